@@ -1,0 +1,1 @@
+"""One file a claim about speed; each prints one JSON line."""

@@ -1,0 +1,120 @@
+"""What Ray costs: the scoring job against the same scorer in a plain loop, and the driver's memory.
+
+`python -m benchmarks.orchestration` prints one JSON line. Both sides use one thread on the same shards of short
+made-up documents and a small random model, in alternating rounds of one run; start-up is left out on both sides.
+`ray_vs_loop` is the median ratio of documents a second. Memory is the driver's growth in resident size from a job
+over a tenth of the documents to one over all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.small_model import WORDS, save_small_model
+from pipeline.config import AuditConfig, build_config
+from pipeline.corpus import Shard
+from pipeline.plan import make_plan, settle, versions
+from pipeline.scoring import Scorer, fingerprint_of
+from pipeline.store import Receipt, Store
+from ray_jobs.score import score
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        save_small_model(root / "model")
+        _write_documents(root / "few.jsonl", arguments.documents // 10)
+        _write_documents(root / "many.jsonl", arguments.documents)
+        _job(root, "few", "warm-up")
+        process = psutil.Process()
+        _job(root, "few", "few")
+        before = process.memory_info().rss
+        ratios, rays, loops = [], [], []
+        growth = 0.0
+        for number in range(arguments.rounds):
+            loops.append(_loop(root, f"loop-{number}"))
+            start = process.memory_info().rss
+            rays.append(_job(root, "many", f"ray-{number}"))
+            if number == 0:
+                growth = (process.memory_info().rss - min(start, before)) / 2**20
+            ratios.append(rays[-1] / loops[-1])
+    result = {
+        "ray_vs_loop": round(statistics.median(ratios), 3),
+        "ray_documents_per_s": round(statistics.median(rays), 1),
+        "loop_documents_per_s": round(statistics.median(loops), 1),
+        "driver_growth_mb": round(growth, 1),
+        "documents": arguments.documents,
+        "rounds": arguments.rounds,
+        "versions": versions(),
+    }
+    print(json.dumps(result))
+
+
+def _write_documents(path: Path, count: int) -> None:
+    rng = random.Random(count)
+    with open(path, "w") as file:
+        for _ in range(count):
+            file.write(json.dumps({"text": " ".join(rng.choices(WORDS, k=rng.randint(5, 30)))}) + "\n")
+
+
+def _config(root: Path, corpus: str, run: str) -> AuditConfig:
+    return build_config(
+        {
+            "run": str(root / run),
+            "model": {"path": str(root / "model")},
+            "corpus": {"audit": {"path": str(root / f"{corpus}.jsonl")}},
+            "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
+            "resources": {"actors": 1, "shard_bytes": 1 << 17},
+        }
+    )
+
+
+def _planned(config: AuditConfig, store: Store) -> tuple[dict[str, object], tuple[Shard, ...]]:
+    fingerprint = fingerprint_of(config)
+    return fingerprint, settle(make_plan(config), fingerprint, store).shards
+
+
+def _job(root: Path, corpus: str, run: str) -> float:
+    """Documents a second of the Ray job, from the first receipt on."""
+    config = _config(root, corpus, run)
+    store = Store(config.run)
+    fingerprint, shards = _planned(config, store)
+    began = None
+    documents = 0
+    for result in score(config, fingerprint, shards, store, "benchmark"):
+        assert isinstance(result, Receipt), result
+        if began is None:
+            began = time.perf_counter()
+        else:
+            documents += result.n_in
+    assert began is not None
+    return documents / (time.perf_counter() - began)
+
+
+def _loop(root: Path, run: str) -> float:
+    """Documents a second of the same scorer in this process, from the first shard's end on."""
+    config = _config(root, "many", run)
+    store = Store(config.run)
+    fingerprint, shards = _planned(config, store)
+    scorer = Scorer(config, fingerprint)
+    scorer.score_shard(shards[0], store)
+    began = time.perf_counter()
+    documents = sum(scorer.score_shard(shard, store).n_in for shard in shards[1:])
+    return documents / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A small random Llama with a tokenizer of its own, for benchmarks and tests that need breadth, not knowledge."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = (
+    "the of and to in model data learns shows river stone quiet number seven letter paper window garden winter "
+    "morning record village music history science measure bridge ancient northern famous several between during"
+).split()
+
+
+def save_small_model(folder: Path, hidden: int = 64, layers: int = 2, vocabulary: int = 512, seed: int = 0) -> None:
+    """Save the model (safetensors) and a byte-level BPE tokenizer trained on made-up sentences."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    rng = random.Random(seed)
+    sentences = [" ".join(rng.choices(WORDS, k=20)).capitalize() + "." for _ in range(200)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=["<eos>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>").save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=tokenizer.get_vocab_size(),
+        max_position_embeddings=2048,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)

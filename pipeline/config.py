@@ -1,0 +1,281 @@
+"""The one description of an audit. Unknown keys are refused, with the nearest known name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.errors import UserError, nearest
+
+Role = Literal["audit", "unseen", "seen"]
+Direction = Literal["members", "clean"]
+ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
+NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Section):
+    """A causal language model and how to load it."""
+
+    path: str = Field(description="Hub id, local folder, or a .gguf file.")
+    revision: str | None = Field(None, description="Hub revision: a commit, tag or branch.")
+    gguf_file: str | None = Field(None, description="Name of the GGUF file inside `path`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Arithmetic of the weights; auto takes the checkpoint's own (GGUF: float32)."
+    )
+    quantization: Literal["8bit", "4bit"] | None = Field(None, description="Load through bitsandbytes.")
+    adapter: str | None = Field(None, description="A PEFT adapter of this model, merged into it at load.")
+    trust_remote_code: bool = Field(False, description="Run model code that ships with the checkpoint.")
+    allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
+
+
+class SourceConfig(_Section):
+    """Where the documents of one role come from."""
+
+    path: str | list[str] | None = Field(
+        None,
+        description="Files, globs, folders, URLs: Parquet, JSONL (.gz, .zst), CSV, .txt, saved datasets.",
+    )
+    dataset: str | None = Field(None, description="Name of a dataset on the hub, instead of `path`.")
+    subset: str | None = Field(None, description="Configuration of the hub dataset.")
+    split: str = Field("train", description="Split of the hub dataset, or of a saved dataset dictionary.")
+    text: str = Field("text", description="Column that holds the text.")
+    id: str | None = Field(None, description="Column that holds the id; without one ids are file#row.")
+    group: str | None = Field(None, description="Column that holds the group.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SourceConfig:
+        if (self.path is None) == (self.dataset is None):
+            raise ValueError("needs exactly one of 'path' and 'dataset'")
+        return self
+
+    @property
+    def paths(self) -> list[str]:
+        """The configured paths as a list."""
+        return [self.path] if isinstance(self.path, str) else list(self.path or [])
+
+
+class CorpusConfig(_Section):
+    """The documents: those to be judged and those whose membership is known."""
+
+    audit: SourceConfig = Field(description="Documents to be judged.")
+    unseen: SourceConfig | None = Field(None, description="Documents known not to be in the training data.")
+    seen: SourceConfig | None = Field(None, description="Documents known to be in the training data.")
+
+    def roles(self) -> Iterator[tuple[Role, SourceConfig]]:
+        """The roles that have documents, in a fixed order."""
+        for role in ROLES:
+            source = getattr(self, role)
+            if source is not None:
+                yield role, source
+
+
+def _exact_alpha(value: Any) -> float:
+    try:
+        alpha = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a number in (0, 1), got {value!r}") from None
+    if not 0 < alpha < 1:
+        raise ValueError(f"must be in (0, 1), got {value}")
+    return alpha
+
+
+class SelectionConfig(_Section):
+    """One named question to the scores."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder under selection/.")
+    direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
+    detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
+    procedure: Literal["bh", "by", "storey", "ptdi"] = Field("bh", description="How the selected are chosen.")
+    alpha: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+        0.1, description="Largest share of the selected that may be wrong."
+    )
+
+    @property
+    def exact_alpha(self) -> Fraction:
+        """Alpha as the decimal that the user wrote, so that no tie is lost to rounding."""
+        return Fraction(repr(self.alpha))
+
+
+class ResourcesConfig(_Section):
+    """What the run may use. The number of actors never changes a result."""
+
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="Scoring actors.")
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
+        "auto", description="GPUs an actor: a fraction, 1, or several for a model that needs them."
+    )
+    cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
+    batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="Padded tokens in a batch; auto is 2048 on a CPU and 16384 on a GPU."
+    )
+    shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
+    shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
+
+
+DetectorEntry = str | dict[str, dict[str, Any]]
+
+
+class AuditConfig(_Section):
+    """The one description of an audit."""
+
+    run: str = Field(description="Run directory: a local path or an fsspec URL.")
+    model: ModelConfig = Field(description="The audited model.")
+    reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
+    corpus: CorpusConfig
+    detectors: list[DetectorEntry] = Field(
+        default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"],
+        min_length=1,
+        description="Detectors, by name or as {name: {argument: value or list of values}}.",
+    )
+    max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
+    overlap: Literal["error", "drop"] = Field(
+        "error",
+        description="Calibration documents that are also audited: stop, or leave them out of calibration.",
+    )
+    error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
+    selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
+    resources: ResourcesConfig = ResourcesConfig()
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
+    """Read an audit from a YAML file, with `a.b=c` overrides.
+
+    Raises:
+        UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"config {path} is not UTF-8 text") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"config {path} must be a mapping with keys {', '.join(AuditConfig.model_fields)}")
+    return build_config(data, overrides)
+
+
+def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
+    """Check a plain mapping (and `a.b=c` overrides) and return the audit that it describes.
+
+    Raises:
+        UserError: an unknown key or a value outside its limits.
+    """
+    for override in overrides:
+        _override(data, override)
+    try:
+        config = AuditConfig.model_validate(data)
+    except ValidationError as error:
+        raise UserError(_one_line(error)) from None
+    _check_selections(config)
+    return config
+
+
+def _check_selections(config: AuditConfig) -> None:
+    from pipeline.detectors import parse_detectors
+
+    detectors = parse_detectors(config.detectors)
+    for detector in detectors:
+        if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
+            raise UserError(f"detector {detector.name} needs reference_model, which is not given")
+    columns = [detector.column for detector in detectors]
+    names: set[str] = set()
+    for index, selection in enumerate(config.selections):
+        where = f"selections.{index}"
+        if selection.name in names:
+            raise UserError(f"{where}: the name {selection.name!r} is used twice")
+        names.add(selection.name)
+        for column in selection.detectors:
+            if column not in columns:
+                raise UserError(f"{where}: detector {column!r} is not scored; {nearest(column, columns, 'scored')}")
+        if len(selection.detectors) != 1:
+            raise UserError(
+                f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}"
+            )
+        role = NULL_ROLE[selection.direction]
+        if getattr(config.corpus, role) is None:
+            raise UserError(
+                f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given"
+            )
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    """Set one `a.b.0.c=value` in place; the value is read as YAML."""
+    path, equals, raw = override.partition("=")
+    if not equals or not path:
+        raise UserError(f"--set takes key=value, got {override!r}")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
+    keys = path.split(".")
+    node: Any = data
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(node, list):
+            if not key.isdigit() or int(key) >= len(node):
+                at = ".".join(keys[:depth])
+                raise UserError(f"--set {path}: {at} has {len(node)} entries, no entry {key!r}")
+            if last:
+                node[int(key)] = value
+            else:
+                node = node[int(key)]
+        elif isinstance(node, dict):
+            if last:
+                node[key] = value
+            else:
+                if node.get(key) is None:
+                    node[key] = {}
+                node = node[key]
+        else:
+            raise UserError(f"--set {path}: {'.'.join(keys[:depth])} holds no keys")
+
+
+def _one_line(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+    where = ".".join(location) or "config"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {where!r}; {nearest(location[-1], _keys_at(location[:-1]))}"
+    if problem["type"] == "missing":
+        return f"missing key {where!r}"
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    shown = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
+    return f"{where}: {message}{shown}"
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and (
+        part in {"int", "float", "str"} or "[" in part or part.startswith(("literal", "constrained"))
+    )
+
+
+def _keys_at(location: Sequence[str]) -> list[str]:
+    """The keys that the config knows at a location such as ('corpus', 'audit')."""
+    model: Any = AuditConfig
+    for part in location:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)
+
+
+def expand_user(path: str) -> str:
+    """A local path with `~` expanded; URLs are left alone."""
+    return path if "://" in path else os.path.expanduser(path)

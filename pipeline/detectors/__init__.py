@@ -1,0 +1,156 @@
+"""Evidence -> one score a document; one file a family.
+
+A detector is a function `name(evidence, argument=default, ...) -> scores` under the decorator `detector`, which says
+what it needs of which pass. It never calls a model. A new detector is one new function in a family's file; a new family
+is a file more in `_FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UserError, nearest
+from pipeline.passes import Pass
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipeline.passes.forward import TokenStatistics
+
+_FAMILIES = ("pipeline.detectors.likelihood",)
+
+Needs = Mapping[Pass, frozenset[str]]
+Score = Callable[..., "Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the passes measured on a batch of documents, in the same order everywhere."""
+
+    texts: Sequence[str]  # the part of each text that max_tokens keeps
+    passes: Mapping[Pass, TokenStatistics]
+
+    def __getitem__(self, needed: Pass) -> TokenStatistics:
+        """The statistics of one pass."""
+        return self.passes[needed]
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """A detector with its arguments: one column of the scores."""
+
+    column: str  # as in the config: min_k; with settings of its own: min_k(k=0.1)
+    name: str
+    arguments: dict[str, Any]
+    needs: Needs
+    function: Score
+
+    def score(self, evidence: Evidence) -> Tensor:
+        """Scores of the batch, (documents,) float64, higher = more member-like; NaN where the model gave NaN."""
+        return self.function(evidence, **self.arguments).double()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    function: Score
+    needs: Needs | Callable[..., Needs]
+    checks: Mapping[str, Callable[[Any], Any]]
+    defaults: Mapping[str, Any]
+
+
+_known: dict[str, _Entry] = {}
+
+
+def detector(
+    needs: Needs | Callable[..., Needs], checks: Mapping[str, Callable[[Any], Any]] | None = None
+) -> Callable[[Score], Score]:
+    """Make a function a detector that a config can name.
+
+    Args:
+        needs: The statistics that it reads of each pass, or a function of its arguments that says so.
+        checks: For each argument, a function that returns the value to use, or raises ValueError with the limit.
+    """
+
+    def register(function: Score) -> Score:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        defaults = {parameter.name: parameter.default for parameter in parameters}
+        _known[function.__name__] = _Entry(function, needs, checks or {}, defaults)
+        return function
+
+    return register
+
+
+@lru_cache(maxsize=1)
+def _detectors() -> Mapping[str, _Entry]:
+    for family in _FAMILIES:
+        importlib.import_module(family)
+    return _known
+
+
+def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
+    """The detectors that a config names; a list of values gives a column each.
+
+    Args:
+        entries: Names, or {name: {argument: value or list of values}}.
+
+    Raises:
+        UserError: an unknown name or argument, a value outside its limits, or the same column twice.
+    """
+    found: dict[str, Detector] = {}
+    for entry in entries:
+        for parsed in _parse(entry):
+            if parsed.column in found:
+                raise UserError(f"detectors: the column {parsed.column} appears twice")
+            found[parsed.column] = parsed
+    return tuple(found.values())
+
+
+def plan_passes(detectors: Sequence[Detector]) -> dict[Pass, frozenset[str]]:
+    """The passes to run, each once, with the union of the statistics that the detectors read of it."""
+    planned: dict[Pass, frozenset[str]] = {}
+    for needs in (detector.needs for detector in detectors):
+        for needed, statistics in needs.items():
+            planned[needed] = planned.get(needed, frozenset()) | statistics
+    return planned
+
+
+def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
+    if isinstance(entry, dict) and len(entry) != 1:
+        raise UserError(f"detectors: one name an entry, got {len(entry)}: {', '.join(map(str, entry)) or 'none'}")
+    name, given = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
+    known = _detectors().get(name)
+    if known is None:
+        raise UserError(f"unknown detector {name!r}; {nearest(str(name), sorted(_detectors()))}")
+    if given is not None and not isinstance(given, dict):
+        raise UserError(f"detectors: {name} takes {{argument: value}}, got {given!r}")
+    given = given or {}
+    for argument in given:
+        if argument not in known.defaults:
+            takes = nearest(str(argument), known.defaults, "it takes") if known.defaults else "it takes none"
+            raise UserError(f"detector {name} has no argument {argument!r}; {takes}")
+    arguments = [argument for argument in known.defaults if argument in given]
+    choices = [given[argument] if isinstance(given[argument], list) else [given[argument]] for argument in arguments]
+    for argument, values in zip(arguments, choices, strict=True):
+        if not values:
+            raise UserError(f"detector {name}: {argument} is an empty list")
+    for values in itertools.product(*choices):
+        yield _detector(name, known, dict(zip(arguments, values, strict=True)))
+
+
+def _detector(name: str, known: _Entry, given: Mapping[str, Any]) -> Detector:
+    settings = {}
+    for argument, value in given.items():
+        try:
+            settings[argument] = known.checks[argument](value)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"detector {name}: {argument} {error}, got {value!r}") from None
+    arguments = {**known.defaults, **settings}
+    shown = ", ".join(f"{argument}={value}" for argument, value in settings.items())
+    needs = known.needs(**arguments) if callable(known.needs) else known.needs
+    return Detector(f"{name}({shown})" if shown else name, name, arguments, needs, known.function)

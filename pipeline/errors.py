@@ -1,0 +1,44 @@
+"""The one error that a user can mend, and the exit codes of the command."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends."""
+
+    DONE = 0
+    USER_ERROR = 2
+    INCOMPLETE = 3
+    SELECTED = 4
+    BUSY = 75
+    INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """Something that the user can mend, said in one line: the value, the limit and the near miss."""
+
+    exit_code = ExitCode.USER_ERROR
+
+
+class BusyError(UserError):
+    """Another driver holds the run directory."""
+
+    exit_code = ExitCode.BUSY
+
+
+class IncompleteError(UserError):
+    """The run cannot go on to its selections: shards are missing or too many documents were quarantined."""
+
+    exit_code = ExitCode.INCOMPLETE
+
+
+def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
+    """A tail for an error message: the nearest known name if one is near, and all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return f"{guess}{what}: {', '.join(names)}"

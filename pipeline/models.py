@@ -1,0 +1,223 @@
+"""Open the target and reference models, adapters and GGUF files; what they are made of; their tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.checkpoints import (
+    Checkpoint,
+    adapter_folder,
+    causal_class,
+    check_adapter,
+    check_weights,
+    digest,
+    dtype_name,
+    in_one_line,
+    load_config,
+    locate,
+    matching,
+    max_positions,
+    weight_files,
+)
+from pipeline.config import ModelConfig
+from pipeline.errors import UserError
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A causal language model, ready to be asked: eval mode, no gradients."""
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device  # where token ids go
+    max_tokens: int | None  # positions that the model has, if it says
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One document as the model reads it."""
+
+    ids: list[int]
+    truncated: bool
+    kept: int  # characters of the text that the ids cover
+
+
+def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        config: Which model, and how.
+        gpus: 0 is the CPU, up to 1 the first GPU, more spreads the model over the visible GPUs.
+
+    Raises:
+        UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
+    """
+    _quieten()
+    if gpus > 0 and not torch.cuda.is_available():
+        raise UserError(f"model {config.path}: {gpus:g} GPUs an actor were asked for and torch sees none")
+    source = locate(config, weights=True)
+    check_weights(config, source)
+    tokenizer = _load_tokenizer(config, source)
+    model = _load_weights(config, source, gpus)
+    if config.adapter is not None:
+        model = _merge_adapter(config, model)
+    model.eval().requires_grad_(False)
+    return LanguageModel(model, tokenizer, model.get_input_embeddings().weight.device, max_positions(model.config))
+
+
+def check_model(config: ModelConfig) -> dict[str, Any]:
+    """Check without loading weights that a model can be opened.
+
+    Returns:
+        "architecture", "dtype" and "max_tokens" (None if the model does not say).
+
+    Raises:
+        UserError: in one line, what is missing or refused.
+    """
+    _quieten()
+    source = locate(config, weights=False)
+    check_weights(config, source)
+    loaded = load_config(config, source)
+    _load_tokenizer(config, source)
+    if config.adapter is not None:
+        check_adapter(config)
+    if config.quantization is not None:
+        _quantization(config)
+    architecture = (loaded.architectures or [causal_class(loaded) or loaded.model_type])[0]
+    dtype = dtype_name(config, source, loaded)
+    return {"architecture": architecture, "dtype": dtype, "max_tokens": max_positions(loaded)}
+
+
+def fingerprint_model(config: ModelConfig) -> dict[str, str]:
+    """What the model's answers depend on: content, wherever it lies.
+
+    Returns:
+        "model" (SHA-256 over weights and configuration, the adapter's too), "tokenizer" (over its files, or the GGUF),
+        "dtype" and "quantization" ("none" without one).
+
+    Raises:
+        UserError: a file is missing.
+    """
+    _quieten()
+    source = locate(config, weights=True)
+    if source.gguf:
+        weights = tokenizer = digest([source.folder / source.gguf])
+    else:
+        code = ["*.py"] if config.trust_remote_code else []
+        weights = digest(matching(source.folder, [*weight_files(config, source), "config.json", *code]))
+        tokenizer = digest(matching(source.folder, TOKENIZER_FILES))
+    if config.adapter is not None:
+        folder = adapter_folder(config)
+        adapter = digest(matching(folder, ["adapter_config.json", "adapter_model.*"]))
+        weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
+    dtype = dtype_name(config, source, None if source.gguf else load_config(config, source))
+    return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": config.quantization or "none"}
+
+
+def tokenize(lm_or_tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
+    """Token ids of texts, cut to max_tokens. A BOS or EOS appears only if the tokenizer adds one by itself.
+
+    Args:
+        lm_or_tokenizer: A LanguageModel or its tokenizer.
+        texts: The texts.
+        max_tokens: Most ids a text, >= 1.
+    """
+    tokenizer = lm_or_tokenizer.tokenizer if isinstance(lm_or_tokenizer, LanguageModel) else lm_or_tokenizer
+    if not texts:
+        return []
+    if not tokenizer.is_fast:
+        return [_tokenize_slowly(tokenizer, text, max_tokens) for text in texts]
+    encoded = tokenizer(
+        texts, add_special_tokens=True, return_attention_mask=False, return_offsets_mapping=True, verbose=False
+    )
+    found = []
+    for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if len(ids) <= max_tokens:
+            found.append(Tokens(ids, False, len(text)))
+        else:
+            found.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens])))
+    return found
+
+
+def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
+    """The same with a tokenizer that gives no offsets: the characters kept are those that decode back."""
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    if len(ids) <= max_tokens:
+        return Tokens(ids, False, len(text))
+    decoded = tokenizer.decode(ids[:max_tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return Tokens(ids[:max_tokens], True, min(len(text), len(decoded)))
+
+
+def _quieten() -> None:
+    from huggingface_hub.utils import disable_progress_bars
+    from transformers.utils import logging
+
+    disable_progress_bars()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def _load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
+    from transformers import AutoTokenizer
+
+    with in_one_line(config, "tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
+        )
+
+
+def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loaded = None if source.gguf else load_config(config, source)
+    settings: dict[str, Any] = dict(source.gguf_argument)
+    if not source.gguf:
+        settings["use_safetensors"] = None if config.allow_pickle else True
+    if config.quantization is not None:
+        settings["quantization_config"] = _quantization(config)
+    if gpus > 0:
+        settings["device_map"] = "auto" if gpus > 1 else {"": 0}
+    dtype = dtype_name(config, source, loaded)
+    quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
+    with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
+        return AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            trust_remote_code=config.trust_remote_code,
+            **settings,
+        )
+
+
+def _quantization(config: ModelConfig) -> Any:
+    """Settings of a quantised load.
+
+    Raises:
+        UserError: bitsandbytes is not installed.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise UserError(f"quantization {config.quantization} needs bitsandbytes: pip install 'seenset[quantization]'")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_8bit=config.quantization == "8bit", load_in_4bit=config.quantization == "4bit")
+
+
+def _merge_adapter(config: ModelConfig, model: Any) -> Any:
+    """The model with the adapter added to its weights."""
+    folder = check_adapter(config)
+    from peft import PeftModel
+
+    with in_one_line(config, f"adapter {config.adapter}"):
+        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()

@@ -1,0 +1,20 @@
+"""What a model is asked about a text. A pass is run once, whatever the number of detectors that read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pass:
+    """One way to put a text through a model."""
+
+    kind: Literal["forward"]
+    model: Literal["target", "reference"] = "target"
+    text: Literal["plain", "lowercase"] = "plain"
+
+
+FORWARD = Pass("forward")
+LOWERCASE = Pass("forward", text="lowercase")
+REFERENCE = Pass("forward", model="reference")

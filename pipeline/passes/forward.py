@@ -1,0 +1,250 @@
+"""One forward pass -> token statistics, the vocabulary swept once, in chunks.
+
+The model runs to its hidden states; padding and last positions are dropped; only then is the head applied, a few
+hundred positions at a time, so that the logits of a batch never exist as a whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models import LanguageModel
+
+RENYI_ORDERS = ("0.5", "1", "2", "inf")
+STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy", *(f"renyi_{order}" for order in RENYI_ORDERS)})
+
+HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
+TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: on a CPU they stay in its cache
+FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums where a model masks its vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStatistics:
+    """What one forward pass says of a padded batch of documents.
+
+    Shapes are (documents, tokens - 1), column t for the token t + 2 of the text; `mask` is False on padding, where the
+    statistics are 0. Natural logarithms, float32. What was not asked for is None, or missing from `renyi`.
+    """
+
+    log_prob: Tensor  # of the token that came, <= 0
+    mask: Tensor  # bool
+    mean: Tensor | None = None  # of the log-probability over the vocabulary, weighted by probability, <= 0
+    variance: Tensor | None = None  # of the same, >= 0
+    m_entropy: Tensor | None = None  # -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), >= 0 (Song & Mittal 2021)
+    renyi: dict[str, Tensor] = field(default_factory=dict)  # entropy by order, >= 0
+
+
+def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str]) -> TokenStatistics:
+    """Run a batch of tokenised documents through the model once.
+
+    Args:
+        lm: The model.
+        ids: Token ids of each document. Lengths may differ; the batch is padded on the right.
+        statistics: Which of `STATISTICS` to compute; `log_prob` always is.
+
+    Returns:
+        The statistics, on the model's device. They do not depend on what else is in the batch, up to rounding.
+
+    Raises:
+        ValueError: an unknown statistic.
+    """
+    if unknown := statistics - STATISTICS:
+        raise ValueError(f"unknown statistics {sorted(unknown)}; known: {sorted(STATISTICS)}")
+    longest = max([1, *map(len, ids)])
+    padded = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in ids]).to(lm.device)
+    lengths = torch.tensor([len(sequence) for sequence in ids], device=lm.device)
+    mask = torch.arange(1, longest, device=lm.device) < lengths[:, None]
+    targets = padded[:, 1:][mask]
+    with torch.inference_mode():
+        swept: list[dict[str, Tensor]] = []
+        for logits in _logits(lm.model, padded, mask):
+            at = sum(len(piece["log_prob"]) for piece in swept)
+            swept.append(_sweep(logits, targets[at : at + len(logits)].to(logits.device), statistics))
+
+        def table(name: str) -> Tensor:
+            values = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+            if swept:
+                values[mask] = torch.cat([piece[name] for piece in swept]).to(mask.device)
+            return values
+
+        asked = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
+        renyi = {order: table(f"renyi_{order}") for order in RENYI_ORDERS if f"renyi_{order}" in statistics}
+        return TokenStatistics(
+            log_prob=table("log_prob"),
+            mask=mask,
+            mean=asked.get("mean"),
+            variance=asked.get("variance"),
+            m_entropy=asked.get("m_entropy"),
+            renyi=renyi,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """How a model's logits follow from its hidden states: softcap(head(hidden) * factor)."""
+
+    base: nn.Module
+    head: nn.Module
+    factor: float
+    softcap: float | None
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Scale and cap float32 logits in place."""
+        if self.factor != 1.0:
+            logits.mul_(self.factor)
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits
+
+
+_tails: weakref.WeakKeyDictionary[nn.Module, _Tail | None] = weakref.WeakKeyDictionary()
+
+
+def _tail(model: Any) -> _Tail | None:
+    """The model's tail, proved on a short input; None if its logits follow from the hidden states otherwise."""
+    if model not in _tails:
+        _tails[model] = _find_tail(model)
+    return _tails[model]
+
+
+def _find_tail(model: Any) -> _Tail | None:
+    base, head = getattr(model, "base_model", None), model.get_output_embeddings()
+    if base is None or base is model or head is None:
+        return None
+    config = model.config.get_text_config()
+    factor = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    tail = _Tail(base, head, factor, getattr(config, "final_logit_softcapping", None))
+    device = model.get_input_embeddings().weight.device
+    probe = torch.arange(min(8, config.vocab_size), device=device)[None]
+    whole = model(input_ids=probe, use_cache=False).logits.float()
+    hidden = getattr(base(input_ids=probe, use_cache=False), "last_hidden_state", None)
+    if hidden is None:
+        return None
+    parts = tail.finish(head(hidden).to(torch.float32, copy=True))
+    tolerance = (1e-4 if hidden.dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
+    same = parts.shape == whole.shape and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)
+    return tail if same else None
+
+
+def _logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
+    """Logits of the positions in `mask`, in row-major order, in tiles (rows, vocabulary), float32 and the caller's.
+
+    A tile is overwritten when the next one is asked for. The attention mask is left out: behind a causal mask no
+    token sees the padding to its right.
+    """
+    tail = _tail(model)
+    if tail is None:
+        yield from _whole_logits(model, padded, mask)
+        return
+    hidden = tail.base(input_ids=padded, use_cache=False).last_hidden_state
+    rows = hidden[:, :-1][mask.to(hidden.device)]
+    if not len(rows):
+        return
+    apply = _head(tail.head)
+    vocabulary = model.config.get_text_config().vocab_size
+    for chunk in rows.tensor_split(_pieces(len(rows), vocabulary, HEAD_ELEMENTS, rows.device)):
+        for tile in _float_tiles(apply(chunk)):
+            yield tail.finish(tile)
+
+
+def _whole_logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
+    """The same from the model's own logits, a few documents at a time."""
+    positions = padded.shape[0] * padded.shape[1]
+    pieces = _pieces(positions, model.config.get_text_config().vocab_size, HEAD_ELEMENTS, padded.device)
+    pieces = min(pieces, padded.shape[0])
+    for some, kept in zip(padded.tensor_split(pieces), mask.tensor_split(pieces), strict=True):
+        logits = model(input_ids=some, use_cache=False).logits
+        yield from _float_tiles(logits[:, :-1][kept.to(logits.device)])
+
+
+def _head(head: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The head as a function whose result is overwritten by its next call, which spares the page faults."""
+    if type(head) is not nn.Linear or hasattr(head, "_hf_hook"):
+        return head
+    buffers: list[Tensor] = []
+
+    def apply(rows: Tensor) -> Tensor:
+        if not buffers:
+            buffers.append(rows.new_empty(len(rows), head.out_features))  # the first chunk is the longest
+        out = torch.mm(rows, head.weight.t(), out=buffers[0][: len(rows)])
+        return out if head.bias is None else out.add_(head.bias)
+
+    return apply
+
+
+def _float_tiles(logits: Tensor) -> Iterator[Tensor]:
+    """Logits (rows, vocabulary) in float32 tiles of a few rows."""
+    if not len(logits):
+        return
+    buffer: Tensor | None = None
+    for tile in logits.tensor_split(_pieces(len(logits), logits.shape[1], TILE_ELEMENTS, logits.device)):
+        if tile.dtype == torch.float32:
+            yield tile
+            continue
+        if buffer is None:
+            buffer = torch.empty(tile.shape, dtype=torch.float32, device=tile.device)  # the first is the longest
+        yield buffer[: len(tile)].copy_(tile)
+
+
+def _pieces(rows: int, vocabulary: int, elements: dict[str, int], device: torch.device) -> int:
+    limit = max(1, elements.get(device.type, elements["cuda"]) // vocabulary)
+    return max(1, -(-rows // limit))
+
+
+def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[str, Tensor]:
+    """Statistics of each row of logits (rows, vocabulary), each (rows,) float32. The logits are overwritten.
+
+    With d = x - max x, e = exp(d) and Z = sum e: ln p = d - ln Z, so every sum is over e times something, and what
+    is large in float32 is never subtracted from what is large.
+    """
+    found: dict[str, Tensor] = {}
+    top = logits.amax(1, keepdim=True)
+    own = logits.gather(1, targets[:, None]).sub_(top).squeeze(1)
+    best = logits.argmax(1, keepdim=True) if "m_entropy" in statistics else None
+    d = logits.sub_(top).clamp_min_(FLOOR)
+    e = torch.exp(d)
+    total = e.sum(1)
+    log_total = total.log()
+    found["log_prob"] = own - log_total
+    if statistics & {"mean", "variance", "renyi_1"}:
+        product = torch.mul(e, d)
+        first = product.sum(1) / total
+        found["mean"] = first - log_total
+        if "renyi_1" in statistics:
+            found["renyi_1"] = (log_total - first).clamp_min_(0)
+        if "variance" in statistics:
+            found["variance"] = (product.mul_(d).sum(1) / total - first.square()).clamp_min_(0)
+    if "renyi_0.5" in statistics:
+        found["renyi_0.5"] = (2 * torch.sqrt(e, out=d).sum(1).log() - log_total).clamp_min_(0)
+    if "renyi_2" in statistics:
+        found["renyi_2"] = (2 * log_total - torch.mul(e, e, out=d).sum(1).log()).clamp_min_(0)
+    if "renyi_inf" in statistics:
+        found["renyi_inf"] = log_total
+    if best is not None:
+        found["m_entropy"] = _m_entropy(e, d, own, best, targets)
+    return found
+
+
+def _m_entropy(e: Tensor, scratch: Tensor, own: Tensor, best: Tensor, targets: Tensor) -> Tensor:
+    """-(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), each (rows,); `e` and `scratch` are overwritten.
+
+    The likeliest token is kept apart: 1 - p of it is the sum of the others, which float32 holds where 1 - p is 0.
+    """
+    e.scatter_(1, best, 0.0)
+    others = e.sum(1)
+    total = others + 1
+    minus_p = e.mul_(-1 / total[:, None])
+    minus_p_own = minus_p.gather(1, targets[:, None]).squeeze(1)
+    terms = torch.log1p(minus_p, out=scratch).mul_(minus_p).sum(1)
+    is_best = best.squeeze(1) == targets
+    of_best = (total.log() - torch.maximum(others.log(), own)) / total  # y is one of the others, whatever underflows
+    of_own = minus_p_own * torch.log1p(minus_p_own)
+    rest = torch.where(is_best, terms, terms - of_own + of_best)
+    miss = torch.where(is_best, others / total, 1 + minus_p_own)
+    return miss * (torch.log1p(others) - own) + rest

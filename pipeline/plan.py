@@ -1,0 +1,235 @@
+"""What a run would do, from metadata alone; and whether a run directory's earlier work can be kept."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from pipeline import __version__
+from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
+from pipeline.corpus import InputFile, Shard, estimated_rows, find_inputs, number_rows, plan_shards
+from pipeline.detectors import parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.scoring import STAGE, shard_fingerprint
+from pipeline.selection import calibration_needed, minimum_selectable
+from pipeline.store import Store, read_receipts
+
+BYTES_PER_TOKEN = 4.0
+PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of one audit: inputs cut into shards, in a fixed order."""
+
+    config: AuditConfig
+    inputs: tuple[InputFile, ...]
+    shards: tuple[Shard, ...]
+    limit: int | None
+
+    def documents(self, role: Role) -> tuple[int, bool]:
+        """Documents of a role, and whether the number is exact (it is a guess where only reading would tell)."""
+        inputs = [entry for entry in self.inputs if entry.role == role]
+        count = sum(estimated_rows(entry) for entry in inputs)
+        exact = all(entry.rows is not None for entry in inputs)
+        if self.limit is not None and self.limit <= count:
+            return self.limit, exact
+        return count, exact
+
+    def passes(self) -> list[dict[str, Any]]:
+        """The passes that the detectors need, each run once a document."""
+        planned = plan_passes(parse_detectors(self.config.detectors))
+        return [
+            {"kind": p.kind, "model": p.model, "text": p.text, "statistics": sorted(statistics)}
+            for p, statistics in planned.items()
+        ]
+
+    def text_bytes(self) -> int:
+        """Bytes of all inputs, compressed ones taken for a third of their text."""
+        return sum(entry.size * (1 if entry.splittable else 3) for entry in self.inputs)
+
+
+def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
+    """Find the inputs and cut them into shards.
+
+    Raises:
+        UserError: a bad file or column, a role without documents, a limit below 1.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit must be at least 1, got {limit}")
+    inputs = find_inputs(config)
+    return Plan(config, tuple(inputs), tuple(plan_shards(config, inputs, limit)), limit)
+
+
+def versions() -> dict[str, str]:
+    """Versions of this program and of what computes its scores."""
+    found = {"seenset": __version__, "python": platform.python_version()}
+    return {**found, **{name: metadata.version(name) for name in PACKAGES}}
+
+
+def settle(plan: Plan, fingerprint: Mapping[str, Any], store: Store) -> Plan:
+    """Write the manifest and the shard table, or check that the ones in the run directory still hold.
+
+    Returns the plan with its rows numbered.
+
+    Raises:
+        UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
+    """
+    before = store.read_json("manifest.json")
+    table = store.read_json("shards.json")
+    if before is not None and table is not None:
+        _check_layout(plan, before, store)
+        shards = tuple(Shard.from_dict(value) for value in table)
+        if [_unnumbered(shard) for shard in shards] != [_unnumbered(shard) for shard in plan.shards]:
+            shards = tuple(number_rows(plan.shards))
+    else:
+        shards = tuple(number_rows(plan.shards))
+    plan = Plan(plan.config, plan.inputs, shards, plan.limit)
+    _check_receipts(plan, fingerprint, store)
+    store.write_json("shards.json", [shard.to_dict() for shard in shards])
+    store.write_json("manifest.json", _manifest(plan, fingerprint))
+    return plan
+
+
+def _manifest(plan: Plan, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "config": plan.config.model_dump(mode="json"),
+        "limit": plan.limit,
+        "seed": plan.config.seed,
+        "versions": versions(),
+        "fingerprint": dict(fingerprint),
+        "inputs": [{k: v for k, v in asdict(entry).items() if k != "files"} for entry in plan.inputs],
+        "passes": plan.passes(),
+    }
+
+
+def _check_layout(plan: Plan, before: Mapping[str, Any], store: Store) -> None:
+    if before.get("limit") != plan.limit:
+        held = f"a sample (--limit {before['limit']})" if before.get("limit") else "the whole corpus"
+        raise UserError(f"run {store.url} was planned for {held}; use the same --limit or another run directory")
+    ours = plan.config.resources
+    for key in ("shard_bytes", "shard_documents"):
+        was = before["config"]["resources"][key]
+        if was != getattr(ours, key):
+            raise UserError(f"run {store.url} was cut with resources.{key} {was}, now {getattr(ours, key)}")
+
+
+def _check_receipts(plan: Plan, fingerprint: Mapping[str, Any], store: Store) -> None:
+    """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
+    shards = {shard.id: shard for shard in plan.shards}
+    for receipt in read_receipts(store, STAGE):
+        shard = shards.get(receipt.shard)
+        if shard is None:
+            raise UserError(
+                f"run {store.url} holds shard {receipt.shard}, which the inputs no longer give; "
+                "use another run directory"
+            )
+        wanted = shard_fingerprint(fingerprint, shard)
+        differing = [
+            key for key in {**wanted, **receipt.fingerprint} if wanted.get(key) != receipt.fingerprint.get(key)
+        ]
+        if differing:
+            fields = "; ".join(
+                f"{key}: {_short(receipt.fingerprint.get(key))} then, {_short(wanted.get(key))} now"
+                for key in differing
+            )
+            where = f" (shard {shard.id}, {shard.name})" if {"rows", "columns"} & set(differing) else ""
+            raise UserError(
+                f"run {store.url} was scored with other settings: {fields}{where}; use another run directory"
+            )
+
+
+def _unnumbered(shard: Shard) -> dict[str, Any]:
+    return {key: value for key, value in shard.to_dict().items() if key != "first_row"}
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."
+
+
+def pending(plan: Plan, store: Store) -> list[Shard]:
+    """The shards without a receipt."""
+    done = {name.removesuffix(".json") for name in store.names(f"receipts/{STAGE}", ".json")}
+    return [shard for shard in plan.shards if shard.id not in done]
+
+
+def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
+    """What `seenset plan` says: documents, shards, passes, time, and what alpha could ever select.
+
+    The time is a guess for one worker like this machine: 2 floating-point operations a parameter and token, at
+    the speed of a matrix product measured here and now, halved for all that is not a matrix product.
+    """
+    config = plan.config
+    roles: dict[str, Any] = {}
+    for role, _ in config.corpus.roles():
+        count, exact = plan.documents(role)
+        shards = sum(1 for shard in plan.shards if shard.role == role)
+        roles[role] = {"documents": count, "exact": exact, "shards": shards}
+    total = sum(entry["documents"] for entry in roles.values())
+    everything = sum(estimated_rows(entry) for entry in plan.inputs)
+    average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
+    tokens = round(total * min(average, config.max_tokens))
+    passes = plan.passes()
+    seconds = None
+    if model.get("parameters"):
+        seconds = round(2 * model["parameters"] * tokens * len(passes) / (0.5 * measured_flops(model["dtype"])), 1)
+    return {
+        "run": config.run,
+        "model": {"path": config.model.path, **model},
+        "roles": roles,
+        "limit": plan.limit,
+        "shards": len(plan.shards),
+        "passes": passes,
+        "detectors": [detector.column for detector in parse_detectors(config.detectors)],
+        "estimated_tokens": tokens,
+        "estimated_seconds_one_worker": seconds,
+        "selections": [_outlook(selection, roles) for selection in config.selections],
+    }
+
+
+def _outlook(selection: SelectionConfig, roles: Mapping[str, Any]) -> dict[str, Any]:
+    """What a selection could ever select, were the share of nulls 1."""
+    role = NULL_ROLE[selection.direction]
+    m, n = roles["audit"]["documents"], roles[role]["documents"]
+    needed = minimum_selectable(n, m, selection.exact_alpha)
+    hundredth = max(1, m // 100)
+    return {
+        "name": selection.name,
+        "procedure": selection.procedure,
+        "direction": selection.direction,
+        "alpha": selection.alpha,
+        **resolution(n, m, needed, calibration_needed(m, selection.exact_alpha, hundredth), role),
+    }
+
+
+def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:
+    """Whether n calibration documents let anything be selected out of m: numbers and a sentence (METHODS 3)."""
+    sentence = (
+        f"With {n:,} {role} documents to calibrate on and {m:,} to judge, nothing can be selected unless at least "
+        f"{needed:,} stand out."
+    )
+    ok = needed <= max(1, m // 100)
+    if not ok:
+        sentence += f" To select as few as 1% of the audited documents takes {enough:,} {role} documents."
+    return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
+
+
+def measured_flops(dtype: str) -> float:
+    """Floating-point operations a second of one matrix product on this machine, the best of a few."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = 4096 if device == "cuda" else 768
+    left = torch.ones(size, size, dtype=getattr(torch, dtype, torch.float32), device=device)
+    best = float("inf")
+    for _ in range(6):
+        began = time.perf_counter()
+        product = left @ left
+        product[0, 0].item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

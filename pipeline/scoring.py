@@ -1,0 +1,384 @@
+"""One shard of documents -> one file of scores, one of quarantined documents, one receipt."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from pipeline import __version__
+from pipeline.config import AuditConfig
+from pipeline.corpus import Shard
+from pipeline.detectors import Detector, Evidence, parse_detectors, plan_passes
+from pipeline.documents import Document, id_key, read_shard, text_keys
+from pipeline.models import LanguageModel, fingerprint_model, open_model, tokenize
+from pipeline.passes import FORWARD, Pass
+from pipeline.passes.forward import forward
+from pipeline.store import Receipt, Store, receipt_name, write_receipt
+
+STAGE = "score"
+WINDOW_DOCUMENTS = 4096
+WINDOW_BYTES = 1 << 23
+MAX_STARTS = 12
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("role", pa.string()),
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+        ("message", pa.string()),
+        ("id_key", pa.int64()),
+    ]
+)
+
+
+def score_schema(columns: Sequence[str]) -> pa.Schema:
+    """Columns of a score file: what selection reads, one float64 a detector last."""
+    fixed = [
+        ("doc_id", pa.string()),
+        ("role", pa.string()),
+        ("group", pa.string()),
+        ("row", pa.int64()),
+        ("n_tokens", pa.int32()),
+        ("truncated", pa.bool_()),
+        ("id_key", pa.int64()),
+        ("text_key", pa.int64()),
+        ("prefix_key", pa.int64()),
+    ]
+    return pa.schema([*fixed, *((column, pa.float64()) for column in columns)])
+
+
+def fingerprint_of(config: AuditConfig) -> dict[str, Any]:
+    """All that could change a score, and nothing else: not the number of workers, nor the kind of cluster."""
+    fingerprint: dict[str, Any] = fingerprint_model(config.model)
+    detectors = parse_detectors(config.detectors)
+    if any(p.model == "reference" for p in plan_passes(detectors)) and config.reference_model is not None:
+        reference = fingerprint_model(config.reference_model)
+        fingerprint.update({f"reference_{key}": value for key, value in reference.items()})
+    fingerprint["detectors"] = [detector.column for detector in detectors]
+    fingerprint["max_tokens"] = config.max_tokens
+    fingerprint["batch_tokens"] = config.resources.batch_tokens
+    fingerprint["code"] = __version__
+    return fingerprint
+
+
+def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
+    """The run's fingerprint and what the shard reads: which rows of which content, through which columns."""
+    rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
+    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A document that passed its checks, tokenised for every pass."""
+
+    document: Document
+    text: str  # the part of the text that max_tokens keeps
+    truncated: bool
+    ids: Mapping[Pass, list[int]]
+
+
+@dataclass(slots=True)
+class _Output:
+    """What a shard's documents came to."""
+
+    scored: list[tuple[_Prepared, list[float]]] = field(default_factory=list)
+    quarantined: list[tuple[Document, str, str]] = field(default_factory=list)
+
+    def refuse(self, document: Document, reason: str, message: str) -> None:
+        self.quarantined.append((document, reason, message))
+
+
+class Scorer:
+    """The models of one actor and what is asked of them. Results depend on the shard alone."""
+
+    def __init__(self, config: AuditConfig, fingerprint: Mapping[str, Any], gpus: float = 0) -> None:
+        """Load the models, on the CPU for gpus = 0."""
+        self.config = config
+        self.fingerprint = fingerprint
+        self.detectors: tuple[Detector, ...] = parse_detectors(config.detectors)
+        self.passes = plan_passes(self.detectors)
+        if gpus == 0:
+            torch.set_num_threads(config.resources.cpus_per_actor)
+        self.models: dict[str, LanguageModel] = {"target": open_model(config.model, gpus=gpus)}
+        if any(p.model == "reference" for p in self.passes):
+            assert config.reference_model is not None
+            self.models["reference"] = open_model(config.reference_model, gpus=gpus)
+        limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
+        self.max_tokens = min([config.max_tokens, *limits])
+        wanted = config.resources.batch_tokens
+        self.batch_tokens = wanted if wanted != "auto" else 2048 if gpus == 0 else 16384
+
+    def score_shard(self, shard: Shard, store: Store, driver: str = "") -> Receipt:
+        """Score a shard and file its receipt; an already filed receipt is returned as it is.
+
+        Raises:
+            UserError: the shard's file is damaged.
+        """
+        done = store.read_json(receipt_name(STAGE, shard.id))
+        if done is not None:
+            return Receipt(**done)
+        began = time.monotonic()
+        journal = _Journal(store, shard, driver)
+        output = _Output()
+        for window in _in_background(lambda: self._windows(shard, output)):
+            for batch in _batches(window, self.batch_tokens):
+                self._score_guarded(batch, journal, output)
+        receipt = self._file(shard, store, output, time.monotonic() - began)
+        journal.close()
+        return receipt
+
+    def _windows(self, shard: Shard, output: _Output) -> Iterator[list[_Prepared]]:
+        """Checked and tokenised documents, a bounded number at a time; the bad go to the output."""
+        seen: set[str] = set()
+        window: list[Document] = []
+        size = 0
+        for document in read_shard(shard):
+            if document.doc_id in seen:
+                output.refuse(document, "duplicate_id", "the id stands earlier in the shard")
+                continue
+            seen.add(document.doc_id)
+            if document.problem is not None:
+                output.refuse(document, *document.problem)
+                continue
+            window.append(document)
+            size += len(document.text)
+            if len(window) >= WINDOW_DOCUMENTS or size >= WINDOW_BYTES:
+                yield self._prepare(window, output)
+                window, size = [], 0
+        if window:
+            yield self._prepare(window, output)
+
+    def _prepare(self, documents: list[Document], output: _Output) -> list[_Prepared]:
+        target = tokenize(self.models["target"].tokenizer, [d.text for d in documents], self.max_tokens)
+        kept = [d.text[: tokens.kept] for d, tokens in zip(documents, target, strict=True)]
+        ids: dict[Pass, list[list[int]]] = {FORWARD: [tokens.ids for tokens in target]}
+        for needed in self.passes:
+            if needed not in ids:
+                texts = [text.lower() for text in kept] if needed.text == "lowercase" else kept
+                tokens = tokenize(self.models[needed.model].tokenizer, texts, self.max_tokens)
+                ids[needed] = [entry.ids for entry in tokens]
+        prepared = []
+        for index, document in enumerate(documents):
+            shortest = min(len(sequences[index]) for sequences in ids.values())
+            if shortest < 2:
+                output.refuse(document, "too_short", f"{shortest} tokens; a score needs 2")
+                continue
+            each = {needed: sequences[index] for needed, sequences in ids.items()}
+            prepared.append(_Prepared(replace(document, text=""), kept[index], target[index].truncated, each))
+        return prepared
+
+    def _score_guarded(self, batch: list[_Prepared], journal: _Journal, output: _Output) -> None:
+        """Score a batch; one that killed its worker twice goes one document at a time, and so finds the culprit."""
+        if not journal.deadly(batch):
+            journal.enter(batch)
+            self._score_batch(batch, output)
+            return
+        for entry in batch:
+            if journal.deadly([entry]):
+                output.refuse(entry.document, "model_error", "its worker died twice while this was scored")
+                continue
+            journal.enter([entry])
+            self._score_batch([entry], output)
+
+    def _score_batch(self, batch: list[_Prepared], output: _Output) -> None:
+        try:
+            scores = self._scores(batch)
+        except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
+            reason = "out_of_memory" if _out_of_memory(error) else "model_error"
+            if len(batch) == 1:
+                output.refuse(batch[0].document, reason, " ".join(str(error).split())[:300] or type(error).__name__)
+                return
+            del error
+        else:
+            for entry, row in zip(batch, scores.tolist(), strict=True):
+                bad = [d.column for d, value in zip(self.detectors, row, strict=True) if not _finite(value)]
+                if bad:
+                    output.refuse(entry.document, "non_finite_score", f"not a finite number: {', '.join(bad)}")
+                else:
+                    output.scored.append((entry, row))
+            return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        half = len(batch) // 2
+        self._score_batch(batch[:half], output)
+        self._score_batch(batch[half:], output)
+
+    def _scores(self, batch: list[_Prepared]) -> torch.Tensor:
+        """Scores of a batch: float64, (documents, detectors)."""
+        found = {}
+        for needed, statistics in self.passes.items():
+            model = self.models[needed.model]
+            found[needed] = forward(model, [entry.ids[needed] for entry in batch], statistics)
+        evidence = Evidence([entry.text for entry in batch], found)
+        return torch.stack([detector.score(evidence).double().cpu() for detector in self.detectors], dim=1)
+
+    def _file(self, shard: Shard, store: Store, output: _Output, seconds: float) -> Receipt:
+        output.scored.sort(key=lambda entry: entry[0].document.row)
+        output.quarantined.sort(key=lambda entry: entry[0].row)
+        attempt = uuid.uuid4().hex[:8]
+        data = f"scores/{shard.id}-{attempt}.parquet"
+        store.write_table(data, _score_table(shard, output, [d.column for d in self.detectors]))
+        quarantine = None
+        if output.quarantined:
+            quarantine = f"quarantine/{shard.id}-{attempt}.parquet"
+            store.write_table(quarantine, _quarantine_table(shard, output))
+        receipt = Receipt(
+            shard=shard.id,
+            role=shard.role,
+            n_in=len(output.scored) + len(output.quarantined),
+            n_scored=len(output.scored),
+            n_quarantined=len(output.quarantined),
+            data=data,
+            quarantine=quarantine,
+            reasons=dict(sorted(Counter(reason for _, reason, _ in output.quarantined).items())),
+            fingerprint=shard_fingerprint(self.fingerprint, shard),
+            tokens=sum(len(entry.ids[FORWARD]) for entry, _ in output.scored),
+            n_truncated=sum(entry.truncated for entry, _ in output.scored),
+            seconds=round(seconds, 3),
+        )
+        return write_receipt(store, STAGE, receipt)
+
+
+class _Journal:
+    """Attempts at one shard, counted durably: a document that kills its worker must not do so for ever.
+
+    The first attempt only notes that it began. Later ones of the same driver also note the batch in flight, so
+    that a batch, and then a document, that was in flight at two deaths is known.
+    """
+
+    def __init__(self, store: Store, shard: Shard, driver: str) -> None:
+        self.store = store
+        self.name = f"attempts/{STAGE}/{shard.id}.json"
+        before = store.read_json(self.name)
+        if before is None or before["driver"] != driver:
+            before = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
+        self.deaths: dict[str, int] = before["deaths"]
+        if before["at"] is not None:
+            self.deaths[before["at"]] = self.deaths.get(before["at"], 0) + 1
+        self.starts = before["starts"] + 1
+        self.driver = driver
+        if self.starts > MAX_STARTS:
+            raise RuntimeError(f"shard {shard.id} of {shard.name}: its worker died {before['starts']} times")
+        self._write(None)
+
+    def deadly(self, batch: Sequence[_Prepared]) -> bool:
+        """Whether two workers died with exactly this batch in flight."""
+        return self.deaths.get(_batch_key(batch), 0) >= 2
+
+    def enter(self, batch: Sequence[_Prepared]) -> None:
+        """Note the batch in flight, if an earlier attempt died."""
+        if self.starts > 1:
+            self._write(_batch_key(batch))
+
+    def close(self) -> None:
+        """The shard has its receipt."""
+        self.store.remove(self.name)
+
+    def _write(self, at: str | None) -> None:
+        value = {"driver": self.driver, "starts": self.starts, "deaths": self.deaths, "at": at}
+        self.store.write_json(self.name, value)
+
+
+def _batch_key(batch: Sequence[_Prepared]) -> str:
+    return f"{batch[0].document.row}+{len(batch)}"
+
+
+def _batches(window: list[_Prepared], budget: int) -> Iterator[list[_Prepared]]:
+    """Documents of like length together, as many as fit the budget of padded tokens; at least one."""
+    batch: list[_Prepared] = []
+    for entry in sorted(window, key=lambda entry: (len(entry.ids[FORWARD]), entry.document.row)):
+        if batch and len(entry.ids[FORWARD]) * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+def _in_background(produce: Callable[[], Iterator[list[_Prepared]]]) -> Iterator[list[_Prepared]]:
+    """Run the producer in a thread, at most one window ahead; its error is raised here."""
+    waiting: queue.Queue[list[_Prepared] | BaseException | None] = queue.Queue(maxsize=1)
+    stop = threading.Event()
+
+    def put(entry: list[_Prepared] | BaseException | None) -> bool:
+        while not stop.is_set():
+            try:
+                waiting.put(entry, timeout=0.5)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for window in produce():
+                if not put(window):
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, name="seenset-reader", daemon=True)
+    thread.start()
+    try:
+        while (entry := waiting.get()) is not None:
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def _score_table(shard: Shard, output: _Output, columns: Sequence[str]) -> pa.Table:
+    entries = [entry for entry, _ in output.scored]
+    keys = [text_keys(entry.text) for entry in entries]
+    data: dict[str, list[Any]] = {
+        "doc_id": [entry.document.doc_id for entry in entries],
+        "role": [shard.role] * len(entries),
+        "group": [entry.document.group for entry in entries],
+        "row": [entry.document.row for entry in entries],
+        "n_tokens": [len(entry.ids[FORWARD]) for entry in entries],
+        "truncated": [entry.truncated for entry in entries],
+        "id_key": [id_key(entry.document.doc_id) for entry in entries],
+        "text_key": [key for key, _ in keys],
+        "prefix_key": [key for _, key in keys],
+    }
+    for index, column in enumerate(columns):
+        data[column] = [row[index] for _, row in output.scored]
+    return pa.table(data, schema=score_schema(columns))
+
+
+def _quarantine_table(shard: Shard, output: _Output) -> pa.Table:
+    rows = output.quarantined
+    data: dict[str, list[Any]] = {
+        "doc_id": [document.doc_id for document, _, _ in rows],
+        "role": [shard.role] * len(rows),
+        "source": [shard.name] * len(rows),
+        "row": [document.row for document, _, _ in rows],
+        "stage": [STAGE] * len(rows),
+        "reason": [reason for _, reason, _ in rows],
+        "message": [message for _, _, message in rows],
+        "id_key": [id_key(document.doc_id) for document, _, _ in rows],
+    }
+    return pa.table(data, schema=QUARANTINE_SCHEMA)

@@ -1,0 +1,125 @@
+"""What selection asks of one score shard. Every answer merges with the others in any order.
+
+A shard's table is reduced to small arrays; the driver never holds a column of the whole corpus but the
+calibration scores and, a bounded part at a time, the keys of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import Direction
+from pipeline.errors import UserError
+from pipeline.selection.conformal import p_values, ranks
+from pipeline.selection.summary import RankCounts
+
+HISTOGRAM_BINS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Smallest and largest score of each detector column seen so far; empty columns are absent."""
+
+    low: dict[str, float]
+    high: dict[str, float]
+
+    def __add__(self, other: Span) -> Span:
+        """The span of both."""
+        low = {c: min(self.low.get(c, np.inf), other.low.get(c, np.inf)) for c in {*self.low, *other.low}}
+        high = {c: max(self.high.get(c, -np.inf), other.high.get(c, -np.inf)) for c in {*self.high, *other.high}}
+        return Span(low, high)
+
+    def edges(self, column: str) -> np.ndarray:
+        """Edges of equal bins over the column's span, float64, HISTOGRAM_BINS + 1."""
+        low, high = self.low.get(column, 0.0), self.high.get(column, 1.0)
+        if high <= low:
+            low, high = low - 0.5, high + 0.5
+        return np.linspace(low, high, HISTOGRAM_BINS + 1)
+
+
+def scores_of(table: pa.Table, column: str, name: str) -> np.ndarray:
+    """One detector's scores, float64, (documents,).
+
+    Raises:
+        UserError: the column was never scored, or holds something that is not a finite number.
+    """
+    if column not in table.column_names:
+        raise UserError(f"{name}: detector {column!r} was never scored here")
+    values = table[column].to_numpy()
+    if values.size and not np.isfinite(values).all():
+        raise UserError(
+            f"{name}: column {column!r} holds {np.count_nonzero(~np.isfinite(values))} scores that are no number"
+        )
+    return np.asarray(values, dtype=np.float64)
+
+
+def span_of(table: pa.Table, columns: Iterable[str], name: str) -> Span:
+    """The span of a shard's scores."""
+    values = {column: scores_of(table, column, name) for column in columns}
+    filled = {column: v for column, v in values.items() if v.size}
+    return Span({c: float(v.min()) for c, v in filled.items()}, {c: float(v.max()) for c, v in filled.items()})
+
+
+def histogram(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Counts of scores in bins, int64."""
+    return np.histogram(scores, bins=edges)[0].astype(np.int64)
+
+
+def count_shard(scores: np.ndarray, calibration: np.ndarray, direction: Direction) -> RankCounts:
+    """Rank counts of one shard of audit documents against sorted calibration scores."""
+    return RankCounts.of(ranks(scores, calibration, direction), calibration.size)
+
+
+def documents_of(
+    table: pa.Table, scores: np.ndarray, calibration: np.ndarray, direction: Direction, rank: int
+) -> pa.Table:
+    """p-value and verdict of each audit document of a shard: doc_id, p_value, selected."""
+    found = ranks(scores, calibration, direction)
+    columns = {
+        "doc_id": table["doc_id"],
+        "p_value": p_values(found, calibration.size),
+        "selected": found <= rank,
+    }
+    return pa.table(columns, schema=DOCUMENTS_SCHEMA)
+
+
+DOCUMENTS_SCHEMA = pa.schema([("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())])
+
+
+def overlapping(table: pa.Table, keys: Keys) -> tuple[np.ndarray, int]:
+    """Which calibration documents stand in a shard of audit documents too, and how many of the shard's do.
+
+    Two documents are the same when their normalised texts are, or their first 8 normalised words.
+    Returns a bool array over the calibration documents, which merges by `|`, and a count.
+    """
+    text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
+    hits = np.isin(keys.text, text) | np.isin(keys.prefix, prefix)
+    ours = np.isin(text, keys.text) | np.isin(prefix, keys.prefix)
+    return hits, int(np.count_nonzero(ours))
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """64-bit keys of the calibration documents' texts and first words, int64, (n,)."""
+
+    text: np.ndarray
+    prefix: np.ndarray
+
+    @classmethod
+    def of(cls, tables: Sequence[pa.Table]) -> Keys:
+        """The keys of all calibration shards, in order."""
+        empty = [np.empty(0, dtype=np.int64)]
+        text = np.concatenate([t["text_key"].to_numpy() for t in tables] or empty)
+        return cls(text, np.concatenate([t["prefix_key"].to_numpy() for t in tables] or empty))
+
+
+def repeated(keys: np.ndarray) -> np.ndarray:
+    """Positions of the keys that stand earlier in the array too, int64, ascending."""
+    _, first = np.unique(keys, return_index=True)
+    later = np.ones(keys.size, dtype=bool)
+    later[first] = False
+    return np.flatnonzero(later)

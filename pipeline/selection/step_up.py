@@ -1,0 +1,93 @@
+"""Step-up selection on rank counts, decided in integers: no tie is lost to rounding."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from pipeline.selection.summary import RankCounts
+
+EXACT_HARMONIC = 128
+EULER_GAMMA = 0.5772156649015329
+ONE = Fraction(1)
+
+
+def step_up(counts: RankCounts, alpha: Fraction, pi0: Fraction = ONE) -> int:
+    """The largest rank that is selected: k* = max{k : R_k > 0 and m k pi0 <= alpha (n + 1) R_k}, or 0.
+
+    R_k is the number of audit documents at ranks 1..k; those at ranks <= k* are selected. This is Benjamini &
+    Hochberg's (1995) step-up procedure at level alpha / pi0 on the p-values k / (n + 1).
+
+    Guaranteed with pi0 = 1: FDR <= alpha (true share of nulls), if the null audit documents and the
+    calibration documents are exchangeable given the scores of the others: such p-values are positively
+    dependent (PRDS; Bates et al. 2023; Marandon et al. 2024). Without ties it is an equality when
+    alpha (n + 1) / m is an integer. With an estimated pi0 the guarantee is that of the estimator.
+
+    The condition says k <= g(k) with g(k) = min(n + 1, floor(alpha (n + 1) R_k / (m pi0))), which never
+    falls as k grows. So k* is the greatest fixed point of g, and k -> g(k) from n + 1 downwards ends there,
+    in a few steps of exact integers; at most n + 1 of them.
+
+    Args:
+        counts: of the m audit documents; m = 0 selects nothing.
+        alpha: exact, > 0.
+        pi0: exact, > 0; above 1 it makes the selection stricter.
+
+    Returns:
+        k* in 0..n + 1; 0 when nothing is selected.
+    """
+    m, top = counts.m, counts.n + 1
+    if m == 0:
+        return 0
+    reached = np.cumsum(counts.counts)
+    numerator = alpha.numerator * pi0.denominator * top
+    denominator = alpha.denominator * pi0.numerator * m
+    k = top
+    while k > 0:
+        allowed = min(top, numerator * int(reached[k - 1]) // denominator)
+        if allowed == k:
+            break
+        k = allowed
+    return k
+
+
+def harmonic_bound(m: int) -> Fraction:
+    """1 + 1/2 + ... + 1/m, never below it: exact to m = 128, above that a bound within 1e-14 of it.
+
+    The bound is ln m + gamma + 1/(2m) - 1/(12 m^2) + 1/(120 m^4), which exceeds the sum because the terms
+    of this expansion alternate and envelop it, enlarged by more than its floating-point error. BY divides
+    alpha by it, so that the error can only select less. Needs m >= 1.
+    """
+    if m <= EXACT_HARMONIC:
+        return sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))
+    x = float(m)
+    terms = (math.log(x), EULER_GAMMA, 1 / (2 * x), -1 / (12 * x**2), 1 / (120 * x**4))
+    return Fraction(math.fsum(terms) * (1 + 4 * math.ulp(1.0)))
+
+
+def minimum_selectable(n: int, m: int, alpha: Fraction, pi0: Fraction | float = ONE) -> int:
+    """The fewest documents that a selection can hold if it holds any: ceil(pi0 m / (alpha (n + 1))), exact.
+
+    The smallest p-value is 1 / (n + 1), so fewer documents than this can never pass `step_up`, however
+    strong the evidence. A result above m says that nothing can be selected at all.
+
+    Args:
+        n: calibration documents, >= 1.
+        m: audit documents, >= 1.
+        alpha: exact, in (0, 1).
+        pi0: null proportion, > 0; a float is taken at its exact binary value.
+    """
+    return math.ceil(Fraction(pi0) * m / (alpha * (n + 1)))
+
+
+def calibration_needed(m: int, alpha: Fraction, selectable: int, pi0: Fraction | float = ONE) -> int:
+    """The smallest n >= 1 with `minimum_selectable(n, m, alpha, pi0) <= selectable`, exact.
+
+    Args:
+        m: audit documents, >= 1.
+        alpha: exact, in (0, 1).
+        selectable: size of the smallest selection that should be possible, >= 1.
+        pi0: null proportion, > 0; a float is taken at its exact binary value.
+    """
+    return max(1, math.ceil(Fraction(pi0) * m / (alpha * selectable)) - 1)

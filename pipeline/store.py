@@ -1,0 +1,307 @@
+"""The run directory on any fsspec file system: atomic writes, receipts written once, and the run lock."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any
+
+import fsspec
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import BusyError, UserError
+
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 90.0
+
+
+class Store:
+    """One run directory. Cheap to make, so every process makes its own from the URL."""
+
+    def __init__(self, url: str) -> None:
+        """Open the directory at a local path or fsspec URL; it need not exist yet.
+
+        Raises:
+            UserError: the file system of the URL is unknown or its package is not installed.
+        """
+        try:
+            self.fs, root = fsspec.core.url_to_fs(os.path.expanduser(url) if "://" not in url else url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"cannot open run directory {url}: {error}") from None
+        self.root = root.rstrip("/")
+        self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
+        self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
+
+    def path(self, name: str) -> str:
+        """The full path of a name in the directory."""
+        return f"{self.root}/{name}"
+
+    def exists(self, name: str) -> bool:
+        """Whether the name is there."""
+        return bool(self.fs.exists(self.path(name)))
+
+    def names(self, folder: str, suffix: str = "") -> list[str]:
+        """File names (without the folder) in a folder, sorted; none when the folder is not there."""
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(self.path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in found)
+        return sorted(base for base in bases if base.endswith(suffix) and not base.startswith("."))
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file. Raises FileNotFoundError."""
+        return bytes(self.fs.cat_file(self.path(name)))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file whole or not at all, replacing what was there."""
+        if not self.local:
+            self.fs.pipe_file(self.path(name), data)
+            return
+        temporary = self._temporary(name, data)
+        os.replace(temporary, self.path(name))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file only if it is absent; False when it was there already."""
+        if not self.local:
+            return self._create_remote(name, data)
+        temporary = self._temporary(name, data)
+        try:
+            os.link(temporary, self.path(name))
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a file; none there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self.path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder and all in it; none there is fine."""
+        if self.fs.exists(self.path(name)):
+            self.fs.rm(self.path(name), recursive=True)
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file, or None when it is not there.
+
+        Raises:
+            UserError: the file is there and is not JSON.
+        """
+        try:
+            return json.loads(self.read(name))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise UserError(f"{self.url}/{name} is damaged: not JSON") from None
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value as readable JSON, atomically."""
+        self.write(name, to_json(value))
+
+    def create_json(self, name: str, value: Any) -> bool:
+        """Write a value as JSON only if the name is absent."""
+        return self.create(name, to_json(value))
+
+    def read_table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A Parquet file.
+
+        Raises:
+            UserError: missing or damaged.
+        """
+        try:
+            return pq.read_table(io.BytesIO(self.read(name)), columns=list(columns) if columns is not None else None)
+        except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"cannot read {self.url}/{name}: {' '.join(str(error).split())}") from None
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Write a Parquet file, atomically; the same table gives the same bytes."""
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        self.write(name, buffer.getvalue())
+
+    def _temporary(self, name: str, data: bytes) -> str:
+        path = self.path(name)
+        folder, base = os.path.split(path)
+        os.makedirs(folder, exist_ok=True)
+        temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return temporary
+
+    def _create_remote(self, name: str, data: bytes) -> bool:
+        path = self.path(name)
+        if self.fs.exists(path):
+            return False
+        try:
+            self.fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except (TypeError, ValueError, NotImplementedError):
+            # A store without conditional writes: both attempts hold the same rows, so the last one may win.
+            self.fs.pipe_file(path, data)
+        return True
+
+
+def to_json(value: Any) -> bytes:
+    """Readable JSON with a final newline; NaN is refused."""
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The durable proof that one stage finished one shard: n_in == n_scored + n_quarantined."""
+
+    shard: str
+    role: str
+    n_in: int
+    n_scored: int
+    n_quarantined: int
+    data: str
+    quarantine: str | None
+    reasons: dict[str, int]
+    fingerprint: dict[str, Any]
+    tokens: int = 0
+    n_truncated: int = 0
+    seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a receipt that loses a document."""
+        if self.n_in != self.n_scored + self.n_quarantined:
+            raise ValueError(
+                f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined"
+            )
+
+
+def receipt_name(stage: str, shard: str) -> str:
+    """Where a receipt stands in the run directory."""
+    return f"receipts/{stage}/{shard}.json"
+
+
+def write_receipt(store: Store, stage: str, receipt: Receipt) -> Receipt:
+    """File the receipt if the shard has none yet; return the one that counts.
+
+    Of two attempts that end at the same moment one wins, and readers trust only the files that it names.
+    """
+    name = receipt_name(stage, receipt.shard)
+    if store.create_json(name, asdict(receipt)):
+        return receipt
+    return Receipt(**store.read_json(name))
+
+
+def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
+    """All receipts of a stage, in the order of their shards."""
+    for name in store.names(f"receipts/{stage}", ".json"):
+        value = store.read_json(f"receipts/{stage}/{name}")
+        try:
+            yield Receipt(**value)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{store.url}/receipts/{stage}/{name} is damaged: {error}") from None
+
+
+class RunLock:
+    """Only one driver works in a run directory: a lock file with a heartbeat.
+
+    A lock is stale when its process is gone (same host) or its heartbeat is older than 90 s (another host).
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.owner = uuid.uuid4().hex
+        self.lost = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> RunLock:
+        """Take the lock.
+
+        Raises:
+            BusyError: another live driver holds it.
+        """
+        if not self.store.create_json("lock.json", self._content()):
+            held = self.store.read_json("lock.json") or {}
+            if _is_live(held):
+                raise BusyError(
+                    f"run {self.store.url} is held by process {held.get('pid')} on {held.get('host')}; "
+                    "wait for it or give another run directory"
+                )
+            self.store.remove("lock.json")
+            if not self.store.create_json("lock.json", self._content()):
+                raise BusyError(f"run {self.store.url} was just taken by another driver")
+        self._thread = threading.Thread(target=self._beat, name="seenset-lock", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the lock back, unless another driver has taken it over."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._owned():
+            self.store.remove("lock.json")
+
+    def check(self) -> None:
+        """Stop a driver whose lock was taken over (it was suspended for longer than the heartbeat allows)."""
+        if self.lost.is_set():
+            raise BusyError(f"run {self.store.url} was taken over by another driver")
+
+    def _content(self) -> dict[str, Any]:
+        process = psutil.Process()
+        return {
+            "owner": self.owner,
+            "host": socket.gethostname(),
+            "pid": process.pid,
+            "process_started": process.create_time(),
+            "heartbeat": time.time(),
+        }
+
+    def _owned(self) -> bool:
+        try:
+            held = self.store.read_json("lock.json")
+        except UserError:
+            return False
+        return bool(held) and held.get("owner") == self.owner
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            try:
+                if not self._owned():
+                    self.lost.set()
+                    return
+                self.store.write_json("lock.json", self._content())
+            except OSError:
+                continue  # a passing fault of the store: the next beat tries again, long before the lock is stale
+
+
+def lock_is_live(store: Store) -> bool:
+    """Whether a driver works in the run directory now."""
+    held = store.read_json("lock.json")
+    return held is not None and _is_live(held)
+
+
+def _is_live(held: dict[str, Any]) -> bool:
+    if held.get("host") == socket.gethostname() and "pid" in held:
+        try:
+            return abs(psutil.Process(held["pid"]).create_time() - held["process_started"]) < 1.0
+        except psutil.NoSuchProcess:
+            return False
+    return time.time() - float(held.get("heartbeat", 0)) < STALE_SECONDS

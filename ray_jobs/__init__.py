@@ -1,0 +1,1 @@
+"""Where work runs: ray is imported here, and nowhere in `pipeline`. Each file is one job."""

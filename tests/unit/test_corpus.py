@@ -1,0 +1,272 @@
+"""Files become shards from metadata, shards become documents, and nothing vanishes on the way."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from pipeline.config import AuditConfig, SourceConfig
+from pipeline.corpus import Shard, find_inputs, number_rows, plan_shards
+from pipeline.documents import Document, fetch_texts, read_shard, text_keys
+from pipeline.errors import UserError
+
+TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
+
+
+def config_for(path: Any, shard_bytes: int = 1500, **source: Any) -> AuditConfig:
+    return AuditConfig.model_validate(
+        {
+            "run": "r",
+            "model": {"path": "m"},
+            "corpus": {"audit": {"path": path, **source}},
+            "detectors": ["loss"],
+            "resources": {"shard_bytes": shard_bytes},
+        }
+    )
+
+
+def read(path: Any, limit: int | None = None, **settings: Any) -> tuple[list[Shard], list[Document]]:
+    config = config_for(path, **settings)
+    shards = number_rows(plan_shards(config, find_inputs(config), limit))
+    return shards, [document for shard in shards for document in read_shard(shard)]
+
+
+def refusal(path: Any, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        read(path, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def jsonl(texts: list[str], **extra: Any) -> bytes:
+    return "".join(json.dumps({"text": text, "n": i, **extra}) + "\n" for i, text in enumerate(texts)).encode()
+
+
+def write_every_format(folder: Path) -> dict[str, str]:
+    (folder / "a.jsonl").write_bytes(jsonl(TEXTS))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(jsonl(TEXTS)))
+    (folder / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(jsonl(TEXTS)))
+    with open(folder / "d.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["n", "text"])
+        writer.writerows(enumerate(TEXTS))
+    pq.write_table(pa.table({"text": TEXTS, "n": range(len(TEXTS))}), folder / "e.parquet", row_group_size=70)
+    (folder / "f").mkdir()
+    for i, text in enumerate(TEXTS):
+        (folder / "f" / f"{i:04d}.txt").write_text(text)
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(str(folder / "g"))
+    return {p: str(folder / p) for p in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.parquet", "f", "g")}
+
+
+def test_every_format_gives_the_same_documents_in_order(tmp_path: Path) -> None:
+    for name, path in write_every_format(tmp_path).items():
+        shards, documents = read(path)
+        assert [d.text for d in documents] == TEXTS, name
+        assert [d.row for d in documents] == list(range(300)), name
+        assert len({d.doc_id for d in documents}) == 300
+        assert all(d.problem is None for d in documents)
+        if name in ("a.jsonl", "e.parquet", "f", "g"):
+            assert len(shards) > 5, f"{name} should be split"
+
+
+def test_ids_default_to_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_every_format(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert [d.doc_id for d in read("a.jsonl")[1][:2]] == ["a.jsonl#0", "a.jsonl#1"]
+    assert read("e.parquet")[1][299].doc_id == "e.parquet#299"
+    assert read("f")[1][3].doc_id == "f/0003.txt#0"
+    assert [d.doc_id for d in read("a.jsonl", id="n")[1][:2]] == ["0", "1"]
+
+
+def test_the_cut_into_shards_never_changes_the_rows(tmp_path: Path) -> None:
+    path = write_every_format(tmp_path)["a.jsonl"]
+    whole = read(path, shard_bytes=1 << 30)[1]
+    for size in (1, 37, 1000, 5000):
+        assert read(path, shard_bytes=size)[1] == whole
+
+
+@pytest.mark.parametrize("limit", [1, 7, 50, 300, 1000])
+def test_limit_keeps_the_first_documents_of_every_format(tmp_path: Path, limit: int) -> None:
+    for path in write_every_format(tmp_path).values():
+        assert [d.text for d in read(path, limit=limit)[1]] == TEXTS[:limit]
+
+
+def test_globs_lists_and_urls_name_files(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"part{i}.jsonl").write_bytes(jsonl(TEXTS[i * 100 : i * 100 + 100]))
+    assert [d.text for d in read(str(tmp_path / "part*.jsonl"))[1]] == TEXTS
+    assert [d.text for d in read([str(tmp_path / f"part{i}.jsonl") for i in (0, 1, 1)])[1]] == TEXTS[:200]
+    with fsspec.open("memory://bucket/x.jsonl", "wb") as file:
+        file.write(jsonl(TEXTS))
+    documents = read("memory://bucket/x.jsonl")[1]
+    assert [d.text for d in documents] == TEXTS
+    assert documents[5].doc_id == "memory:///bucket/x.jsonl#5"
+
+
+def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": TEXTS * 50}), path, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)  # the texts are gone; the footer stands
+    path.write_bytes(bytes(data))
+    config = config_for(str(path))
+    assert sum(s.stop - s.start for s in plan_shards(config, find_inputs(config)) if s.stop) == len(TEXTS) * 50
+
+
+def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "docs.jsonl").write_bytes(jsonl(TEXTS))
+    text = refusal(str(tmp_path / "dosc.jsonl"))
+    assert "did you mean 'docs.jsonl'" in text
+
+
+def test_a_wrong_column_names_the_columns(tmp_path: Path) -> None:
+    paths = write_every_format(tmp_path)
+    for name in ("a.jsonl", "b.jsonl.gz", "d.csv", "e.parquet", "g"):
+        text = refusal(paths[name], text="txt")
+        assert "no column 'txt'" in text
+        assert "did you mean 'text'" in text
+    assert "no column 'uid'" in refusal(paths["a.jsonl"], id="uid")
+
+
+def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
+    assert "holds int64, not text" in refusal(write_every_format(tmp_path)["e.parquet"], text="n")
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "x.jsonl"
+    empty.write_bytes(b"")
+    assert "holds no documents" in refusal(str(empty))
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "x.parquet")
+    assert "holds no documents" in refusal(str(tmp_path / "x.parquet"))
+    (tmp_path / "folder").mkdir()
+    assert "holds no file" in refusal(str(tmp_path / "folder"))
+
+
+def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.docx").write_bytes(b"x")
+    assert ".parquet" in refusal(str(tmp_path / "x.docx"))
+
+
+def test_a_truncated_gz_says_after_which_row(tmp_path: Path) -> None:
+    import random
+
+    words = [random.Random(i).random() for i in range(20000)]
+    whole = gzip.compress(jsonl([str(w) * 5 for w in words]))
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "is damaged after row" in refusal(str(path))
+    zst = zstandard.ZstdCompressor().compress(jsonl([str(w) * 5 for w in words]))
+    path = tmp_path / "x.jsonl.zst"
+    path.write_bytes(zst[: len(zst) // 2])
+    config = config_for(str(path))
+    with pytest.raises(UserError, match="x.jsonl.zst is damaged after row"):
+        [list(read_shard(s)) for s in plan_shards(config, find_inputs(config))]
+
+
+def test_a_corrupt_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 this is not Parquet PAR1")
+    assert "is not a readable Parquet file" in refusal(str(path))
+    pq.write_table(pa.table({"text": TEXTS * 20}), path, compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[100:1000] = bytes(900)
+    path.write_bytes(bytes(data))
+    assert "x.parquet is damaged" in refusal(str(path))
+
+
+def test_a_bad_document_keeps_its_row_and_says_why(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "a good one"}',
+        b'{"text": ""}',
+        b'{"text": "  \\n "}',
+        b'{"text": 5}',
+        b'{"other": "x"}',
+        b'{"text": null}',
+        b"not json",
+        b"[1, 2]",
+        b'{"text": "lone \\ud800 surrogate"}',
+        b'{"text": "bad \xff\xfe bytes"}',
+        b'{"text": "nul \\u0000 inside"}',
+        b"[" * 100_000,
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    documents = read(str(path), shard_bytes=1 << 30)[1]
+    reasons = [d.problem and d.problem[0] for d in documents]
+    assert reasons == [
+        None,
+        "empty",
+        "empty",
+        "not_text",
+        "not_text",
+        "not_text",
+        "undecodable",
+        "not_text",
+        "undecodable",
+        "undecodable",
+        None,
+        "undecodable",
+    ]
+    assert documents[10].text == "nul \x00 inside"
+
+
+def test_invalid_utf8_spoils_one_document_in_every_format(tmp_path: Path) -> None:
+    bad = b"caf\xe9 au lait"
+    (tmp_path / "a.csv").write_bytes(b"text\nfine\n" + bad + b"\nalso fine\n")
+    texts = pa.array([b"fine", bad, b"also fine"], pa.binary())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "b.parquet")
+    (tmp_path / "c").mkdir()
+    for i, data in enumerate([b"fine", bad, b"also fine"]):
+        (tmp_path / "c" / f"{i}.txt").write_bytes(data)
+    for name in ("a.csv", "b.parquet", "c"):
+        documents = read(str(tmp_path / name))[1]
+        assert [d.problem and d.problem[0] for d in documents] == [None, "undecodable", None], name
+
+
+def test_a_csv_field_may_hold_newlines_nul_and_two_million_characters(tmp_path: Path) -> None:
+    long = "word " * 400_000
+    with open(tmp_path / "x.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["text"], ["two\nlines, and a comma"], [long]])
+    assert [d.text for d in read(str(tmp_path / "x.csv"))[1]] == ["two\nlines, and a comma", long]
+
+
+def test_the_split_of_a_saved_dataset_is_named(tmp_path: Path) -> None:
+    split = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": TEXTS[:5]})})
+    split.save_to_disk(str(tmp_path / "x"))
+    assert len(read(str(tmp_path / "x"))[1]) == 5
+    assert "splits: train" in refusal(str(tmp_path / "x"), split="test")
+
+
+def test_a_dataset_that_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    config = config_for("x").model_copy(
+        update={"corpus": config_for("x").corpus.model_copy(update={"audit": SourceConfig(dataset="no/such-set")})}
+    )
+    with pytest.raises(UserError, match="cannot open dataset no/such-set"):
+        find_inputs(config)
+
+
+def test_excerpts_come_from_their_rows(tmp_path: Path) -> None:
+    paths = write_every_format(tmp_path)
+    for name in ("a.jsonl", "e.parquet", "b.jsonl.gz"):
+        shards = read(paths[name])[0]
+        wanted = [(paths[name], row) for row in (0, 17, 299)]
+        assert fetch_texts(shards, wanted) == {key: TEXTS[key[1]] for key in wanted}
+
+
+def test_keys_ignore_case_space_and_form_but_not_words() -> None:
+    one = text_keys("The ﬁrst  eight words of this\tsentence are shared here")
+    two = text_keys("the first eight words of this sentence ARE different there")
+    assert one[1] == two[1]
+    assert one[0] != two[0]
+    assert text_keys("Short text") == text_keys("short  TEXT")

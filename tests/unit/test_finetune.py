@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from pydantic import ValidationError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pipeline.errors import UserError
+from pipeline.finetune import (
+    RECORD,
+    FinetuneConfig,
+    TrainingStep,
+    batch_loss,
+    batches_of_an_epoch,
+    encode,
+    train_adapter,
+)
+
+WORDS = [f"w{i}" for i in range(60)]
+TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i in range(24)]
+CONFIG = FinetuneConfig(epochs=4, batch_size=4, learning_rate=1e-2, dtype="float32", seed=5)
+
+
+def build_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=62,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=64,
+        pad_token_id=1,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate(["[UNK]", "[END]", *WORDS])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", eos_token="[END]", pad_token="[END]")
+
+
+def test_the_loss_goes_down_and_every_step_is_reported(tmp_path: Path, tokenizer: Any) -> None:
+    seen: list[TrainingStep] = []
+    result = train_adapter(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", seen.append)
+    assert result.steps == len(result.losses) == len(seen) == 24
+    assert [s.step for s in seen] == list(range(1, 25))
+    assert sum(result.losses[-6:]) < 0.8 * sum(result.losses[:6])
+    assert result.tokens == 4 * sum(len(text.split()) - 1 for text in TEXTS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, tokenizer: Any, dtype: str) -> None:
+    def train(name: str, seed: int) -> tuple[bytes, bytes]:
+        torch.rand(seed + len(name))  # the state of the global generator must not matter
+        config = CONFIG.model_copy(update={"dtype": dtype, "seed": seed, "epochs": 1})
+        train_adapter(build_model(getattr(torch, dtype)), tokenizer, TEXTS, config, tmp_path / name)
+        weights = (tmp_path / name / "adapter_model.safetensors").read_bytes()
+        return weights, (tmp_path / name / "adapter_config.json").read_bytes()
+
+    first = train("first", 5)
+    assert train("again", 5) == first
+    assert train("other", 6)[0] != first[0]
+
+
+def test_the_written_adapter_is_float32_over_a_bfloat16_base_and_gives_the_trained_loss(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    config = CONFIG.model_copy(update={"dtype": "bfloat16"})
+    result = train_adapter(build_model(torch.bfloat16), tokenizer, TEXTS, config, tmp_path / "a")
+    adapted = peft.PeftModel.from_pretrained(build_model(torch.bfloat16), str(tmp_path / "a"))
+    assert {w.dtype for n, w in adapted.named_parameters() if "lora" in n} == {torch.float32}
+    with torch.no_grad():
+        loss, _ = batch_loss(adapted, encode(tokenizer, TEXTS, 1024))
+        before, _ = batch_loss(build_model(torch.bfloat16), encode(tokenizer, TEXTS, 1024))
+    assert loss < before
+    assert loss == pytest.approx(sum(result.losses[-6:]) / 6, rel=0.2)
+    record = json.loads((tmp_path / "a" / RECORD).read_text())
+    assert FinetuneConfig(**record["config"]) == config
+    assert record["result"]["losses"] == list(result.losses)
+
+
+def test_the_model_comes_back_as_it_was(tmp_path: Path, tokenizer: Any) -> None:
+    model, untouched = build_model(), build_model()
+    train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
+    assert not model.training
+    ours, theirs = dict(model.named_parameters()), dict(untouched.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) and ours[name].requires_grad for name in theirs)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_leaves_nothing_behind(tmp_path: Path, tokenizer: Any, bad: float) -> None:
+    model = build_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(bad)
+    with pytest.raises(UserError, match=r"^the fine-tuning loss is (nan|inf) at step 1 of 24; [^\n]*$"):
+        train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+def test_an_interruption_leaves_nothing_behind(tmp_path: Path, tokenizer: Any) -> None:
+    def interrupt(step: TrainingStep) -> None:
+        if step.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_adapter(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_texts_too_short_texts_and_a_taken_folder_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="at least batch_size = 4 texts, got 3"):
+        train_adapter(build_model(), tokenizer, TEXTS[:3], CONFIG, tmp_path / "a")
+    with pytest.raises(UserError, match="text 24 has 1 tokens, needs at least 2"):
+        train_adapter(build_model(), tokenizer, [*TEXTS, "w1"], CONFIG, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(UserError, match="exists already"):
+        train_adapter(build_model(), tokenizer, TEXTS, CONFIG, tmp_path)
+
+
+def test_unknown_settings_and_values_outside_their_limits_are_refused() -> None:
+    for wrong in ({"rate": 1}, {"epochs": 0}, {"learning_rate": 0.0}, {"max_tokens": 1}, {"method": "none"}):
+        with pytest.raises(ValidationError):
+            FinetuneConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_padding_does_not_change_the_loss_though_it_is_a_token_that_texts_hold(tokenizer: Any) -> None:
+    model = build_model()
+    documents = encode(tokenizer, ["w1 w2 [END] w3 w4 w5 w6", "w7 [END] w8", "w9 w9"], 1024)
+    with torch.no_grad():
+        together, count = batch_loss(model, documents)
+        alone = [batch_loss(model, [document]) for document in documents]
+    assert count == sum(len(document) - 1 for document in documents)
+    assert together.item() == pytest.approx(sum(float(loss) * n for loss, n in alone) / count, rel=1e-5)
+
+
+def test_texts_are_cut_to_max_tokens(tokenizer: Any) -> None:
+    assert [len(d) for d in encode(tokenizer, [" ".join(WORDS), "w1 w2"], 10)] == [10, 2]
+
+
+def test_an_epoch_holds_every_text_once_in_batches_of_like_length() -> None:
+    lengths = [(37 * i) % 101 for i in range(203)]
+    batches = batches_of_an_epoch(lengths, 4, seed=1, epoch=0)
+    assert sorted(index for batch in batches for index in batch) == list(range(203))
+    assert max(len(batch) for batch in batches) == 4
+    assert len(batches) == 51
+    spread = sum(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches)
+    assert spread / len(batches) < 25  # at random it would be 60
+    assert batches_of_an_epoch(lengths, 4, seed=1, epoch=0) == batches
+    assert batches_of_an_epoch(lengths, 4, seed=1, epoch=1) != batches

@@ -1,0 +1,125 @@
+"""The run directory: whole files or none, receipts once, one driver at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline import store as store_module
+from pipeline.errors import BusyError, ExitCode, UserError
+from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts, write_receipt
+
+
+def receipt(shard: str = "audit-000000", data: str = "scores/a.parquet", n_in: int = 3) -> Receipt:
+    return Receipt(shard, "audit", n_in, n_in, 0, data, None, {}, {"dtype": "float32"})
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run") if request.param == "local" else f"memory://run-{time.time_ns()}")
+
+
+def test_a_receipt_that_loses_a_document_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="3 in, 1 scored, 1 quarantined"):
+        Receipt("s", "audit", 3, 1, 1, "d", None, {}, {})
+
+
+def test_the_first_receipt_counts_and_later_attempts_get_it_back(store: Store) -> None:
+    first = write_receipt(store, "score", receipt(data="scores/first.parquet"))
+    second = write_receipt(store, "score", receipt(data="scores/second.parquet"))
+    assert first == second
+    assert [r.data for r in read_receipts(store, "score")] == ["scores/first.parquet"]
+
+
+def test_of_many_attempts_at_once_exactly_one_creates(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    won: list[int] = []
+    start = threading.Barrier(8)
+
+    def attempt(number: int) -> None:
+        start.wait()
+        if store.create_json("one.json", {"n": number}):
+            won.append(number)
+
+    threads = [threading.Thread(target=attempt, args=(n,)) for n in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(won) == 1
+    assert store.read_json("one.json") == {"n": won[0]}
+
+
+def test_listing_shows_no_half_written_file(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.write("receipts/score/a.json", b"{}")
+    (tmp_path / "receipts" / "score" / ".b.json.123").write_bytes(b"{")
+    assert store.names("receipts/score") == ["a.json"]
+
+
+def test_the_same_table_gives_the_same_bytes(store: Store) -> None:
+    table = pa.table({"a": [1.0, 2.0], "b": ["x", None]})
+    store.write_table("one.parquet", table)
+    store.write_table("two.parquet", table)
+    assert store.read("one.parquet") == store.read("two.parquet")
+    assert store.read_table("one.parquet", ["b"]).to_pydict() == {"b": ["x", None]}
+
+
+def test_a_damaged_file_is_named(store: Store) -> None:
+    store.write("manifest.json", b"{")
+    with pytest.raises(UserError, match="manifest.json is damaged"):
+        store.read_json("manifest.json")
+    store.write("x.parquet", b"nothing")
+    with pytest.raises(UserError, match=r"cannot read .*x\.parquet"):
+        store.read_table("x.parquet")
+
+
+def test_a_second_driver_is_told_who_holds_the_run(store: Store) -> None:
+    with RunLock(store), pytest.raises(BusyError, match=f"process {os.getpid()}") as caught, RunLock(store):
+        pass
+    assert caught.value.exit_code == ExitCode.BUSY == 75
+    with RunLock(store):
+        pass
+    assert not store.exists("lock.json")
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(store: Store) -> None:
+    code = "import sys; from pipeline.store import *; s = Store(sys.argv[1]); print(RunLock(s)._content()['pid'])"
+    done = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=True)
+    held = {**RunLock(store)._content(), "pid": int(done.stdout), "owner": "dead"}
+    store.write_json("lock.json", held)
+    assert not lock_is_live(store)
+    with RunLock(store) as lock:
+        assert store.read_json("lock.json")["owner"] == lock.owner
+
+
+def test_another_hosts_lock_is_live_while_its_heart_beats(store: Store) -> None:
+    held = {**RunLock(store)._content(), "host": "elsewhere", "owner": "other"}
+    store.write_json("lock.json", held)
+    with pytest.raises(BusyError, match="on elsewhere"), RunLock(store):
+        pass
+    store.write_json("lock.json", {**held, "heartbeat": time.time() - 1000})
+    with RunLock(store):
+        pass
+
+
+def test_a_driver_whose_lock_was_taken_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "HEARTBEAT_SECONDS", 0.05)
+    store = Store(str(tmp_path))
+    with RunLock(store) as lock:
+        store.write_json("lock.json", {"owner": "another"})
+        assert lock.lost.wait(5)
+        with pytest.raises(BusyError, match="taken over"):
+            lock.check()
+    assert json.loads((tmp_path / "lock.json").read_text()) == {"owner": "another"}
+
+
+def test_an_unknown_file_system_is_one_line() -> None:
+    with pytest.raises(UserError, match="cannot open run directory"):
+        Store("nosuch://x/y")
