@@ -9,10 +9,41 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = (
-    "the of and to in model data learns shows river stone quiet number seven letter paper window garden winter "
-    "morning record village music history science measure bridge ancient northern famous several between during"
-).split()
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "model",
+    "data",
+    "learns",
+    "shows",
+    "river",
+    "stone",
+    "quiet",
+    "number",
+    "seven",
+    "letter",
+    "paper",
+    "window",
+    "garden",
+    "winter",
+    "morning",
+    "record",
+    "village",
+    "music",
+    "history",
+    "science",
+    "measure",
+    "bridge",
+    "ancient",
+    "northern",
+    "famous",
+    "several",
+    "between",
+    "during",
+]
 
 
 def save_small_model(folder: Path, hidden: int = 64, layers: int = 2, vocabulary: int = 512, seed: int = 0) -> None:

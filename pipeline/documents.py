@@ -283,7 +283,7 @@ def open_plain(path: str) -> IO[bytes]:
     compression = compression_of(path)
     if compression is None:
         return cast(IO[bytes], fsspec.open(path, "rb").open())
-    return io.BufferedReader(_Decompressed(path, compression), 1 << 20)
+    return io.BufferedReader(_Decompressed(path, compression), 1 << 16)
 
 
 # --- what planning asks of a file
@@ -379,7 +379,8 @@ def fetch_texts(shards: Sequence[Shard], wanted: Sequence[tuple[str, int]]) -> d
         rows_of.setdefault(name, set()).add(row)
     for shard, following in itertools.zip_longest(shards, shards[1:]):
         rows = rows_of.get(shard.name, set())
-        end = following.first_row if following is not None and following.name == shard.name else None
+        same = following is not None and (following.role, following.name) == (shard.role, shard.name)
+        end = following.first_row if same and following is not None else None
         rows = {row for row in rows if row >= shard.first_row and (end is None or row < end)}
         if rows:
             texts.update(((shard.name, d.row), d.text) for d in read_shard(shard) if d.row in rows)

@@ -100,6 +100,7 @@ def train_adapter(
         raise UserError(f"fine-tuning needs at least batch_size = {config.batch_size} texts, got {len(texts)}")
     documents = encode(tokenizer, texts, config.max_tokens)
     was_training = model.training
+    needed_gradients = [(weight, weight.requires_grad) for weight in model.parameters()]
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(config.seed)
         adapted = peft.get_peft_model(model, _adapter_config(config))
@@ -110,7 +111,8 @@ def train_adapter(
         finally:
             adapted.unload()
             model.train(was_training)
-            model.requires_grad_(True)
+            for weight, needed in needed_gradients:
+                weight.requires_grad_(needed)
     return result
 
 

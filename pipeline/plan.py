@@ -16,6 +16,7 @@ from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
 from pipeline.corpus import InputFile, Shard, estimated_rows, find_inputs, number_rows, plan_shards
 from pipeline.detectors import parse_detectors, plan_passes
 from pipeline.errors import UserError
+from pipeline.models import check_model
 from pipeline.scoring import STAGE, shard_fingerprint
 from pipeline.selection import calibration_needed, minimum_selectable
 from pipeline.store import Store, read_receipts
@@ -93,7 +94,11 @@ def settle(plan: Plan, fingerprint: Mapping[str, Any], store: Store) -> Plan:
     plan = Plan(plan.config, plan.inputs, shards, plan.limit)
     _check_receipts(plan, fingerprint, store)
     store.write_json("shards.json", [shard.to_dict() for shard in shards])
-    store.write_json("manifest.json", _manifest(plan, fingerprint))
+    if before is not None and before["fingerprint"] == dict(fingerprint) and "model" in before:
+        model = before["model"]
+    else:
+        model = check_model(plan.config.model)
+    store.write_json("manifest.json", {**_manifest(plan, fingerprint), "model": model})
     return plan
 
 

@@ -47,9 +47,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
-    from pipeline.models import check_model
-
     from pipeline.config import load_config
+    from pipeline.models import check_model
     from pipeline.plan import forecast, make_plan
 
     audit = load_config(config, set_ or ())

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from pipeline.config import AuditConfig
 from pipeline.corpus import Shard
@@ -56,6 +56,7 @@ class ScoringActor:
 def connect() -> None:
     """Connect to the cluster that RAY_ADDRESS names, or start one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
@@ -120,7 +121,7 @@ def score(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = [{"shard": json.dumps(shard.to_dict())} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        ScoringActor,
+        cast(Any, ScoringActor),
         fn_constructor_args=(config.model_dump(mode="json"), dict(fingerprint), store.url, gpus, driver),
         compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
         num_cpus=config.resources.cpus_per_actor,

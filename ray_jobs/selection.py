@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -229,7 +228,10 @@ def _select(
     known = [scores_of(scored.table(r, [column]), column, r.data) for r in scored.of(role)]
     calibration = calibrate(np.concatenate([*known, np.empty(0)])[overlap.keep])
     edges = span.edges(column)
-    shown = {role: histogram(calibration, edges), "audit": np.zeros(edges.size - 1, dtype=np.int64)}
+    shown: dict[str, np.ndarray] = {
+        role: histogram(calibration, edges),
+        "audit": np.zeros(edges.size - 1, dtype=np.int64),
+    }
     counts = RankCounts.empty(calibration.size)
     for receipt in scored.of("audit"):
         scores = scores_of(scored.table(receipt, [column]), column, receipt.data)
@@ -315,7 +317,7 @@ def _summary(
     quarantined: int,
 ) -> dict[str, Any]:
     held = strict(decision, counts)
-    needed = minimum_selectable(counts.n, counts.m, selection.exact_alpha, Fraction(decision.null_proportion))
+    needed = minimum_selectable(counts.n, counts.m, selection.exact_alpha, decision.factor)
     return {
         "name": selection.name,
         "procedure": selection.procedure,
@@ -339,16 +341,16 @@ def _summary(
             "guarantee": held.guarantee,
         },
         "details": decision.details,
-        "diagnostics": _diagnostics(selection, scored, counts, overlap, needed),
+        "diagnostics": _diagnostics(selection, scored, counts, decision, overlap, needed),
     }
 
 
 def _diagnostics(
-    selection: SelectionConfig, scored: Scored, counts: RankCounts, overlap: Overlap, needed: int
+    selection: SelectionConfig, scored: Scored, counts: RankCounts, decision: Decision, overlap: Overlap, needed: int
 ) -> dict[str, Any]:
     role = NULL_ROLE[selection.direction]
     hundredth = max(1, counts.m // 100)
-    enough = calibration_needed(counts.m, selection.exact_alpha, hundredth)
+    enough = calibration_needed(counts.m, selection.exact_alpha, hundredth, decision.factor)
     return {
         "resolution": resolution(counts.n, counts.m, needed, enough, role),
         "overlap": {

@@ -200,9 +200,9 @@ def show_verdicts(folder: Path) -> None:
     audited = [json.loads(line)["id"] for line in (folder / "audit.jsonl").read_text(encoding="utf-8").splitlines()]
     truth = json.loads((folder / "truth.json").read_text(encoding="utf-8"))["trained"]
     table = Table(title=f"Held against the truth: {len(truth)} of {len(audited)} were trained in")
-    for column in ("selection", "procedure", "detector", "alpha"):
+    for column in ("selection", "detector", "alpha"):
         table.add_column(column)
-    for column in ("selected", "really trained in", "share false", "power"):
+    for column in ("selected", "really\ntrained in", "share\nfalse", "power"):
         table.add_column(column, justify="right")
     for selection in SELECTIONS:
         place = folder / "run" / "selection" / str(selection["name"])
@@ -211,7 +211,7 @@ def show_verdicts(folder: Path) -> None:
         if len(ids) != summary["n_selected"]:
             raise UserError(f"{place}: {len(ids)} rows, but the summary says {summary['n_selected']}")
         verdict = judge(ids, audited, truth)
-        described = [summary["name"], summary["procedure"], ", ".join(summary["detectors"]), str(summary["alpha"])]
+        described = [summary["name"], ", ".join(summary["detectors"]), str(summary["alpha"])]
         counted = [str(verdict.selected), str(verdict.true)]
         table.add_row(*described, *counted, f"{verdict.share_false:.3f}", f"{verdict.power:.3f}")
     console.print()
@@ -264,7 +264,7 @@ def _load(model: Mapping[str, str]) -> tuple[Any, Any]:
     dense = {}
     if file and hasattr(transformers, "GgufConfig"):  # where it is missing, GGUF weights are always unpacked
         dense = {"quantization_config": transformers.GgufConfig(dequantize=True)}
-    base = transformers.AutoModelForCausalLM.from_pretrained(path, **file, **dense, dtype=torch.bfloat16)
+    base: Any = transformers.AutoModelForCausalLM.from_pretrained(path, **file, **dense, dtype=torch.bfloat16)
     return base.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 

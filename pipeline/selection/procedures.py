@@ -46,6 +46,7 @@ class Decision:
     assumption: str
     details: dict[str, float]
     n: int  # calibration documents
+    factor: Fraction  # BH ran at alpha / factor: pi0 as used, or the harmonic sum
 
     @property
     def threshold(self) -> float | None:
@@ -143,7 +144,7 @@ def _by(counts: RankCounts, alpha: Fraction) -> Decision:
     """Benjamini & Yekutieli 2001: BH at alpha / H_m; FDR <= (share of nulls) alpha, any dependence."""
     harmonic = harmonic_bound(counts.m)
     rank = step_up(counts, alpha / harmonic)
-    return _decision("by", counts, alpha, rank, ONE, {"harmonic_sum": float(harmonic)})
+    return _decision("by", counts, alpha, rank, ONE, {"harmonic_sum": float(harmonic)}, harmonic)
 
 
 def _storey(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -174,7 +175,13 @@ PROCEDURES: dict[str, Callable[[RankCounts, Fraction], Decision]] = {
 
 
 def _decision(
-    procedure: str, counts: RankCounts, alpha: Fraction, rank: int, pi0: Fraction, details: dict[str, float]
+    procedure: str,
+    counts: RankCounts,
+    alpha: Fraction,
+    rank: int,
+    pi0: Fraction,
+    details: dict[str, float],
+    factor: Fraction | None = None,
 ) -> Decision:
     terms = TERMS[procedure]
     return Decision(
@@ -187,4 +194,5 @@ def _decision(
         assumption=terms.assumption,
         details={name: value for name, value in details.items() if math.isfinite(value)},
         n=counts.n,
+        factor=pi0 if factor is None else factor,
     )

@@ -204,7 +204,7 @@ def test_a_damaged_file_leaves_the_other_shards_scored(make_audit: MakeAudit, tm
     import gzip
 
     path = make_audit()
-    whole = gzip.compress((tmp_path / "audit.jsonl").read_bytes())
+    whole = gzip.compress(write_and_read(tmp_path / "long.jsonl", [sentence(5000 + i) for i in range(2000)]))
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) * 2 // 3])
     both = f'corpus.audit.path=["{tmp_path}/audit.jsonl", "{tmp_path}/cut.jsonl.gz"]'
     with pytest.raises(IncompleteError, match=r"cut\.jsonl\.gz is damaged after row"):
@@ -269,12 +269,12 @@ def test_a_sample_says_that_it_is_one_and_cannot_be_mixed_with_the_whole(make_au
 
 
 def test_selected_documents_name_their_source_and_row(make_audit: MakeAudit, tmp_path: Path) -> None:
-    path = make_audit()
-    outcome = run(path, "selections.0.alpha=0.999", "selections.0.procedure=ptdi", fail_if_selected=True)
+    path = make_audit([sentence(i, 80) for i in range(60)])
+    outcome = run(path, "selections.0.detectors=[zlib]", fail_if_selected=True)
     table = pq.read_table(tmp_path / "run/selection/members/selected.parquet")
     assert len(table) == outcome.selections[0]["n_selected"] > 0
     assert outcome.exit_code == ExitCode.SELECTED
-    assert table.column_names == ["doc_id", "p_value", "loss", "source", "row"]
+    assert table.column_names == ["doc_id", "p_value", "zlib", "source", "row"]
     for row in table.to_pylist():
         assert row["doc_id"] == f"audit-{row['row']}"
         assert row["source"] == str(tmp_path / "audit.jsonl")

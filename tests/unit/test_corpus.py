@@ -169,7 +169,7 @@ def test_a_truncated_gz_says_after_which_row(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(zst[: len(zst) // 2])
     config = config_for(str(path))
-    with pytest.raises(UserError, match="x.jsonl.zst is damaged after row"):
+    with pytest.raises(UserError, match=r"x\.jsonl\.zst is damaged after row"):
         [list(read_shard(s)) for s in plan_shards(config, find_inputs(config))]
 
 

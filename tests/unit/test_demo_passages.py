@@ -63,7 +63,7 @@ def test_prose_of_more_than_50_words_is_cut() -> None:
     "paragraph",
     [
         pytest.param(WORDS + " today.", id="too short"),
-        pytest.param(" ".join([WORDS] * 5) + ".", id="too long"),
+        pytest.param(" ".join([WORDS] * 6) + ".", id="too long"),
         pytest.param(PROSE.lower(), id="no capital"),
         pytest.param(PROSE[:-1], id="no full stop"),
         pytest.param(PROSE.replace("fox", "fox=1"), id="assignment"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i i
 CONFIG = FinetuneConfig(epochs=4, batch_size=4, learning_rate=1e-2, dtype="float32", seed=5)
 
 
-def build_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def build_model(dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=62,
@@ -38,11 +39,21 @@ def build_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         num_key_value_heads=2,
         tie_word_embeddings=True,
         max_position_embeddings=64,
+        initializer_range=0.2,
         pad_token_id=1,
         eos_token_id=1,
         bos_token_id=None,
     )
-    return LlamaForCausalLM(config).to(dtype).eval()
+    model: Any = LlamaForCausalLM(config)
+    return model.to(dtype).eval()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +104,12 @@ def test_the_written_adapter_is_float32_over_a_bfloat16_base_and_gives_the_train
     assert record["result"]["losses"] == list(result.losses)
 
 
-def test_the_model_comes_back_as_it_was(tmp_path: Path, tokenizer: Any) -> None:
+def test_the_model_comes_back_as_it_was_and_can_be_trained_again(tmp_path: Path, tokenizer: Any) -> None:
     model, untouched = build_model(), build_model()
     train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
+    train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "b")
+    first, second = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in "ab")
+    assert first == second
     assert not model.training
     ours, theirs = dict(model.named_parameters()), dict(untouched.named_parameters())
     assert ours.keys() == theirs.keys()
@@ -136,7 +150,7 @@ def test_too_few_texts_too_short_texts_and_a_taken_folder_are_refused(tmp_path: 
 def test_unknown_settings_and_values_outside_their_limits_are_refused() -> None:
     for wrong in ({"rate": 1}, {"epochs": 0}, {"learning_rate": 0.0}, {"max_tokens": 1}, {"method": "none"}):
         with pytest.raises(ValidationError):
-            FinetuneConfig(**wrong)  # type: ignore[arg-type]
+            FinetuneConfig(**wrong)
 
 
 def test_padding_does_not_change_the_loss_though_it_is_a_token_that_texts_hold(tokenizer: Any) -> None:

@@ -1,0 +1,162 @@
+"""The command as a user has it: processes, exit codes, one line of error, a driver killed in mid-run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_up import sentence
+
+from pipeline.store import Store, read_receipts
+from ray_jobs.cli import main
+
+MakeAudit = Callable[..., Path]
+SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
+
+
+def seenset(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "200"}
+    return subprocess.run([*SEENSET, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """The one line of an error that a user can mend; the command runs in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    output = capsys.readouterr()
+    assert ended.value.code == code, output.err
+    assert output.err.count("\n") == 1, output.err
+    return output.err
+
+
+def selection_digest(run: Path) -> dict[str, str]:
+    files = sorted(p for p in (run / "selection").rglob("*") if p.is_file())
+    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_a_killed_driver_resumes_to_the_same_bytes(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = str(make_audit([sentence(i, 60) for i in range(2000)], [sentence(10_000 + i, 60) for i in range(200)]))
+    shards = "resources.shard_bytes=4000"
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    first = seenset("run", path, "--set", f"run={whole}", "--set", shards)
+    assert first.returncode == 0, first.stderr
+
+    command = [*SEENSET, "run", path, "--set", f"run={cut}", "--set", shards]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    total = len(list((whole / "receipts/score").iterdir()))
+    deadline = time.monotonic() + 120
+    while len(list((cut / "receipts/score").glob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = len(list((cut / "receipts/score").glob("[a-z]*.json")))
+    assert 3 <= done < total, "the driver should have died in mid-run"
+    status = json.loads(seenset("status", str(cut), "--json").stdout)
+    assert status["state"] == "incomplete"
+    assert status["shards_done"] >= done
+
+    before = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/score").glob("[a-z]*.json")}
+    second = seenset("run", path, "--set", f"run={cut}", "--set", shards)
+    assert second.returncode == 0, second.stderr
+    assert selection_digest(cut) == selection_digest(whole)
+    after = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/score").glob("[a-z]*.json")}
+    assert {name: after[name] for name in before} == before, "finished shards were scored again"
+    assert sum(r.n_in for r in read_receipts(Store(str(cut)), "score")) == 2200
+
+
+def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path) -> None:
+    longer = [sentence(i, 80) for i in range(60)]  # which zlib takes for members: enough to select some
+    path, folder = str(make_audit(longer)), str(tmp_path / "run")
+    planned = json.loads(seenset("plan", path, "--json").stdout)
+    assert planned["roles"]["unseen"]["shards"] >= 1
+    assert planned["selections"][0]["minimum_selectable"] >= 1
+    assert "documents" in seenset("plan", path).stdout
+    assert not (tmp_path / "run").exists(), "a plan writes nothing"
+
+    done = seenset("run", path)
+    assert done.returncode == 0, done.stderr
+    assert "documents/s" in done.stdout
+    assert "\x1b" not in done.stdout, "no bar and no colours where nobody watches"
+    assert (tmp_path / "run/report/report.html").exists()
+
+    again = json.loads(seenset("run", path, "--json").stdout)
+    assert again["state"] == "complete"
+    status = json.loads(seenset("status", folder, "--json").stdout)
+    assert (status["state"], status["documents"], status["exit_code"]) == ("complete", 100, 0)
+    assert "complete" in seenset("status", folder).stdout
+    chosen = json.loads(seenset("select", folder, "--set", "selections.0.alpha=0.3", "--json").stdout)
+    assert chosen["selections"][0]["alpha"] == 0.3
+    assert "report.html" in seenset("report", folder, "--no-text").stdout
+    assert longer[0] not in (tmp_path / "run/report/report.html").read_text()
+    some = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
+    assert seenset("select", folder, *some).returncode == 4
+
+
+def test_an_error_that_a_user_can_mend_is_one_line(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(make_audit())
+    cases = {
+        "corpus.audit.path=none.jsonl": "no file none.jsonl",
+        "corpus.audit.text=txt": "no column 'txt'",
+        "selections.0.alpha=1.5": "must be in (0, 1), got 1.5",
+        "detectors=[los]": "did you mean 'loss'",
+        "model.path=/no/such/model": "/no/such/model",
+        "modle.path=x": "did you mean 'model'",
+    }
+    for override, message in cases.items():
+        assert message in refused(capsys, "plan", path, "--set", override), override
+    assert "nothing.yaml" in refused(capsys, "run", "nothing.yaml")
+    assert "not a run directory" in refused(capsys, "status", str(tmp_path / "nothing"))
+    assert "not a run directory" in refused(capsys, "report", str(tmp_path / "nothing"))
+    assert refused(capsys, "run")
+    assert refused(capsys, "audit", path)
+    assert "--limit" in refused(capsys, "plan", path, "--limit", "0")
+    done = seenset("plan", path, "--set", "selections.0.alpha=7")
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+
+
+def test_ctrl_c_leaves_a_run_that_resumes(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = str(make_audit([sentence(i, 60) for i in range(2000)], [sentence(10_000 + i) for i in range(40)]))
+    command = [*SEENSET, "run", path, "--set", "resources.shard_bytes=4000"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert seenset("run", path, "--set", "resources.shard_bytes=4000").returncode == 75
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "the same command goes on" in errors
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("incomplete", 130)
+    assert not (tmp_path / "run/lock.json").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/ptmx"), reason="no pseudo-terminals here")
+def test_a_terminal_gets_a_live_bar(make_audit: MakeAudit) -> None:
+    import pty
+
+    path = str(make_audit())
+    seen = b""
+
+    def read(descriptor: int) -> bytes:
+        nonlocal seen
+        data = os.read(descriptor, 65536)
+        seen += data
+        return data
+
+    code = pty.spawn([*SEENSET, "run", path], read)
+    assert os.waitstatus_to_exitcode(code) == 0
+    assert b"\x1b[?25l" in seen, "a bar hides the cursor"
+    assert b"documents/s" in seen
