@@ -39,7 +39,7 @@ def in_one_line(config: ModelConfig, what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, json.JSONDecodeError) as error:
+    except Exception as error:  # loaders raise whatever their parsers do
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
             f"model {config.path}: cannot read its {what}: {lines[0] if lines else type(error).__name__}"

@@ -144,16 +144,20 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     return numbered
 
 
-def estimated_rows(entry: InputFile) -> int:
-    """Rows of an input, or a guess from the first lines of one whose rows only reading would tell."""
+def estimated_rows(entry: InputFile) -> tuple[int, bool]:
+    """Rows of an input and whether the number is exact: a guess from the first lines where only reading would tell."""
     if entry.rows is not None:
-        return entry.rows
+        return entry.rows, True
     from pipeline.documents import open_plain
 
     with open_plain(entry.path) as file:
         head = file.read(_EDGE)
-    packing = 3 if compression_of(entry.path) else 1
-    return max(1, round(entry.size * packing * max(1, head.count(b"\n")) / max(1, len(head))))
+        whole = len(head) < _EDGE
+    lines = sum(1 for line in head.split(b"\n") if line.strip())
+    if whole:
+        return lines - (entry.format == "csv"), entry.format == "jsonl"
+    packing = 1 if compression_of(entry.path) is None else 3
+    return max(1, round(entry.size * packing * lines / len(head))), False
 
 
 # --- inputs

@@ -36,9 +36,8 @@ class Plan:
 
     def documents(self, role: Role) -> tuple[int, bool]:
         """Documents of a role, and whether the number is exact (it is a guess where only reading would tell)."""
-        inputs = [entry for entry in self.inputs if entry.role == role]
-        count = sum(estimated_rows(entry) for entry in inputs)
-        exact = all(entry.rows is not None for entry in inputs)
+        estimates = [estimated_rows(entry) for entry in self.inputs if entry.role == role]
+        count, exact = sum(rows for rows, _ in estimates), all(known for _, known in estimates)
         if self.limit is not None and self.limit <= count:
             return self.limit, exact
         return count, exact
@@ -178,7 +177,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         shards = sum(1 for shard in plan.shards if shard.role == role)
         roles[role] = {"documents": count, "exact": exact, "shards": shards}
     total = sum(entry["documents"] for entry in roles.values())
-    everything = sum(estimated_rows(entry) for entry in plan.inputs)
+    everything = sum(estimated_rows(entry)[0] for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     tokens = round(total * min(average, config.max_tokens))
     passes = plan.passes()

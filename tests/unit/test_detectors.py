@@ -1,0 +1,151 @@
+"""Detectors are the formulas of their papers, and a config's mistakes are named."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import zlib
+
+import pytest
+import torch
+
+from pipeline.detectors import Evidence, parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.passes import FORWARD, LOWERCASE, REFERENCE
+from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
+
+COUNTS = (12, 1, 7)
+TEXTS = ["A text of some length, of some length.", "é", "the third"]
+
+
+def statistics(seed: int) -> TokenStatistics:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(COUNTS), max(COUNTS))
+
+    def draw() -> torch.Tensor:
+        return torch.rand(shape, generator=generator) * 9 + 0.1
+
+    mask = torch.arange(shape[1]) < torch.tensor(COUNTS)[:, None]
+    return TokenStatistics(-draw(), mask, -draw(), draw(), draw(), {order: draw() for order in RENYI_ORDERS})
+
+
+@pytest.fixture
+def evidence() -> Evidence:
+    return Evidence(TEXTS, {p: statistics(seed) for seed, p in enumerate((FORWARD, LOWERCASE, REFERENCE))})
+
+
+def rows(values: torch.Tensor) -> list[list[float]]:
+    return [row[:count] for row, count in zip(values.double().tolist(), COUNTS, strict=True)]
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def lowest(values: list[float], k: float) -> float:
+    return mean(sorted(values)[: max(1, int(k * len(values)))])
+
+
+def score(entry, evidence: Evidence) -> list[float]:
+    (detector,) = parse_detectors([entry])
+    found = detector.score(evidence)
+    assert found.dtype == torch.float64
+    return found.tolist()
+
+
+def test_likelihood_detectors_are_their_formulas(evidence):
+    own, lower, other = (rows(evidence[p].log_prob) for p in (FORWARD, LOWERCASE, REFERENCE))
+    sizes = [len(zlib.compress(text.encode(), 6)) for text in TEXTS]
+    expected = {
+        "loss": [mean(row) for row in own],
+        "zlib": [mean(row) / size for row, size in zip(own, sizes, strict=True)],
+        "lowercase": [mean(b) / mean(a) for a, b in zip(own, lower, strict=True)],
+        "reference": [mean(a) - mean(b) for a, b in zip(own, other, strict=True)],
+        "min_k": [lowest(row, 0.2) for row in own],
+        "m_entropy": [-mean(row) for row in rows(evidence[FORWARD].m_entropy)],
+        "renyi": [lowest([-value for value in row], 0.2) for row in rows(evidence[FORWARD].renyi["1"])],
+    }
+    for name, values in expected.items():
+        assert score(name, evidence) == pytest.approx(values, rel=1e-12), name
+
+
+@pytest.mark.parametrize("k", [0.05, 0.3, 1.0])
+def test_shares_take_at_least_one_token_and_round_down(evidence, k):
+    t = evidence[FORWARD]
+    assert score({"min_k": {"k": k}}, evidence) == pytest.approx([lowest(row, k) for row in rows(t.log_prob)])
+    for order in RENYI_ORDERS:
+        expected = [lowest([-value for value in row], k) for row in rows(t.renyi[order])]
+        assert score({"renyi": {"order": order, "k": k}}, evidence) == pytest.approx(expected)
+    z = (t.log_prob - t.mean) / t.variance.sqrt()
+    expected = [lowest(row, k) for row in rows(z)]
+    assert score({"min_k_plus_plus": {"k": k}}, evidence) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_variance_of_zero_is_clamped():
+    zero = torch.zeros(1, 1)
+    t = TokenStatistics(zero - 1e-6, torch.ones(1, 1, dtype=torch.bool), zero, zero)
+    assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
+
+
+@pytest.mark.parametrize("name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "renyi"])
+def test_nan_gives_nan_in_its_document_alone(evidence, name):
+    broken = {}
+    for needed in (FORWARD, LOWERCASE, REFERENCE):
+        t = evidence[needed]
+        for values in (t.log_prob, t.mean, *t.renyi.values()):
+            values[0, 3] = math.nan
+        broken[needed] = t
+    found = score(name, Evidence(TEXTS, broken))
+    assert [math.isnan(value) for value in found] == [True, False, False]
+
+
+def test_columns_are_named_as_in_the_config():
+    entries = ["min_k", {"min_k": {"k": [0.1, 0.2]}}, {"renyi": {"k": 0.1, "order": [2, "inf", math.inf, 0.5][:2]}}]
+    columns = [detector.column for detector in parse_detectors(entries)]
+    assert columns == ["min_k", "min_k(k=0.1)", "min_k(k=0.2)", "renyi(order=2, k=0.1)", "renyi(order=inf, k=0.1)"]
+
+
+@pytest.mark.parametrize("value", ["inf", ".inf", "INF", math.inf])
+def test_the_infinite_order_may_be_written_in_any_way(value):
+    (detector,) = parse_detectors([{"renyi": {"order": value}}])
+    assert detector.column == "renyi(order=inf)"
+    assert detector.needs == {FORWARD: frozenset({"renyi_inf"})}
+
+
+def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
+    names = ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "m_entropy", "renyi"]
+    assert plan_passes(parse_detectors(names)) == {
+        FORWARD: frozenset({"log_prob", "mean", "variance", "m_entropy", "renyi_1"}),
+        LOWERCASE: frozenset({"log_prob"}),
+        REFERENCE: frozenset({"log_prob"}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["min_kk"], "unknown detector 'min_kk'; did you mean 'min_k'"),
+        ([{"min_k": {"kk": 0.1}}], "detector min_k has no argument 'kk'; did you mean 'k'"),
+        ([{"loss": {"k": 0.1}}], "detector loss has no argument 'k'; it takes none"),
+        ([{"min_k": {"k": 0}}], r"min_k: k must be a number in \(0, 1\], got 0"),
+        ([{"min_k": {"k": [0.1, 1.5]}}], "got 1.5"),
+        ([{"min_k": {"k": "a"}}], "got 'a'"),
+        ([{"min_k": {"k": math.nan}}], "got nan"),
+        ([{"min_k": {"k": True}}], "got True"),
+        ([{"min_k": {"k": []}}], "k is an empty list"),
+        ([{"renyi": {"order": 3}}], "order must be one of 0.5, 1, 2, inf, got 3"),
+        ([{"renyi": {"order": None}}], "got None"),
+        (["loss", "loss"], "the column loss appears twice"),
+        ([{"min_k": {"k": [0.1, 0.1]}}], r"the column min_k\(k=0.1\) appears twice"),
+        ([{"min_k": {"k": 0.1}, "loss": {}}], "one name an entry, got 2: min_k, loss"),
+    ],
+)
+def test_a_mistake_in_the_config_is_named(entries, message):
+    with pytest.raises(UserError, match=message):
+        parse_detectors(entries)
+
+
+def test_a_config_is_read_without_transformers():
+    code = "import sys, pipeline.detectors as d; d.parse_detectors(['loss']); sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,182 @@
+"""Token statistics are those of float64 brute force, whatever the batch and the model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from pipeline.models import LanguageModel
+from pipeline.passes import forward as module
+from pipeline.passes.forward import STATISTICS, forward
+
+VOCABULARY = 97
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.4}
+OPT = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
+MAKERS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=1, eos_token_id=2)),
+    "opt": lambda: OPTForCausalLM(OPTConfig(**OPT, word_embed_proj_dim=24, init_std=0.4, max_position_embeddings=64)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=3.0)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
+}
+
+
+class HalvedLogits(LlamaForCausalLM):
+    """Logits that do not follow from the head and the configuration."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits / 2
+        return output
+
+
+MAKERS["of unknown tail"] = lambda: HalvedLogits(LlamaConfig(**SIZES))
+
+
+def make(kind: str) -> LanguageModel:
+    torch.manual_seed(0)
+    model = MAKERS[kind]().eval().requires_grad_(False)
+    return LanguageModel(model, None, torch.device("cpu"), None)
+
+
+def documents(lengths=(9, 2, 30, 17)) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def brute_force(lm: LanguageModel, ids: list[int]) -> dict[str, torch.Tensor]:
+    logits = lm.model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
+    log_p = logits.log_softmax(-1)
+    p = log_p.exp()
+    own = log_p.gather(1, torch.tensor(ids[1:])[:, None])
+    is_own = torch.zeros_like(p, dtype=torch.bool).scatter_(1, torch.tensor(ids[1:])[:, None], True)
+    mean = (p * log_p).sum(1)
+    p_own = own.exp().squeeze(1)
+    return {
+        "log_prob": own.squeeze(1),
+        "mean": mean,
+        "variance": (p * (log_p - mean[:, None]).square()).sum(1),
+        "m_entropy": -(1 - p_own) * own.squeeze(1) - (p * torch.log1p(-p)).masked_fill(is_own, 0).sum(1),
+        "renyi_0.5": 2 * p.sqrt().sum(1).log(),
+        "renyi_1": -mean,
+        "renyi_2": -p.square().sum(1).log(),
+        "renyi_inf": -log_p.amax(1),
+    }
+
+
+def found_of(statistics, name: str) -> torch.Tensor:
+    return statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_statistic_is_that_of_float64_brute_force(kind):
+    lm, ids = make(kind), documents()
+    statistics = forward(lm, ids, STATISTICS)
+    for row, document in enumerate(ids):
+        for name, expected in brute_force(lm, document).items():
+            found = found_of(statistics, name)[row, : len(document) - 1].double()
+            torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "cohere", "granite", "gpt2", "opt"])
+def test_known_models_go_by_their_hidden_states_and_unknown_tails_do_not(kind):
+    with torch.inference_mode():
+        assert module._tail(make(kind).model) is not None
+        assert module._tail(make("of unknown tail").model) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "of unknown tail"])
+def test_the_batch_changes_nothing(kind):
+    lm, ids = make(kind), documents()
+    together = forward(lm, ids, STATISTICS)
+    for row, document in enumerate(ids):
+        alone = forward(lm, [document], STATISTICS)
+        for name in STATISTICS:
+            here = found_of(together, name)[row]
+            torch.testing.assert_close(here[: len(document) - 1], found_of(alone, name)[0], rtol=1e-4, atol=1e-5)
+            assert (here[len(document) - 1 :] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["llama", "of unknown tail"])
+def test_chunks_and_tiles_change_nothing(kind, monkeypatch):
+    lm, ids = make(kind), documents()
+    whole = forward(lm, ids, STATISTICS)
+    monkeypatch.setattr(module, "HEAD_ELEMENTS", {"cpu": 11 * VOCABULARY, "cuda": 0})
+    monkeypatch.setattr(module, "TILE_ELEMENTS", {"cpu": 3 * VOCABULARY, "cuda": 0})
+    pieces = forward(lm, ids, STATISTICS)
+    for name in STATISTICS:
+        torch.testing.assert_close(found_of(pieces, name), found_of(whole, name), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mask_comes_from_lengths_even_where_tokens_equal_the_padding():
+    statistics = forward(make("llama"), [[0, 0, 0, 0], [5, 0]], frozenset({"log_prob"}))
+    assert statistics.mask.tolist() == [[True, True, True], [True, False, False]]
+    assert (statistics.log_prob[0] < 0).all()
+
+
+def test_what_is_not_asked_for_is_not_there():
+    statistics = forward(make("llama"), documents(), frozenset({"log_prob", "renyi_2"}))
+    assert statistics.mean is statistics.variance is statistics.m_entropy is None
+    assert set(statistics.renyi) == {"2"}
+    with pytest.raises(ValueError, match="unknown statistics"):
+        forward(make("llama"), documents(), frozenset({"renyi_3"}))
+
+
+def test_documents_of_one_token_have_no_statistics():
+    statistics = forward(make("llama"), [[3], [4]], STATISTICS)
+    assert statistics.log_prob.shape == (2, 0)
+    assert forward(make("llama"), [[3], [4, 5]], STATISTICS).mask.tolist() == [[False], [True]]
+
+
+def test_bfloat16_weights_give_float32_statistics_near_those_of_float32():
+    lm, ids = make("llama"), documents()
+    exact = forward(lm, ids, frozenset({"log_prob"}))
+    rounded = forward(LanguageModel(lm.model.bfloat16(), None, lm.device, None), ids, STATISTICS)
+    assert rounded.log_prob.dtype == rounded.variance.dtype == torch.float32
+    assert (rounded.log_prob - exact.log_prob).abs().mean() < 0.1
+
+
+def test_certainty_overflows_nowhere():
+    logits = torch.full((3, VOCABULARY), -25.0)
+    logits[:, 7] = 25.0
+    logits[1:, 8] = -math.inf  # a vocabulary masked by the model
+    found = module._sweep(logits, torch.tensor([7, 7, 9]), STATISTICS)
+    assert all(values.isfinite().all() for values in found.values())
+    torch.testing.assert_close(found["m_entropy"][2].item(), 50.0 + 50.0 - math.log(95), rtol=1e-4, atol=0)
+    assert (found["variance"] < 1e-12).all()
+
+
+def test_a_model_that_yields_nan_gives_nan_and_no_exception():
+    lm = make("llama")
+    lm.model.lm_head.weight[5] = math.nan
+    statistics = forward(lm, documents(), STATISTICS)
+    assert all(found_of(statistics, name)[statistics.mask].isnan().all() for name in STATISTICS)

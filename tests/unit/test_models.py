@@ -1,0 +1,226 @@
+"""Models open from every form that a config can name, and what is refused is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from importlib.util import find_spec
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
+
+from pipeline.config import ModelConfig
+from pipeline.errors import UserError
+from pipeline.models import check_model, fingerprint_model, open_model, tokenize
+from pipeline.passes.forward import forward
+
+TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice.", ""]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_folder):
+    return open_model(ModelConfig(path=str(tiny_model_folder)))
+
+
+@pytest.fixture
+def folder(tiny_model_folder, tmp_path):
+    """A copy of the tiny model, to be broken."""
+    return shutil.copytree(tiny_model_folder, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model_folder, tmp_path_factory):
+    """A LoRA adapter that changes the tiny model, and the model with it switched on."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    settings = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(base, settings).eval()
+    place = tmp_path_factory.mktemp("adapter") / "lora"
+    model.save_pretrained(place)
+    return place, model
+
+
+def refusal(config: ModelConfig, open_too: bool = True) -> str:
+    with pytest.raises(UserError) as error:
+        check_model(config)
+    if open_too:
+        with pytest.raises(UserError):
+            open_model(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_folder_opens_in_its_own_dtype_without_gradients(tiny, tiny_model_folder):
+    assert not tiny.model.training
+    assert not any(parameter.requires_grad for parameter in tiny.model.parameters())
+    assert tiny.model.dtype == torch.float32
+    assert open_model(ModelConfig(path=str(tiny_model_folder), dtype="bfloat16")).model.dtype == torch.bfloat16
+    facts = check_model(ModelConfig(path=str(tiny_model_folder)))
+    assert facts == {"architecture": "LlamaForCausalLM", "dtype": "float32", "max_tokens": tiny.max_tokens}
+
+
+def test_dtype_auto_is_the_checkpoints_own(tiny_model_folder, tmp_path):
+    AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_model_folder).save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path))
+    assert check_model(config)["dtype"] == fingerprint_model(config)["dtype"] == "bfloat16"
+    assert open_model(config).model.dtype == torch.bfloat16
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert check_model(config)["dtype"] == "bfloat16"
+
+
+def test_an_adapter_is_merged_into_the_weights(tiny, tiny_model_folder, adapter):
+    place, adapted = adapter
+    merged = open_model(ModelConfig(path=str(tiny_model_folder), adapter=str(place)))
+    assert type(merged.model) is type(tiny.model)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        torch.testing.assert_close(merged.model(ids).logits, adapted(ids).logits, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(merged.model(ids).logits, tiny.model(ids).logits, atol=1e-3)
+
+
+def test_a_missing_or_foreign_adapter_is_refused(tiny_model_folder, adapter, tmp_path):
+    path = str(tiny_model_folder)
+    place, _ = adapter
+    near = refusal(ModelConfig(path=path, adapter=str(place.with_name("lor"))))
+    assert "no folder" in near
+    assert "did you mean 'lora'" in near
+    copied = shutil.copytree(place, tmp_path / "copied")
+    weights = load_file(copied / "adapter_model.safetensors")
+    (copied / "adapter_model.safetensors").unlink()
+    torch.save(weights, copied / "adapter_model.bin")
+    assert "allow_pickle" in refusal(ModelConfig(path=path, adapter=str(copied)))
+    open_model(ModelConfig(path=path, adapter=str(copied), allow_pickle=True))
+    settings = json.loads((copied / "adapter_config.json").read_text())
+    (copied / "adapter_config.json").write_text(json.dumps({**settings, "task_type": "SEQ_CLS"}))
+    assert "is for SEQ_CLS" in refusal(ModelConfig(path=path, adapter=str(copied)))
+
+
+def test_pickled_weights_open_only_if_the_config_allows_them(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "allow_pickle: true" in refusal(ModelConfig(path=str(folder)))
+    allowed = ModelConfig(path=str(folder), allow_pickle=True)
+    check_model(allowed)
+    assert open_model(allowed).model.dtype == torch.float32
+
+
+def test_broken_folders_are_named_in_one_line(folder, tiny_model_folder):
+    assert "is a file that is not GGUF" in refusal(ModelConfig(path=str(folder / "config.json")))
+    assert "did you mean 'model'" in refusal(ModelConfig(path=str(folder.parent / "modle")))
+    (folder / "tokenizer.json").write_text("{")
+    assert "cannot read its tokenizer" in refusal(ModelConfig(path=str(folder)))
+    (folder / "config.json").write_text("{")
+    assert "cannot read its config.json" in refusal(ModelConfig(path=str(folder)))
+    (folder / "config.json").unlink()
+    assert "no config.json" in refusal(ModelConfig(path=str(folder)))
+    (folder / "model.safetensors").unlink()
+    assert "no weights" in refusal(ModelConfig(path=str(folder)))
+
+
+def test_damaged_weights_are_one_line(folder):
+    (folder / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(UserError, match="cannot read its weights"):
+        open_model(ModelConfig(path=str(folder)))
+
+
+def test_a_masked_language_model_is_refused(folder):
+    small = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=99)
+    BertForMaskedLM(small).save_pretrained(folder)
+    assert "no causal language model: BertForMaskedLM" in refusal(ModelConfig(path=str(folder)))
+
+
+def test_code_that_ships_with_a_model_is_refused_unless_trusted(folder):
+    settings = json.loads((folder / "config.json").read_text())
+    settings |= {"model_type": "home_made", "auto_map": {"AutoConfig": "home.Config"}}
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert "trust_remote_code: true" in refusal(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_quantisation_without_bitsandbytes_says_what_to_install(tiny_model_folder, quantization):
+    config = ModelConfig(path=str(tiny_model_folder), quantization=quantization)
+    assert "pip install 'seenset[quantization]'" in refusal(config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_line(tiny_model_folder):
+    with pytest.raises(UserError, match="torch sees none"):
+        open_model(ModelConfig(path=str(tiny_model_folder)), gpus=1)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_and_soon(tmp_path):
+    began = time.monotonic()
+    message = refusal(ModelConfig(path="seenset-tests/no-such-model"))
+    assert "seenset-tests/no-such-model" in message
+    assert "hub" in message
+    assert time.monotonic() - began < 60
+    assert "not a hub id" in refusal(ModelConfig(path="no such: model"))
+
+
+def test_a_missing_gguf_names_its_neighbours(tmp_path):
+    (tmp_path / "model-Q4.gguf").write_bytes(b"GGUF")
+    (tmp_path / "text.gguf").write_bytes(b"text")
+    for config in (
+        ModelConfig(path=str(tmp_path / "model-Q5.gguf")),
+        ModelConfig(path=str(tmp_path), gguf_file="model-Q5.gguf"),
+    ):
+        message = refusal(config)
+        assert "no GGUF file 'model-Q5.gguf'" in message
+        assert "did you mean 'model-Q4.gguf'" in message
+    assert "is not a GGUF file" in refusal(ModelConfig(path=str(tmp_path / "text.gguf")))
+    assert "name one as gguf_file: model-Q4.gguf" in refusal(ModelConfig(path=str(tmp_path)))
+    assert "cannot read its" in refusal(ModelConfig(path=str(tmp_path / "model-Q4.gguf")))
+
+
+def test_both_forms_of_a_gguf_path_are_the_same_model(smollm2_file):
+    whole = ModelConfig(path=str(smollm2_file))
+    parts = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
+    assert fingerprint_model(whole) == fingerprint_model(parts)
+    assert check_model(parts) == {"architecture": "LlamaForCausalLM", "dtype": "float32", "max_tokens": 8192}
+
+
+def test_a_fingerprint_is_of_the_content_and_not_of_the_place(folder, tiny_model_folder, adapter):
+    place, _ = adapter
+    original = fingerprint_model(ModelConfig(path=str(tiny_model_folder)))
+    assert fingerprint_model(ModelConfig(path=str(folder))) == original
+    assert set(original) == {"model", "tokenizer", "dtype", "quantization"}
+    assert fingerprint_model(ModelConfig(path=str(folder), dtype="bfloat16"))["dtype"] == "bfloat16"
+    adapted = fingerprint_model(ModelConfig(path=str(folder), adapter=str(place)))
+    assert adapted["model"] != original["model"]
+    assert adapted["tokenizer"] == original["tokenizer"]
+    (folder / "README.md").write_text("changes nothing")
+    assert fingerprint_model(ModelConfig(path=str(folder))) == original
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    changed = fingerprint_model(ModelConfig(path=str(folder)))
+    assert changed["model"] != original["model"]
+    assert changed["tokenizer"] == original["tokenizer"]
+
+
+def test_tokens_beyond_the_limit_are_cut_and_the_kept_text_is_known(tiny):
+    for limit in range(1, 30):
+        for text, tokens in zip(TEXTS, tokenize(tiny, TEXTS, limit), strict=True):
+            whole = tiny.tokenizer(text)["input_ids"]
+            assert tokens.ids == whole[:limit]
+            assert tokens.truncated == (len(whole) > limit)
+            if not tokens.truncated:
+                assert tokens.kept == len(text)
+            else:
+                decoded = tiny.tokenizer.decode(tokens.ids, clean_up_tokenization_spaces=False)
+                assert text[: tokens.kept].startswith(decoded.rstrip("\ufffd"))
+                assert tokens.kept - len(decoded.rstrip("\ufffd")) in (0, 1)
+    assert tokenize(tiny.tokenizer, [], 5) == []
+
+
+def test_an_opened_model_can_be_asked(tiny):
+    ids = [tokens.ids for tokens in tokenize(tiny, TEXTS[:2], 64)]
+    assert (forward(tiny, ids, frozenset({"log_prob"})).log_prob <= 0).all()
