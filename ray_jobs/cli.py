@@ -154,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TyperException as error:
         _fail(_message_of(error), int(ExitCode.USER_ERROR))
     except (KeyboardInterrupt, Abort):
-        _fail("interrupted; the same command goes on from here", int(ExitCode.INTERRUPTED))
+        code = int(ExitCode.INTERRUPTED)
+    if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
+        _fail("interrupted; the same command goes on from here", code)
     sys.exit(code or 0)
 
 

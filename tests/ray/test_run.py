@@ -278,3 +278,81 @@ def test_selected_documents_name_their_source_and_row(make_audit: MakeAudit, tmp
     for row in table.to_pylist():
         assert row["doc_id"] == f"audit-{row['row']}"
         assert row["source"] == str(tmp_path / "audit.jsonl")
+
+
+def test_a_model_that_gives_nan_selects_nothing_and_says_why(
+    make_audit: MakeAudit, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "nan-model"
+    shutil.copytree(tiny_model_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    path = make_audit(model={"path": str(folder)})
+    with pytest.raises(IncompleteError, match=r"100 of 100 documents were quarantined \(non_finite_score 100\)"):
+        run(path)
+    with pytest.raises(UserError, match="no calibration documents"):
+        run(path, "error_budget=1")
+
+
+def test_without_calibration_documents_nothing_is_decided(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit(None, ["", " "], error_budget=0.5)
+    with pytest.raises(UserError, match="no calibration documents") as caught:
+        run(path)
+    assert caught.value.exit_code == 2
+    (tmp_path / "unseen.jsonl").write_bytes(b"")
+    with pytest.raises(UserError, match=r"corpus\.unseen holds no documents"):
+        run(path)
+
+
+POISON_MODEL = """
+import os
+from transformers import LlamaForCausalLM, LlamaModel
+
+class PoisonModel(LlamaModel):
+    def forward(self, input_ids=None, **kwargs):
+        if (input_ids == {token}).any():
+            os._exit(1)
+        return super().forward(input_ids=input_ids, **kwargs)
+
+class PoisonForCausalLM(LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = PoisonModel(config)
+        self.post_init()
+"""
+
+
+def test_a_document_that_kills_its_worker_is_found_and_quarantined(
+    make_audit: MakeAudit, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    token = AutoTokenizer.from_pretrained(tiny_model_folder)("~")["input_ids"][0]
+    folder = tmp_path / "poison-model"
+    shutil.copytree(tiny_model_folder, folder)
+    (folder / "modeling_poison.py").write_text(POISON_MODEL.format(token=token))
+    settings = json.loads((folder / "config.json").read_text())
+    settings |= {
+        "auto_map": {"AutoModelForCausalLM": "modeling_poison.PoisonForCausalLM"},
+        "architectures": ["PoisonForCausalLM"],
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    texts = [sentence(i) for i in range(12)]
+    texts[5] = "this one ~ kills whoever reads it"
+    path = make_audit(
+        texts,
+        model={"path": str(folder), "trust_remote_code": True},
+        error_budget=0.5,
+        resources={"shard_bytes": 1 << 20, "actors": 1},
+    )
+    outcome = run(path)
+    assert outcome.counts["quarantined"] == 1
+    assert outcome.counts["scored"] == 51
+    store = Store(str(tmp_path / "run"))
+    receipt = next(r for r in read_receipts(store, "score") if r.quarantine)
+    row = pq.read_table(tmp_path / "run" / str(receipt.quarantine)).to_pylist()[0]
+    assert (row["row"], row["reason"]) == (5, "model_error")
+    assert "worker died" in row["message"]
