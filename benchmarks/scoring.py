@@ -142,14 +142,14 @@ class _Clock:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time every job on every batch, alternating; a ratio is the median over rounds of ratios of a round's sums."""
+    """Time every job on every batch, alternating; a job's seconds are the sum over batches of medians over rounds."""
     texts = wikimia(arguments.texts)
     exact = load(arguments.model, arguments.device, arguments.dtype or "float32")
     ids = [tokens.ids for tokens in tokenize(exact, texts, MAX_TOKENS)]
     basic, every = parse_detectors(BASIC), parse_detectors(ALL)
     groups = batches(ids, arguments.batch_tokens or (2048 if arguments.device == "cpu" else 16384))
     half = load(arguments.model, arguments.device, "bfloat16") if arguments.dtype is None else None
-    rounds: list[dict[str, float]] = []
+    rounds: list[dict[str, list[float]]] = []
     found: dict[str, list[torch.Tensor]] = {}
     for number in range(arguments.rounds + 1):
         clock = _Clock(exact.device)
@@ -164,17 +164,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             if half is not None:
                 found["half"].append(clock.time("half", lambda: seenset(half, basic, some, own)))  # noqa: B023
         if number:
-            rounds.append({name: sum(seconds) for name, seconds in clock.seconds.items()})
-    return report(arguments, rounds, found, sum(map(len, ids)))
+            rounds.append(clock.seconds)
+    seconds = {
+        name: sum(map(statistics.median, zip(*(each[name] for each in rounds), strict=True))) for name in rounds[0]
+    }
+    return report(arguments, seconds, found, sum(map(len, ids)))
 
 
 def report(
-    arguments: argparse.Namespace, rounds: list[dict[str, float]], found: dict[str, list[torch.Tensor]], tokens: int
+    arguments: argparse.Namespace, seconds: dict[str, float], found: dict[str, list[torch.Tensor]], tokens: int
 ) -> dict[str, Any]:
     """The JSON line."""
 
     def ratio(other: str, ours: str) -> float | None:
-        return round(statistics.median(r[other] / r[ours] for r in rounds), 3) if ours in rounds[0] else None
+        return round(seconds[other] / seconds[ours], 3) if ours in seconds else None
 
     def spearman(ours: str) -> list[float] | None:
         if not found[ours]:
@@ -186,7 +189,7 @@ def report(
     return {
         "benchmark": "scoring",
         "model": arguments.model,
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor(),
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine(),
         "texts": arguments.texts,
         "tokens": tokens,
         "vs_bare_forward": ratio("bare", "ours"),
@@ -195,7 +198,7 @@ def report(
         **({"vs_one_at_a_time_bfloat16": ratio("published", "half")} if arguments.dtype is None else {}),
         f"spearman_{dtype}": spearman("ours"),
         **({"spearman_bfloat16": spearman("half")} if arguments.dtype is None else {}),
-        "tokens_per_s": {name: round(tokens / statistics.median(r[name] for r in rounds), 1) for name in rounds[0]},
+        "tokens_per_s": {name: round(tokens / spent, 1) for name, spent in seconds.items()},
         "rounds": arguments.rounds,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
