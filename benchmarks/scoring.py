@@ -2,7 +2,7 @@
 
 Everything is measured in one run, alternating, and reported as medians: on a shared machine only ratios mean anything.
 
-- vs_bare_forward: documents/s with loss, zlib, min_k, min_k_plus_plus over documents/s of `model(ids, mask).logits` on
+- vs_bare_forward: documents/s with loss, zlib, min_k, min_k_plus_plus over documents/s of `model(ids).logits` on
   the same padded batches; `_all` with m_entropy and every Renyi order added.
 - vs_one_at_a_time: against one document at a time, log_softmax and softmax of all its logits in float32.
 """
@@ -79,19 +79,16 @@ def batches(ids: Sequence[list[int]], budget: int) -> list[list[int]]:
     return found
 
 
-def pad(ids: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and their attention mask, (documents, tokens)."""
+def pad(ids: Sequence[list[int]], device: torch.device) -> torch.Tensor:
+    """Right-padded ids, (documents, tokens)."""
     longest = max(map(len, ids))
-    tokens = [sequence + [0] * (longest - len(sequence)) for sequence in ids]
-    mask = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in ids]
-    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
+    return torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in ids], device=device)
 
 
 @torch.inference_mode()
 def bare(lm: LanguageModel, ids: Sequence[list[int]]) -> None:
     """Logits of a batch and nothing else."""
-    tokens, mask = pad(ids, lm.device)
-    lm.model(input_ids=tokens, attention_mask=mask).logits  # noqa: B018
+    lm.model(pad(ids, lm.device)).logits  # noqa: B018
 
 
 def seenset(lm: LanguageModel, detectors: Sequence[Detector], ids: list[list[int]], texts: list[str]) -> torch.Tensor:
