@@ -18,6 +18,7 @@ import random
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,7 @@ def ensure_adapter(folder: Path, texts: Sequence[str], model: Mapping[str, str],
     console.print(f"adapter: training {len(texts)} passages into {name}")
     import torch
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     torch.set_num_threads(os.cpu_count() or 1)
     base = open_model(ModelConfig(**model, dtype=config.dtype), gpus=int(torch.cuda.is_available()))
     result = train_adapter(base.model, base.tokenizer, texts, config, adapter, _show_step)
