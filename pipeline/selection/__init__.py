@@ -1,37 +1,41 @@
 """From scores to the selected documents: ranks, their counts, and a decision that says what it promises."""
 
-from pipeline.selection.conformal import calibrate, p_values, ranks
-from pipeline.selection.procedures import (
-    GUARANTEES,
-    PROCEDURES,
-    TERMS,
-    Decision,
-    Guarantee,
-    Terms,
-    decide,
-    strict,
-)
+from pipeline.selection.conditional import simes_grid
+from pipeline.selection.conformal import Ties, calibrate, p_values, ranks
+from pipeline.selection.grid import Grid
+from pipeline.selection.groups import GroupCalibration, calibrate_by_group, pool, ranks_by_group
+from pipeline.selection.procedures import PROCEDURES, WITH_KNOWN_MEMBERS, Decision, decide, strict
 from pipeline.selection.proportion import JKBB, jkbb, storey
 from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
 from pipeline.selection.summary import RankCounts
+from pipeline.selection.terms import GUARANTEES, TERMS, Guarantee, Terms, terms_of
 
 __all__ = [
     "GUARANTEES",
     "JKBB",
     "PROCEDURES",
     "TERMS",
+    "WITH_KNOWN_MEMBERS",
     "Decision",
+    "Grid",
+    "GroupCalibration",
     "Guarantee",
     "RankCounts",
     "Terms",
+    "Ties",
     "calibrate",
+    "calibrate_by_group",
     "calibration_needed",
     "decide",
     "jkbb",
     "minimum_selectable",
     "p_values",
+    "pool",
     "ranks",
+    "ranks_by_group",
+    "simes_grid",
     "step_up",
     "storey",
     "strict",
+    "terms_of",
 ]

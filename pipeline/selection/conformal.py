@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from pipeline.config import Direction
 from pipeline.errors import UserError
+from pipeline.selection.grid import Grid
+
+Ties = Literal["conservative", "random"]
 
 
 def calibrate(scores: np.ndarray) -> np.ndarray:
@@ -28,8 +33,15 @@ def calibrate(scores: np.ndarray) -> np.ndarray:
     return values
 
 
-def ranks(scores: np.ndarray, calibration_sorted: np.ndarray, direction: Direction) -> np.ndarray:
-    """Conformal rank k = (n + 1) p of each audit document; ties count against selection.
+def ranks(
+    scores: np.ndarray,
+    calibration_sorted: np.ndarray,
+    direction: Direction,
+    ties: Ties = "conservative",
+    keys: np.ndarray | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """Conformal rank k = (n + 1) p of each audit document; by default ties count against selection.
 
     With calibration scores s_1..s_n and an audit score s, direction `members` (the null is "unseen", a high
     score is evidence against it) has k = 1 + #{s_i >= s}, and direction `clean` (the null is "seen", a low
@@ -39,32 +51,58 @@ def ranks(scores: np.ndarray, calibration_sorted: np.ndarray, direction: Directi
     Guaranteed: for a null document whose score is exchangeable with the n calibration scores,
     P(k <= j) <= j / (n + 1) for every j, with equality without ties (Vovk, Gammerman & Shafer 2005).
 
+    Ties `random`: k = 1 + #{more extreme} + floor(U (1 + #{ties})), U in [0, 1) from a hash of the
+    document's key and the seed. Then the equality holds with ties too, because k is uniform on the places
+    that the tied share, up to 2^-32 for U's 32 bits and as far as the hash is random. BH keeps its
+    guarantee: with U given, the other documents' ranks still do not fall as this one's grows. The answer
+    depends on the seed, so the seed is to be chosen once and before.
+
     Args:
         scores: shape (documents,), finite or infinite.
-        calibration_sorted: shape (n,), from `calibrate`.
+        calibration_sorted: shape (n,), from `calibrate`; n < 2^31.
         direction: `members` or `clean`.
+        ties: `conservative` or `random`.
+        keys: int64, shape (documents,), a hash of each document's id; needed by `random`.
+        seed: of `random`; >= 0.
 
     Returns:
         int64, shape (documents,), in 1..n + 1.
 
     Raises:
         UserError: a NaN among the scores.
-        ValueError: an unknown direction.
+        ValueError: an unknown direction or rule for ties, or no keys for `random`.
     """
     values = np.asarray(scores, dtype=np.float64)
     _refuse_nan(values, "audit")
+    left = np.searchsorted(calibration_sorted, values, side="left").astype(np.int64)
+    right = np.searchsorted(calibration_sorted, values, side="right").astype(np.int64)
     if direction == "members":
-        as_extreme = calibration_sorted.size - np.searchsorted(calibration_sorted, values, side="left")
+        more_extreme, as_extreme = calibration_sorted.size - right, calibration_sorted.size - left
     elif direction == "clean":
-        as_extreme = np.searchsorted(calibration_sorted, values, side="right")
+        more_extreme, as_extreme = left, right
     else:
         raise ValueError(f"direction must be 'members' or 'clean', got {direction!r}")
-    return as_extreme.astype(np.int64) + 1
+    if ties == "conservative":
+        return as_extreme + 1
+    if ties != "random" or keys is None:
+        raise ValueError(f"ties must be 'conservative', or 'random' with keys, got {ties!r}")
+    bits = _mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ _mix(np.array([seed], dtype=np.uint64)))
+    places = (as_extreme - more_extreme + 1).astype(np.uint64)
+    return more_extreme + 1 + ((bits >> np.uint64(32)) * places >> np.uint64(32)).astype(np.int64)
 
 
-def p_values(ranks: np.ndarray, n: int) -> np.ndarray:
-    """Conformal p-values k / (n + 1) for n calibration documents: float64 in (0, 1], shape as `ranks`."""
-    return np.asarray(ranks, dtype=np.float64) / (n + 1)
+def p_values(ranks: np.ndarray, against: int | Grid) -> np.ndarray:
+    """The p-values of ranks against n calibration documents, k / (n + 1), or over a grid: float64 in (0, 1]."""
+    found = np.asarray(ranks)
+    return against.values[found - 1] if isinstance(against, Grid) else found.astype(np.float64) / (against + 1)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser (Steele, Lea & Flood 2014): uint64 to uint64, one to one."""
+    z = values + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _refuse_nan(values: np.ndarray, what: str) -> None:

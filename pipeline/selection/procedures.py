@@ -1,6 +1,7 @@
 """The selection procedures: from rank counts to a decision that says what it promises.
 
-A procedure is one function `(counts, alpha) -> Decision`, one entry of `TERMS` and one of `PROCEDURES`.
+A procedure is one function `(counts, alpha) -> Decision`, one entry of `TERMS` and one of `PROCEDURES`; one that
+also reads documents of known membership is `(counts, alpha, known) -> Decision` and stands in `WITH_KNOWN_MEMBERS`.
 """
 
 from __future__ import annotations
@@ -9,31 +10,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 from pipeline.errors import UserError, nearest
 from pipeline.selection import proportion
+from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.step_up import ONE, harmonic_bound, step_up
 from pipeline.selection.summary import RankCounts
-
-Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a procedure promises, in words that need no statistics."""
-
-    guarantee: Guarantee
-    assumption: str  # one sentence: what must hold for the promise to hold
-    promise: str  # what then holds
+from pipeline.selection.terms import Guarantee, terms_of
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a procedure decided, and on what terms. The audit documents at ranks 1..`rank` are selected.
 
-    `rank` is k* in 0..n + 1, 0 when nothing is selected; the selection holds documents at p = 1, and so
-    quarantined ones, only when it is n + 1. `null_proportion` is the pi0 in use, shown in (0, 1];
+    `rank` is k* in 0..grid.size, 0 when nothing is selected; the selection holds documents at p = 1, and so
+    quarantined ones, only when it is the last. `null_proportion` is the pi0 in use, shown in (0, 1];
     `details` are finite numbers for the report, such as the estimate of pi0 before it was clipped.
     """
 
@@ -44,87 +35,53 @@ class Decision:
     null_proportion: float
     guarantee: Guarantee
     assumption: str
+    promise: str
     details: dict[str, float]
     n: int  # calibration documents
-    factor: Fraction  # BH ran at alpha / factor: pi0 as used, or the harmonic sum
+    factor: Fraction  # BH ran at alpha / factor: pi0 as used, or what dependence costs
+    largest_p: Fraction  # the p-value of `rank`, exact; 0 when nothing is selected
 
     @property
     def threshold(self) -> float | None:
-        """The largest p-value that is selected, k* / (n + 1) in (0, 1]; None when nothing is selected."""
-        return self.rank / (self.n + 1) if self.rank else None
+        """The largest p-value that is selected, in (0, 1], that of rank k*; None when nothing is selected."""
+        return float(self.largest_p) if self.rank else None
 
 
-_NULLS = "for which the null holds (direction members: never trained on; direction clean: trained on)"
-_EXCHANGEABLE = (
-    f"The audited documents {_NULLS} and the calibration documents are exchangeable: they come from one "
-    "source in one way, and nothing tells one kind from the other."
-)
-_ONE_BY_ONE = (
-    f"Each audited document {_NULLS} is, taken by itself, exchangeable with the calibration documents; how "
-    "the audited documents depend on one another is free."
-)
-_MANY = (
-    f"The audited documents {_NULLS} and the calibration documents are exchangeable, and there are so many "
-    "of them that the share of nulls is estimated without noticeable error."
-)
-_SHARE = "The expected share of wrong documents (those for which the null holds) among the selected"
-_ON_AVERAGE = (
-    "This is an average over repetitions of the whole audit with fresh documents; in this one list the share "
-    "may be higher or lower, and no single document is proven to be selected rightly."
-)
-
-TERMS: dict[str, Terms] = {
-    "bh": Terms(
-        "finite-sample",
-        _EXCHANGEABLE,
-        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents. {_ON_AVERAGE}",
-    ),
-    "by": Terms(
-        "finite-sample",
-        _ONE_BY_ONE,
-        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents and any "
-        f"dependence between them. {_ON_AVERAGE}",
-    ),
-    "storey": Terms(
-        "finite-sample",
-        _EXCHANGEABLE,
-        f"{_SHARE} is at most alpha, for any number of documents, with the share of nulls estimated from the "
-        f"audit itself. {_ON_AVERAGE}",
-    ),
-    "ptdi": Terms(
-        "asymptotic",
-        _MANY,
-        f"{_SHARE} approaches a limit of at most alpha as the numbers of documents grow; for the documents "
-        "at hand nothing is promised, and the share can exceed alpha, so the strict answer stands beside "
-        f"this one. {_ON_AVERAGE}",
-    ),
-}
-
-GUARANTEES: dict[str, str] = {
-    name: f"{terms.promise} It rests on this assumption: {terms.assumption}" for name, terms in TERMS.items()
-}
-
-
-def decide(procedure: str, counts: RankCounts, alpha: Fraction) -> Decision:
+def decide(procedure: str, counts: RankCounts, alpha: Fraction, known_members: RankCounts | None = None) -> Decision:
     """Select by a named procedure; exact, a function of the counts alone.
 
-    What is guaranteed is in `TERMS[procedure]` and is carried by the decision.
+    What is guaranteed is in `TERMS[procedure]`, is adapted to the calibration by `terms_of`, and is carried
+    by the decision.
 
     Args:
-        procedure: a key of `PROCEDURES`.
-        counts: of the m >= 1 audit documents, quarantined ones at rank n + 1.
+        procedure: a key of `PROCEDURES` or `WITH_KNOWN_MEMBERS`.
+        counts: of the m >= 1 audit documents, quarantined ones at the last rank, where p = 1.
         alpha: the exact decimal that the user wrote, in (0, 1).
+        known_members: for `WITH_KNOWN_MEMBERS` only: rank counts, over the same grid, of documents for which
+            the null is known not to hold: `seen` in direction members, `unseen` in direction clean.
 
     Raises:
-        UserError: an unknown procedure, alpha outside (0, 1), or no audit documents.
+        UserError: an unknown procedure, alpha outside (0, 1), no audit documents, or no known members where they
+            are needed.
+        ValueError: known members that were ranked over another grid.
     """
-    if procedure not in PROCEDURES:
-        raise UserError(f"unknown procedure {procedure!r}; {nearest(procedure, PROCEDURES)}")
+    if procedure not in PROCEDURES and procedure not in WITH_KNOWN_MEMBERS:
+        known = [*PROCEDURES, *WITH_KNOWN_MEMBERS]
+        raise UserError(f"unknown procedure {procedure!r}; {nearest(procedure, known)}")
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be in (0, 1), got {float(alpha):g}")
     if counts.m == 0:
         raise UserError("no audit documents")
-    return PROCEDURES[procedure](counts, alpha)
+    if procedure in PROCEDURES:
+        return PROCEDURES[procedure](counts, alpha)
+    if known_members is None or known_members.m == 0:
+        raise UserError(
+            f"procedure {procedure} needs documents that are known not to be nulls "
+            "(direction members: corpus.seen; direction clean: corpus.unseen), and there are none"
+        )
+    if not known_members.grid.same_as(counts.grid):
+        raise ValueError("the known members must be ranked over the grid of the audit documents")
+    return WITH_KNOWN_MEMBERS[procedure](counts, alpha, known_members)
 
 
 def strict(decision: Decision, counts: RankCounts) -> Decision:
@@ -147,31 +104,83 @@ def _by(counts: RankCounts, alpha: Fraction) -> Decision:
     return _decision("by", counts, alpha, rank, ONE, {"harmonic_sum": float(harmonic)}, harmonic)
 
 
+def _ebh(counts: RankCounts, alpha: Fraction) -> Decision:
+    """Wang & Ramdas 2022 on conformal e-values: FDR <= (share of nulls) alpha, any dependence."""
+    factor = dependence_factor(counts.grid, counts.m, alpha)
+    rank = step_up(counts, alpha / factor)
+    return _decision("ebh", counts, alpha, rank, ONE, {"dependence_factor": float(factor)}, factor)
+
+
 def _storey(counts: RankCounts, alpha: Fraction) -> Decision:
     """Storey, Taylor & Siegmund 2004, pi0 uncapped: FDR <= alpha under exchangeability."""
-    pi0 = proportion.storey(counts)
-    rank = step_up(counts, alpha, pi0)
-    return _decision("storey", counts, alpha, rank, pi0, {"null_proportion_unclipped": float(pi0)})
+    return _adaptive("storey", counts, alpha, proportion.storey(counts), {})
+
+
+def _bky(counts: RankCounts, alpha: Fraction) -> Decision:
+    """Benjamini, Krieger & Yekutieli 2006, definition 6: two stages of BH at alpha / (1 + alpha).
+
+    The first selects r1; the second uses pi0 = (m - r1) / m. With r1 = 0 the second selects nothing either; with
+    r1 = m everything is selected, which pi0 = 1/m does. They prove FDR <= alpha for independent p-values;
+    conformal ones share their calibration documents, so here it holds in the limit.
+    """
+    level = alpha / (1 + alpha)
+    first = counts.at_most(step_up(counts, level))
+    pi0 = Fraction(max(1, counts.m - first), counts.m)
+    rank = step_up(counts, level, pi0)
+    return _decision("bky", counts, alpha, rank, pi0, {"first_stage": first}, pi0 * (1 + alpha))
+
+
+def _quantile(counts: RankCounts, alpha: Fraction) -> Decision:
+    """BH at alpha / pi0, pi0 from `proportion.lowest_slope` (PTDI, eq. 47): FDR <= alpha in the limit."""
+    return _adaptive("quantile", counts, alpha, proportion.lowest_slope(counts), {})
+
+
+def _kernel(counts: RankCounts, alpha: Fraction) -> Decision:
+    """BH at alpha / pi0, pi0 from `proportion.kernel`, at most 1: no guarantee, see there."""
+    estimate = proportion.kernel(counts)
+    return _adaptive("kernel", counts, alpha, Fraction(min(1.0, estimate)), {"null_proportion_unclipped": estimate})
 
 
 def _ptdi(counts: RankCounts, alpha: Fraction) -> Decision:
     """PTDI (Liu et al. 2026): BH at alpha / pi0, pi0 from `proportion.jkbb`; FDR <= alpha in the limit."""
     estimate = proportion.jkbb(counts)
-    pi0 = Fraction(estimate.pi0)
     details = {
         "null_proportion_unclipped": estimate.unclipped,
         "bandwidth": estimate.bandwidth,
         "c": estimate.c,
     }
-    return _decision("ptdi", counts, alpha, step_up(counts, alpha, pi0), pi0, details)
+    return _adaptive("ptdi", counts, alpha, Fraction(estimate.pi0), details)
+
+
+def _ptdi_known_members(counts: RankCounts, alpha: Fraction, known: RankCounts) -> Decision:
+    """BH at alpha / pi0, pi0 from `proportion.known_members` (PTDI, eqs. 16-17): FDR <= alpha in the limit."""
+    estimate = proportion.known_members(counts, known)
+    details = {"null_proportion_unclipped": estimate.unclipped, "theta": estimate.theta, "known_members": known.m}
+    return _adaptive("ptdi_known_members", counts, alpha, Fraction(estimate.pi0), details)
 
 
 PROCEDURES: dict[str, Callable[[RankCounts, Fraction], Decision]] = {
     "bh": _bh,
     "by": _by,
+    "ebh": _ebh,
     "storey": _storey,
+    "bky": _bky,
+    "quantile": _quantile,
     "ptdi": _ptdi,
+    "kernel": _kernel,
 }
+
+WITH_KNOWN_MEMBERS: dict[str, Callable[[RankCounts, Fraction, RankCounts], Decision]] = {
+    "ptdi_known_members": _ptdi_known_members,
+}
+
+
+def _adaptive(
+    procedure: str, counts: RankCounts, alpha: Fraction, pi0: Fraction, details: dict[str, float]
+) -> Decision:
+    """BH at alpha / pi0."""
+    rank = step_up(counts, alpha, pi0)
+    return _decision(procedure, counts, alpha, rank, pi0, {"null_proportion_unclipped": float(pi0), **details})
 
 
 def _decision(
@@ -183,7 +192,8 @@ def _decision(
     details: dict[str, float],
     factor: Fraction | None = None,
 ) -> Decision:
-    terms = TERMS[procedure]
+    grid = counts.grid
+    terms = terms_of(procedure, grid)
     return Decision(
         procedure=procedure,
         alpha=alpha,
@@ -192,7 +202,9 @@ def _decision(
         null_proportion=min(1.0, float(pi0)),
         guarantee=terms.guarantee,
         assumption=terms.assumption,
+        promise=terms.promise,
         details={name: value for name, value in details.items() if math.isfinite(value)},
         n=counts.n,
         factor=pi0 if factor is None else factor,
+        largest_p=grid.p(rank),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -12,6 +13,8 @@ from pipeline.selection.summary import RankCounts
 
 MIN_BANDWIDTH = 1e-3
 MAX_BANDWIDTH = 1.0
+KERNEL_BANDWIDTH = 0.1
+HALF = Fraction(1, 2)
 
 
 def storey(counts: RankCounts) -> Fraction:
@@ -20,12 +23,20 @@ def storey(counts: RankCounts) -> Fraction:
         pi0 = (1 + #{k >= kL}) (n + 1) / (m (n + 1 - kL)), kL = floor((n + 2) / 2),
 
     which is (1 + #{p >= t}) / (m (1 - t)) (Storey 2002; Storey, Taylor & Siegmund 2004) at
-    t = kL / (n + 1), about one half. A value above 1 is left as it is: a cap would select more than the
-    proof allows.
+    t = kL / (n + 1), the first p-value of at least one half. A value above 1 is left as it is: a cap would
+    select more than the proof allows. With several grids pooled, t is the largest of their first p-values of
+    at least one half, and the p-values counted are still those of at least one half.
 
     Guaranteed: BH at alpha / pi0 with this pi0 has FDR <= alpha for every n and m, when the null audit
     documents and the calibration documents are exchangeable given the scores of the others (Marandon, Lei,
     Mary & Roquain 2024). Of the estimate itself nothing is guaranteed in a single audit.
+
+    By group the same holds when the groups' null and calibration scores are independent draws. Marandon et
+    al. bound the FDR by the sum over nulls i of (alpha / m) E[1 / pi0_i], pi0_i with i put at the smallest p.
+    In i's own group g the others then reach kL with a probability Q' ~ Beta(n_g + 2 - kL, kL), in another
+    group with one that is stochastically larger than Q ~ Beta(n_g + 1 - kL, kL); Q' is Q weighted by its
+    size, and E Q = 1 - t_g >= 1 - t. So (1 - t) E[1 / (1 + #)] <= E[Q_g / (1 + #_{-i})] with Q in every
+    group, and these terms sum to P(# > 0) <= 1 over the nulls, # being a sum of independent indicators.
 
     Args:
         counts: of m >= 1 audit documents.
@@ -33,10 +44,113 @@ def storey(counts: RankCounts) -> Fraction:
     Returns:
         a positive rational; it can exceed 1.
     """
-    n, m = counts.n, counts.m
-    start = (n + 2) // 2
-    above = m - counts.at_most(start - 1)
-    return Fraction((1 + above) * (n + 1), m * (n + 1 - start))
+    grid, m = counts.grid, counts.m
+    t = max(Fraction((d + 1) // 2, d) for d in np.unique(grid.denominators).tolist())
+    below = bisect_left(range(grid.size), HALF, key=lambda k: grid.p(k + 1))
+    above = m - counts.at_most(below)
+    return (1 + above) / (m * (1 - t))
+
+
+def lowest_slope(counts: RankCounts) -> Fraction:
+    """The quantile estimate of pi0: Benjamini & Hochberg's (2000) lowest slope, exact.
+
+    With the sorted p-values p_(1) <= ... <= p_(m), the slopes S_i = (1 - p_(i)) / (m + 1 - i) of the lines
+    from (m + 1, 1) to (i, p_(i)) are followed from i = 1 until one is lower than the one before it; then
+    m0 = min(m, floor(1 / S_j) + 1) at that j, or at j = m if there is none, and pi0 = m0 / m.
+
+    This is our reading of PTDI's eq. 47, whose text was not at hand: it agrees with what METHODS says of it
+    and with the published estimator. Within equal p-values the slope rises, so it can fall only at the first
+    of them, and one look at each rank that holds documents decides all.
+
+    Guaranteed: nothing at any fixed m. For independent p-values and m that grows the slope stops falling only
+    by chance before the nulls' stretch is reached, so the estimate tends to lie above pi0, which selects less.
+
+    Args:
+        counts: of m >= 1 audit documents.
+
+    Returns:
+        a multiple of 1/m in [1/m, 1].
+    """
+    m, grid = counts.m, counts.grid
+    occupied = np.flatnonzero(counts.counts)
+    dens = np.broadcast_to(grid.denominators, grid.size)[occupied].tolist()
+    gaps = [d - a for a, d in zip(grid.numerators[occupied].tolist(), dens, strict=True)]  # 1 - p = gap / den
+    left = m  # documents at this p-value and above
+    stop = (gaps[-1], dens[-1], 1)
+    for index, count in enumerate(counts.counts[occupied].tolist()):
+        gap, den = gaps[index], dens[index]
+        if index and gap * (left + 1) * dens[index - 1] < gaps[index - 1] * left * den:
+            stop = (gap, den, left)
+            break
+        left -= count
+    gap, den, left = stop
+    return Fraction(min(m, left * den // gap + 1), m) if gap else Fraction(1)
+
+
+def kernel(counts: RankCounts) -> float:
+    """KB: a kernel estimate of the density of p at 1, raised by what one document could add; uncapped.
+
+        pi0 = f + K(1) (1/m + f / (n + 1)), f = mean K(p), K(p) = 11 p^10,
+
+    PTDI's boundary kernel (eq. 11) at the fixed bandwidth .1, without the jackknife: its bias is upwards
+    while the density of p falls towards 1. The second term stands for one more audit document at p = 1 and
+    for the noise of n calibration documents, as the 1 + does in Storey's estimate.
+
+    Guaranteed: nothing. In simulations, where members' p-values may be Beta(.7, 5), BH at alpha / pi0 kept
+    alpha = .1 (tests/statistical has the settings and the figures).
+
+    Args:
+        counts: of m >= 1 audit documents.
+
+    Returns:
+        a positive number; it can exceed 1.
+    """
+    occupied = np.flatnonzero(counts.counts)
+    f = _density_at_one(counts.grid.values[occupied], counts.counts[occupied].astype(np.float64), KERNEL_BANDWIDTH)
+    at_one = 1 / KERNEL_BANDWIDTH + 1
+    return f + at_one * (1 / counts.m + f / (counts.n + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMembers:
+    """A moment estimate of pi0 and what it was computed from."""
+
+    theta: float  # fitted shape of the known members' density theta (1 - p)^(theta - 1); at most 1: no use
+    unclipped: float  # the estimate, where theta > 1; it can be negative or exceed 1
+    pi0: float  # the estimate if it is in (0, 1], otherwise 1
+
+
+def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
+    """The adjusted moment estimate of pi0, by documents for which the null is known not to hold (PTDI, eqs. 16-17).
+
+        pi0 = (mean p - mu1) / (mu0 - mu1), theta = 1 / mu1 - 1,
+
+    with mu1 the mean p of the known documents, 1 / (1 + theta) for a density theta (1 - p)^(theta - 1), and mu0
+    the mean p of a null document, which is (n + 2) / (2 (n + 1)) for a conformal p and 1/2 only in the limit. This
+    is our reading of those equations, whose text was not at hand: "adjusted" is taken to be this mu0. A raw
+    estimate of 0 or less, or theta <= 1, which says that the known documents do not lean to small p, gives
+    pi0 = 1.
+
+    Guaranteed: nothing at any fixed m. The estimate is consistent if the documents to be found have the mean
+    p of the known ones; if theirs is larger, as when the hidden members were seen less often, it is too
+    high, and if it is smaller, too low: then the FDR exceeds alpha.
+
+    By group mu0 is averaged over the groups as the calibration documents are spread over them.
+
+    Args:
+        counts: of m >= 1 audit documents.
+        known: of m >= 1 documents of known membership that is not the null, over the same grid.
+    """
+    values = counts.grid.values
+    mean, mu1 = _mean(values, counts), _mean(values, known)
+    mu0 = math.fsum(values) / values.size
+    theta = 1 / mu1 - 1
+    unclipped = (mean - mu1) / (mu0 - mu1) if theta > 1 else 1.0
+    return KnownMembers(theta=theta, unclipped=unclipped, pi0=unclipped if 0 < unclipped < 1 else 1.0)
+
+
+def _mean(values: np.ndarray, counts: RankCounts) -> float:
+    return math.fsum(values * counts.counts) / counts.m
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +185,7 @@ def jkbb(counts: RankCounts, gamma: float = 2.0) -> JKBB:
     """
     occupied = np.flatnonzero(counts.counts)
     weights = counts.counts[occupied].astype(np.float64)
-    p = (occupied + 1) / (counts.n + 1)
+    p = counts.grid.values[occupied]
     m = counts.m
     log_sum = math.fsum(weights * np.log(p))
     c = -m / log_sum if log_sum else math.inf

@@ -1,0 +1,325 @@
+"""Claims about the procedures and the exact p-values that they read, for every input."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from fractions import Fraction
+from functools import reduce
+from itertools import pairwise
+from operator import add
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from statsmodels.stats.multitest import multipletests
+
+from pipeline.errors import UserError
+from pipeline.selection import (
+    PROCEDURES,
+    TERMS,
+    WITH_KNOWN_MEMBERS,
+    Grid,
+    RankCounts,
+    decide,
+    minimum_selectable,
+    p_values,
+    pool,
+    simes_grid,
+    step_up,
+    storey,
+    terms_of,
+)
+from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.proportion import kernel, known_members, lowest_slope
+
+TENTH = Fraction(1, 10)
+alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Uniform, calibration-conditional, or pooled over groups of few documents each, so that p-values coincide."""
+    kind = draw(st.sampled_from(["uniform", "conditional", "groups"]))
+    if kind == "groups":
+        return pool([Grid.uniform(n) for n in draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))])[0]
+    n = draw(st.integers(1, 60))
+    return Grid.uniform(n) if kind == "uniform" else simes_grid(n, draw(st.sampled_from([TENTH, Fraction(1, 2)])))
+
+
+@st.composite
+def audits(draw: st.DrawFn) -> tuple[list[int], Grid]:
+    """Ranks of an audit over a grid, few distinct, from one document to forty, with all null and all signal."""
+    grid = draw(grids())
+    kind = draw(st.sampled_from(["mixed", "mixed", "null", "signal"]))
+    least = grid.size if kind == "null" else 1
+    most = 1 if kind == "signal" else grid.size
+    return draw(st.lists(st.integers(least, most), min_size=1, max_size=40)), grid
+
+
+def p_of(found: list[int], grid: Grid) -> list[Fraction]:
+    return sorted(grid.p(k) for k in found)
+
+
+def textbook(p: list[Fraction], alpha: Fraction) -> int:
+    """How many BH selects of sorted p-values in exact rationals."""
+    return max((i for i in range(1, len(p) + 1) if p[i - 1] * len(p) <= alpha * i), default=0)
+
+
+# ---------------------------------------------------------------- step-up and estimators on any grid
+
+
+@given(audits(), alphas, st.fractions(Fraction(1, 20), Fraction(3, 2), max_denominator=40))
+def test_step_up_on_any_grid_equals_sorting_in_exact_rationals(
+    audit: tuple[list[int], Grid], alpha: Fraction, pi0: Fraction
+) -> None:
+    found, grid = audit
+    counts = RankCounts.of(np.array(found), grid)
+    k = step_up(counts, alpha, pi0)
+    assert counts.at_most(k) == textbook(p_of(found, grid), alpha / pi0)
+    assert all((j <= k) == (grid.p(j) <= grid.p(k)) for j in found)  # equal p-values share their fate
+
+
+@given(audits(), alphas)
+def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
+    found, grid = audit
+    counts, p, m = RankCounts.of(np.array(found), grid), p_of(found, grid), len(found)
+
+    half = max(min(q for q in part if 2 * q >= 1) for part in _parts(grid)) if grid.delta is None else Fraction(1, 2)
+    pi0_storey = Fraction(1 + sum(2 * q >= 1 for q in p)) / (m * (1 - half))
+    assert storey(counts) == pi0_storey
+
+    slopes = [(1 - q) / (m - i) for i, q in enumerate(p)]
+    drop = next((i for i in range(1, m) if slopes[i] < slopes[i - 1]), m - 1)
+    pi0_slope = Fraction(min(m, math.floor(1 / slopes[drop]) + 1), m) if slopes[drop] else Fraction(1)
+    assert lowest_slope(counts) == pi0_slope
+
+    level = alpha / (1 + alpha)
+    first = textbook(p, level)
+    two_stages = first if first in (0, m) else textbook(p, level * m / (m - first))
+
+    expected = {
+        "storey": textbook(p, alpha / pi0_storey),
+        "quantile": textbook(p, alpha / pi0_slope),
+        "bky": two_stages,
+        "kernel": textbook(p, alpha / Fraction(min(1.0, kernel(counts)))),
+    }
+    for procedure, selected in expected.items():
+        decision = decide(procedure, counts, alpha)
+        assert decision.n_selected == selected == counts.at_most(decision.rank), procedure
+        assert decision.largest_p == grid.p(decision.rank)
+        assert decision.n_selected == textbook(p, alpha / decision.factor)
+        assert all(math.isfinite(detail) for detail in decision.details.values())
+
+
+def _parts(grid: Grid) -> list[list[Fraction]]:
+    """The p-values of each group's size, without those of equal size twice."""
+    sizes = {int(d) for d in np.broadcast_to(grid.denominators, grid.size)}
+    return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
+
+
+@given(audits(), alphas)
+def test_bky_agrees_with_statsmodels_away_from_ties(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
+    """Its `fdr_tsbky` takes the same level alpha / (1 + alpha) for both stages from the alpha that is given."""
+    found, grid = audit
+    counts, m, level = RankCounts.of(np.array(found), grid), len(found), alpha / (1 + alpha)
+    first = counts.at_most(step_up(counts, level))
+    assume(first < m)
+    for stage in (level, level * m / (m - first)):
+        assume(all(abs(stage * i / (m * grid.p(k)) - 1) > 1e-9 for i in range(1, m + 1) for k in found))
+    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), "fdr_tsbky")
+    assert decide("bky", counts, alpha).n_selected == rejected.sum()
+
+
+@given(audits())
+def test_kernel_is_its_formula(audit: tuple[list[int], Grid]) -> None:
+    found, grid = audit
+    m = len(found)
+    f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
+    assert kernel(RankCounts.of(np.array(found), grid)) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
+
+
+# ---------------------------------------------------------------- e-values
+
+
+def e_value(p: Fraction, grid: Grid, m: int, alpha: Fraction) -> Fraction:
+    """The e-value of a p-value, from the definitions in `dependence_factor`."""
+    harmonic = sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))
+    factor = dependence_factor(grid, m, alpha)
+    if factor < harmonic:
+        return 1 / (p * factor) if p * factor <= alpha else Fraction(0)
+    j = math.ceil(p * m * harmonic / alpha)
+    return Fraction(m) / (alpha * j) if j <= m else Fraction(0)
+
+
+@given(audits(), alphas)
+def test_ebh_is_e_bh_with_e_values_that_are_valid_for_the_worst_null(
+    audit: tuple[list[int], Grid], alpha: Fraction
+) -> None:
+    found, grid = audit
+    m = len(found)
+    p = [grid.p(k) for k in range(grid.size + 1)]
+    e = [e_value(q, grid, m, alpha) for q in p[1:]]
+    assert all(before >= after for before, after in pairwise(e))
+    assert sum((here - before) * value for (before, here), value in zip(pairwise(p), e, strict=True)) <= 1
+
+    counts = RankCounts.of(np.array(found), grid)
+    largest = sorted((e[k - 1] for k in found), reverse=True)
+    selected = max((r for r in range(1, m + 1) if largest[r - 1] * alpha * r >= m), default=0)
+    assert decide("ebh", counts, alpha).n_selected == selected >= decide("by", counts, alpha).n_selected
+
+
+def test_ebh_pays_less_for_dependence_than_by_in_a_large_audit() -> None:
+    factors = {m: float(dependence_factor(Grid.uniform(1_000), m, TENTH)) for m in (10, 100, 10_000, 10**8)}
+    assert factors[10] == pytest.approx(sum(1 / j for j in range(1, 11)))  # that of by
+    assert factors[100] == factors[10**8] == pytest.approx(sum(1 / j for j in range(1, 27)))  # by: 5.2 and 19
+    total, last = Fraction(1), 1
+    while (last + 1) * total <= Fraction(10**5 + 1, 10):
+        last += 1
+        total = total + Fraction(1, last) if last < 200 else total + Fraction(1 / last)
+    assert total <= dependence_factor(Grid.uniform(10**5), 10**8, TENTH) <= total + Fraction(1, 10**9)
+
+
+# ---------------------------------------------------------------- known members
+
+
+def test_known_members_recovers_the_share_of_a_mixture_exactly() -> None:
+    nulls = np.full(100, 3)  # a null's ranks are uniform
+    members = np.array([50] + [1] * 50 + [0] * 49)
+    estimate = known_members(RankCounts(nulls + members), RankCounts(members))
+    assert estimate.pi0 == pytest.approx(0.75, rel=1e-12)
+    mean = (50 + sum(range(2, 52))) / 100 / 100
+    assert estimate.theta == pytest.approx(1 / mean - 1)
+    assert decide("ptdi_known_members", RankCounts(nulls + members), TENTH, RankCounts(members)).details[
+        "null_proportion_unclipped"
+    ] == pytest.approx(0.75)
+
+
+def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None:
+    audit = RankCounts.of(np.array([1, 2, 3, 9]), 9)
+    for known in ([1, 9], [10], [5, 6]):  # mean p of one half or more: theta <= 1
+        estimate = known_members(audit, RankCounts.of(np.array(known), 9))
+        assert (estimate.theta <= 1, estimate.pi0) == (True, 1.0)
+    below = known_members(RankCounts.of(np.array([1, 1, 1]), 9), RankCounts.of(np.array([2]), 9))
+    assert below.unclipped < 0
+    assert below.pi0 == 1.0
+    at = known_members(RankCounts.of(np.array([2, 2]), 9), RankCounts.of(np.array([2]), 9))
+    assert (at.unclipped, at.pi0) == (0.0, 1.0)
+    above = known_members(RankCounts.of(np.array([10]), 9), RankCounts.of(np.array([2]), 9))
+    assert above.unclipped > 1 == above.pi0
+
+
+def test_known_members_that_are_missing_are_asked_for_in_one_line() -> None:
+    counts = RankCounts.of(np.array([1]), 9)
+    for known in (None, RankCounts.empty(9)):
+        with pytest.raises(UserError, match=r"ptdi_known_members needs documents .* corpus\.seen"):
+            decide("ptdi_known_members", counts, TENTH, known)
+    with pytest.raises(ValueError, match="over the grid of the audit documents"):
+        decide("ptdi_known_members", counts, TENTH, RankCounts.of(np.array([1]), 8))
+
+
+# ---------------------------------------------------------------- grids
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_pooled_grids_hold_every_p_value_of_every_group_in_exact_order(sizes: list[int]) -> None:
+    grid, positions = pool([Grid.uniform(n) for n in sizes])
+    p = [grid.p(k) for k in range(1, grid.size + 1)]
+    assert p == sorted(Fraction(k, n + 1) for n in sizes for k in range(1, n + 2))
+    for n, place in zip(sizes, positions, strict=True):
+        assert [grid.p(int(k)) for k in place] == [Fraction(k, n + 1) for k in range(1, n + 2)]
+    assert sorted(np.concatenate(positions).tolist()) == list(range(1, grid.size + 1))
+    assert (grid.n, grid.groups) == (sum(sizes), len(sizes))
+
+
+@given(grids(), st.fractions(0, Fraction(3, 2)))
+def test_at_most_counts_p_values_exactly(grid: Grid, p: Fraction) -> None:
+    exact = [grid.p(k) for k in range(1, grid.size + 1)]
+    for level in (p, exact[0], exact[len(exact) // 2]):
+        assert grid.at_most(level) == sum(q <= level for q in exact)
+    assert grid.values.tolist() == [float(q) for q in exact]
+    assert (exact == sorted(exact), exact[-1]) == (True, 1)
+
+
+def test_order_is_exact_where_floats_cannot_tell() -> None:
+    a = Grid(np.array([(1 << 61) - 1, 1 << 62]), np.array(1 << 62), 1)
+    b = Grid(np.array([(1 << 60) - 1, 1 << 61]), np.array(1 << 61), 1)
+    grid, (first, second) = pool([a, b])
+    assert a.values[0] == b.values[0] == 0.5
+    assert (first[0], second[0]) == (2, 1)
+    assert grid.p(1) < grid.p(2)
+    assert grid.at_most(grid.p(1)) == 1
+
+
+@given(audits(), st.randoms(use_true_random=False))
+def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[int], Grid], random: object) -> None:
+    found, grid = audit
+    parts = [RankCounts.of(np.array(found[i::3], dtype=np.int64), grid) for i in range(3)]
+    random.shuffle(parts)  # type: ignore[attr-defined]
+    whole = RankCounts.of(np.array(found), grid).with_quarantined(2)
+    parts.append(pickle.loads(pickle.dumps(RankCounts.empty(grid))).with_quarantined(2))  # as from another process
+    for merged in (reduce(add, parts), (parts[0] + parts[1]) + (parts[2] + parts[3])):
+        assert merged.counts.tolist() == whole.counts.tolist()
+        for procedure in PROCEDURES:
+            assert decide(procedure, merged, TENTH) == decide(procedure, whole, TENTH)
+    assert whole.m == len(found) + 2
+    assert whole.at_most(grid.size - 1) <= len(found)
+
+
+def test_counts_over_different_grids_do_not_merge() -> None:
+    counts = RankCounts.empty(9)
+    for other in (simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
+        with pytest.raises(ValueError, match="two different sets of p-values"):
+            counts + RankCounts.empty(other)
+    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
+    with pytest.raises(ValueError, match="one a rank, got 10 for 11"):
+        RankCounts(counts.counts, Grid.uniform(10))
+
+
+@given(st.integers(1, 400), st.integers(1, 100), alphas)
+def test_exactly_the_minimum_can_be_selected_with_conditional_p_values(n: int, m: int, alpha: Fraction) -> None:
+    grid = simes_grid(n, TENTH)
+    least = minimum_selectable(grid, m, alpha)
+    for selected in {least - 1, least} & set(range(1, m + 1)):
+        best = RankCounts.of(np.array([1] * selected + [grid.size] * (m - selected)), grid)
+        assert (step_up(best, alpha) > 0) == (selected == least)
+
+
+def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thousand_p_values_at_once() -> None:
+    rng = np.random.default_rng(1)
+    grid, _ = pool([Grid.uniform(60_000), Grid.uniform(39_999)])
+    members = np.exp(-np.arange(grid.size) / 10)
+    counts = RankCounts(rng.multinomial(10**8, (0.7 / grid.size + 0.3 * members / members.sum())), grid)
+    began = time.process_time()
+    for procedure in PROCEDURES:
+        assert decide(procedure, counts, TENTH).n_selected > 10**6
+    assert time.process_time() - began < 10  # about .2 s on one core
+
+
+# ---------------------------------------------------------------- what is promised
+
+
+def test_the_terms_say_what_the_calibration_changes() -> None:
+    plain, conditional = Grid.uniform(9), simes_grid(9, Fraction(1, 20))
+    grouped = pool([Grid.uniform(4), Grid.uniform(5)])[0]
+    for procedure, terms in TERMS.items():
+        assert terms_of(procedure, plain) == terms
+        by_group = terms_of(procedure, grouped)
+        assert by_group.assumption.startswith("Within each of the 2 groups")
+        assert (by_group.promise, by_group.guarantee) == (terms.promise, terms.guarantee)
+        held = terms_of(procedure, conditional)
+        if terms.guarantee == "finite-sample":
+            assert held.promise.startswith(
+                "With probability at least 0.95 over the choice of the calibration documents"
+            )
+            assert "these same calibration documents" in held.promise
+            assert "whole audit" not in held.promise
+            assert "independent draws" in held.assumption
+        else:
+            assert held == terms
+            assert "nothing is promised" in terms.promise
+    counts = RankCounts.empty(9).with_quarantined(1).over(conditional)
+    assert decide("bh", counts, TENTH).promise == terms_of("bh", conditional).promise
+    assert set(WITH_KNOWN_MEMBERS) <= set(TERMS)
