@@ -1,0 +1,166 @@
+"""What a selection costs: counts, decisions and the fused threshold over 1e8 documents' ranks on one core.
+
+`python -m benchmarks.selection` prints one JSON line. Ranks of six correlated detectors against n = 10,000 calibration
+documents stand in a pool of shards that is generated first and then cycled through, so neither generation nor
+storage is timed, and the values repeat. `seconds_per_1e8`: rank counts of every detector and every procedure
+on each; `fused_seconds_per_1e8`: fusing twice and both passes of the threshold. Peaks are of resident size, after
+1e7 and after all documents; then `equals_sort` holds 1e7 documents at once to check both answers against sorted values,
+and `ranking_seconds_per_1e8` ranks one shard's scores by every detector and scales up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from importlib import metadata
+
+import numpy as np
+
+from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.fusion import cut, fuse, weights
+from pipeline.selection.procedures import PROCEDURES, decide
+from pipeline.selection.summary import RankCounts
+
+N = 10_000
+DETECTORS = 6
+SHARD = 250_000
+POOL = 8
+ALPHA = Fraction(1, 10)
+MEMBERS = 0.3
+SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)
+CHECKED = 10_000_000
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=100_000_000)
+    documents = parser.parse_args().documents
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    pool = [_shard(seed) for seed in range(POOL)]
+    checked = min(documents, CHECKED)
+    _count_and_decide(pool, checked)
+    _fused(pool, checked)
+    peak_checked = _peak_mb()
+    seconds = _count_and_decide(pool, documents)
+    fused_seconds = _fused(pool, documents)
+    result = {
+        "seconds_per_1e8": round(seconds * 1e8 / documents, 2),
+        "fused_seconds_per_1e8": round(fused_seconds * 1e8 / documents, 2),
+        "peak_mb": round(_peak_mb(), 1),  # before the check by sorting
+        "peak_mb_1e7": round(peak_checked, 1),
+        "equals_sort": _equals_sort(pool, checked),
+        "ranking_seconds_per_1e8": round(_ranking() * 1e8 / SHARD, 2),
+        "documents": documents,
+        "calibration": N,
+        "detectors": DETECTORS,
+        "procedures": list(PROCEDURES),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("seenset", "numpy")},
+        },
+    }
+    print(json.dumps(result))
+
+
+def _calibration() -> np.ndarray:
+    return calibrate(np.random.default_rng(POOL).normal(size=N))
+
+
+def _scores(seed: int) -> Iterator[np.ndarray]:
+    """Scores of SHARD documents, a detector at a time."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=SHARD)
+    for shift in SHIFTS:
+        scores = np.sqrt(0.5) * (common + rng.normal(size=SHARD))
+        scores[: int(MEMBERS * SHARD)] += shift
+        yield scores
+
+
+def _shard(seed: int) -> np.ndarray:
+    """Ranks of SHARD documents, int32, (SHARD, DETECTORS), each detector's contiguous."""
+    found = np.empty((DETECTORS, SHARD), dtype=np.int32)
+    for row, scores in enumerate(_scores(seed)):
+        found[row] = ranks(scores, _calibration(), "members")
+    return found.T
+
+
+def _ranking() -> float:
+    columns, known = list(_scores(POOL)), _calibration()
+    start = time.perf_counter()
+    for scores in columns:
+        ranks(scores, known, "members")
+    return time.perf_counter() - start
+
+
+def _stream(pool: list[np.ndarray], documents: int) -> Iterator[np.ndarray]:
+    for index in range(-(-documents // SHARD)):
+        yield pool[index % len(pool)][: documents - index * SHARD]
+
+
+def _count(pool: list[np.ndarray], documents: int) -> list[RankCounts]:
+    counts = [RankCounts.empty(N) for _ in range(DETECTORS)]
+    for shard in _stream(pool, documents):
+        counts = [whole + RankCounts.of(column, N) for whole, column in zip(counts, shard.T, strict=True)]
+    return counts
+
+
+def _count_and_decide(pool: list[np.ndarray], documents: int) -> float:
+    start = time.perf_counter()
+    for counts in _count(pool, documents):
+        for procedure in PROCEDURES:
+            decide(procedure, counts, ALPHA)
+    return time.perf_counter() - start
+
+
+def _fused_stream(pool: list[np.ndarray], documents: int, w: np.ndarray) -> Iterator[np.ndarray]:
+    return (fuse(shard, N, w) for shard in _stream(pool, documents))
+
+
+def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
+    rejections = [decide("bh", counts, ALPHA).n_selected for counts in _count(pool, documents)]
+    return weights(rejections, "rejections")
+
+
+def _fused(pool: list[np.ndarray], documents: int) -> float:
+    w = _weights(pool, min(documents, CHECKED))
+    start = time.perf_counter()
+    cut(lambda: _fused_stream(pool, documents, w), ALPHA)
+    return time.perf_counter() - start
+
+
+def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
+    """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
+    w = _weights(pool, documents)
+    found = cut(lambda: _fused_stream(pool, documents, w), ALPHA)
+    fused = np.sort(np.concatenate(list(_fused_stream(pool, documents, w))))
+    expected = _last_holding(fused, 1)
+    last = float(fused[expected - 1]) if expected else None
+    ranked = np.sort(np.concatenate([shard[:, 0] for shard in _stream(pool, documents)]))
+    selected = decide("bh", _count(pool, documents)[0], ALPHA).n_selected
+    return (found.value, found.n_selected) == (last, expected) and selected == _last_holding(ranked, N + 1)
+
+
+def _last_holding(ascending: np.ndarray, unit: int) -> int:
+    """The greatest i with m x_i <= alpha unit i, x_i the i-th smallest value: floats propose, rationals decide."""
+    m = ascending.size
+    levels = float(ALPHA) * unit / m * np.arange(1, m + 1)
+    for i in np.flatnonzero(ascending.astype(np.float64) <= levels * (1 + 1e-9))[::-1].tolist():
+        if m * Fraction(ascending[i].item()) <= ALPHA * unit * (i + 1):
+            return i + 1
+    return 0
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""Monte Carlo claims about fusion, its repair, the knockoff filter and AdaDetect.
+
+Seeds are fixed, so a test passes always or never. Tolerances are four standard errors, ours and, where a figure of
+the methods page is met, that page's own of at most .002.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from simulation import Estimate
+
+from pipeline.selection import RankCounts, calibrate, ranks, step_up
+from pipeline.selection import knockoff as knockoffs
+from pipeline.selection.adadetect import train
+from pipeline.selection.fusion import (
+    Weights,
+    cut,
+    fuse,
+    leave_one_out,
+    reconformal,
+    statistic,
+    symmetric_weights,
+    weights,
+)
+from pipeline.selection.split import Sample, halves
+
+TABLE_SE = 0.002
+SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Detectors:
+    """n unseen and m audit documents, round(share m) of them members, scored by equicorrelated normal detectors."""
+
+    n: int
+    m: int
+    share: float
+    alpha: str
+    shifts: tuple[float, ...] = SHIFTS
+    correlation: float = 0.5
+
+    @property
+    def members(self) -> int:
+        return round(self.share * self.m)
+
+    @property
+    def level(self) -> Fraction:
+        return Fraction(self.alpha)
+
+    @property
+    def bound(self) -> float:
+        """The true share of nulls times alpha."""
+        return (1 - self.members / self.m) * float(self.alpha)
+
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Calibration and audit scores; the members come first in the audit."""
+        common = math.sqrt(self.correlation) * rng.normal(size=(self.n + self.m, 1))
+        own = math.sqrt(1 - self.correlation) * rng.normal(size=(self.n + self.m, len(self.shifts)))
+        scores = common + own
+        scores[self.n : self.n + self.members] += self.shifts
+        return scores[: self.n], scores[self.n :]
+
+
+Procedure = Callable[[np.ndarray, np.ndarray, Fraction], np.ndarray]
+
+
+def against(scores: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    return np.stack([ranks(s, calibrate(r), "members") for s, r in zip(scores.T, reference.T, strict=True)], axis=1)
+
+
+def bh(k: np.ndarray, n: int, alpha: Fraction) -> np.ndarray:
+    return k <= step_up(RankCounts.of(k, n), alpha)
+
+
+def paper_weights(k: np.ndarray, n: int, alpha: Fraction, kind: Weights) -> np.ndarray:
+    return weights([int(bh(column, n, alpha).sum()) for column in k.T], kind)
+
+
+def td4eval(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
+    n, k = len(calibration), against(audit, calibration)
+    p = fuse(k, n, paper_weights(k, n, alpha, "rejections"))
+    found = cut(lambda: [p], alpha)
+    return np.zeros(p.size, dtype=bool) if found.value is None else p <= np.float32(found.value)
+
+
+def leave_one_out_reconformal(kind: Weights) -> Procedure:
+    def select(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
+        n, k = len(calibration), against(audit, calibration)
+        w = paper_weights(k, n, alpha, kind) if kind == "rejections" else np.full(k.shape[1], 1 / k.shape[1])
+        return bh(ranks(statistic(k, n, w), reconformal(calibration, w, "members"), "members"), n, alpha)
+
+    return select
+
+
+def split_reconformal(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
+    half = len(calibration) // 2
+    reference, others = calibration[:half], calibration[half:]
+    k, known = against(audit, reference), against(others, reference)
+    w = symmetric_weights(
+        [RankCounts.of(c, half) for c in k.T], [RankCounts.of(c, half) for c in known.T], alpha, "rejections"
+    )
+    t = ranks(statistic(k, half, w), calibrate(statistic(known, half, w)), "members")
+    return bh(t, len(others), alpha)
+
+
+def adadetect(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
+    half = len(calibration) // 2
+    first, others = calibration[:half], calibration[half:]
+    learnt = train(first, np.concatenate([others, audit]))
+    return bh(ranks(learnt.score(audit), calibrate(learnt.score(others)), "members"), len(others), alpha)
+
+
+def sampled_adadetect(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
+    """As on a corpus: split and sample by the hash of ids, and audit shards that are met one by one."""
+    keys = np.random.default_rng(int(1e6 * abs(audit[0, 0]))).integers(2**63, size=len(calibration) + len(audit))
+    known, ids = keys[: len(calibration)], keys[len(calibration) :]
+    chosen = halves(known, 0)
+    sample = Sample.of(known[~chosen], calibration[~chosen], 0, size=40)
+    for part in np.array_split(np.arange(len(audit)), 3):
+        sample = sample + Sample.of(ids[part], audit[part], 0, size=40)
+    learnt = train(calibration[chosen], sample.rows)
+    others = calibrate(learnt.score(calibration[~chosen]))
+    return bh(ranks(learnt.score(audit), others, "members"), others.size, alpha)
+
+
+def single(detector: int) -> Procedure:
+    def select(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
+        k = ranks(audit[:, detector], calibrate(calibration[:, detector]), "members")
+        return bh(k, len(calibration), alpha)
+
+    return select
+
+
+def simulate(setting: Detectors, select: Procedure, runs: int, seed: int) -> tuple[Estimate, Estimate]:
+    """(FDR, power); the same seed gives every procedure the same documents."""
+    rng = np.random.default_rng(seed)
+    wrong, power = [], []
+    for _ in range(runs):
+        chosen = select(*setting.draw(rng), setting.level)
+        wrong.append(chosen[setting.members :].sum() / max(1, chosen.sum()))
+        power.append(chosen[: setting.members].sum() / max(1, setting.members))
+    return Estimate.of(wrong), Estimate.of(power)
+
+
+# ---------------------------------------------------------------- TD4Eval and reconformal
+
+EXAMPLE = Detectors(1_000, 1_000, 0.5, "0.15")
+ONE_NULL = Detectors(200, 1, 0.0, "0.1", correlation=0.0)
+EQUAL_SHIFTS = Detectors(1_000, 1_000, 0.3, "0.1", (1.5,) * 6, 0.0)
+
+
+def test_cauchy_fusion_of_correlated_detectors_exceeds_its_bound_and_leave_one_out_repairs_this_example() -> None:
+    fused, _ = simulate(EXAMPLE, td4eval, 400, seed=1)
+    again, _ = simulate(EXAMPLE, leave_one_out_reconformal("rejections"), 400, seed=1)
+    assert fused.mean > EXAMPLE.bound + 4 * fused.se
+    assert abs(fused.mean - 0.089) <= 4 * math.hypot(fused.se, TABLE_SE)
+    assert abs(again.mean - 0.074) <= 4 * math.hypot(again.se, TABLE_SE)
+
+
+@pytest.mark.parametrize("setting", [ONE_NULL, EQUAL_SHIFTS], ids=["one null document", "1,000 documents"])
+def test_weights_from_the_audited_documents_break_leave_one_out_reconformal(setting: Detectors) -> None:
+    """The weights were chosen by those whom they judge: 1 - (1 - alpha)^6 for one null; .082 where .07 is due."""
+    runs = 2_000 if setting.m == 1 else 300
+    fdr, _ = simulate(setting, leave_one_out_reconformal("rejections"), runs, seed=2)
+    assert fdr.mean > setting.bound + 4 * fdr.se
+    if setting.m == 1:
+        one = int(0.1 * 201) / 201
+        assert abs(fdr.mean - (1 - (1 - one) ** 6)) <= 4 * fdr.se
+
+
+SETTINGS = [
+    EXAMPLE,
+    ONE_NULL,
+    EQUAL_SHIFTS,
+    Detectors(200, 200, 0.0, "0.1", correlation=0.0),
+    Detectors(200, 20, 0.5, "0.2"),
+    Detectors(60, 60, 0.8, "0.2", correlation=0.9),
+    Detectors(1_000, 100, 0.3, "0.1"),
+    Detectors(2_000, 500, 0.05, "0.1", correlation=0.0),
+    Detectors(19, 5, 0.4, "0.3"),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_symmetric_weights_on_split_documents_never_exceed_the_bound(setting: Detectors) -> None:
+    fdr, _ = simulate(setting, split_reconformal, 2_000 if setting.m <= 200 else 250, seed=3)
+    assert fdr.mean <= setting.bound + 4 * fdr.se
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_fixed_weights_never_exceeded_the_bound_with_leave_one_out(setting: Detectors) -> None:
+    fdr, _ = simulate(setting, leave_one_out_reconformal("equal"), 2_000 if setting.m <= 200 else 250, seed=4)
+    assert fdr.mean <= setting.bound + 4 * fdr.se
+
+
+def test_even_fixed_weights_are_not_exact_with_leave_one_out_when_documents_are_a_handful() -> None:
+    """P(p <= 1/3) with two calibration documents and two detectors: exactness would make it at most 1/3."""
+    rng = np.random.default_rng(10)
+    setting, w = Detectors(2, 1, 0.0, "0.5", (0.0, 0.0)), np.full(2, 0.5)
+    lowest = []
+    for _ in range(10_000):
+        calibration, audit = setting.draw(rng)
+        t = statistic(against(audit, calibration), 2, w)
+        lowest.append(float(ranks(t, reconformal(calibration, w, "members"), "members")[0] == 1))
+    estimate = Estimate.of(lowest)
+    assert estimate.mean > 1 / 3 + 4 * estimate.se
+
+
+def test_splitting_costs_little_power_where_documents_abound() -> None:
+    _, split = simulate(EXAMPLE, split_reconformal, 150, seed=5)
+    _, whole = simulate(EXAMPLE, leave_one_out_reconformal("rejections"), 150, seed=5)
+    _, best = simulate(EXAMPLE, single(0), 150, seed=5)
+    assert split.mean > whole.mean - 0.03
+    assert split.mean > best.mean - 4 * math.hypot(split.se, best.se)
+
+
+def test_leave_one_out_ranks_of_calibration_documents_are_evenly_spread() -> None:
+    calibration, _ = EXAMPLE.draw(np.random.default_rng(6))
+    own = leave_one_out(calibration, "members")
+    assert np.array_equal(np.sort(own, axis=0), np.tile(np.arange(1, 1_001)[:, None], 6))
+
+
+# ---------------------------------------------------------------- AdaDetect
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_adadetect_never_exceeds_the_bound(setting: Detectors) -> None:
+    fdr, _ = simulate(setting, adadetect, 400 if setting.m <= 200 else 60, seed=7)
+    assert fdr.mean <= setting.bound + 4 * fdr.se
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_adadetect_never_exceeds_the_bound_when_it_learns_from_a_sample_by_ids(share: float) -> None:
+    setting = Detectors(100, 50, share, "0.2")
+    fdr, power = simulate(setting, sampled_adadetect, 800, seed=11)
+    assert fdr.mean <= setting.bound + 4 * fdr.se
+    assert power.mean > 0.3 or share == 0.0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Detectors(1_000, 1_000, 0.5, "0.1"),
+        Detectors(2_000, 1_000, 0.2, "0.1"),
+        Detectors(1_000, 1_000, 0.5, "0.1", (1.5, 1.0, 0.5, 0.3, 0.1, 0.0), 0.8),
+    ],
+    ids=["correlated", "few members", "differences tell"],
+)
+def test_adadetect_finds_more_than_the_best_single_detector_with_all_calibration_documents(setting: Detectors) -> None:
+    _, learnt = simulate(setting, adadetect, 40, seed=8)
+    _, best = simulate(setting, single(0), 40, seed=8)
+    assert learnt.mean > best.mean + 4 * math.hypot(learnt.se, best.se)
+
+
+# ---------------------------------------------------------------- knockoffs
+
+Law = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+LAWS: dict[str, Law] = {
+    "skewed": lambda rng, shape: rng.exponential(size=shape),
+    "symmetric": lambda rng, shape: rng.normal(size=shape),
+}
+
+
+def paraphrased(law: str, draws: int, documents: int, members: int, rng: np.random.Generator) -> np.ndarray:
+    """W of documents whose paraphrases are perfect: a null's text and its `draws` paraphrases are exchangeable.
+
+    Each score is Z of one law; W = base - mean over the draws, and a member's base is higher by 3.
+    """
+    z = LAWS[law](rng, (documents, draws + 1))
+    w = z[:, 0] - z[:, 1:].mean(axis=1)
+    w[:members] += 3
+    return w
+
+
+def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate, int]:
+    """FDR of the filter and of conformal BH on W, and how often the symmetry test warned."""
+    rng = np.random.default_rng(9)
+    q, n, members = Fraction(1, 10), 1_000, 100
+    wrong: tuple[list[float], list[float]] = ([], [])
+    warned = 0
+    for _ in range(runs):
+        w, unseen = paraphrased(law, draws, n, members, rng), paraphrased(law, draws, n, 0, rng)
+        by_filter = knockoffs.selected(w, knockoffs.cut(lambda w=w: [w], q))  # type: ignore[misc]
+        by_rank = bh(ranks(w, calibrate(unseen), "members"), n, q)
+        for chosen, values in zip((by_filter, by_rank), wrong, strict=True):
+            values.append(chosen[members:].sum() / max(1, chosen.sum()))
+        warned += not knockoffs.sign_symmetry(unseen).ok
+    return Estimate.of(wrong[0]), Estimate.of(wrong[1]), warned
+
+
+def test_the_knockoff_filter_fails_on_skewed_scores_with_perfect_paraphrases_and_its_test_says_so() -> None:
+    by_filter, by_rank, warned = filtered("skewed", 10)
+    assert abs(by_filter.mean - 0.46) <= 4 * math.hypot(by_filter.se, TABLE_SE)
+    assert by_rank.mean <= 0.09 + 4 * by_rank.se
+    assert abs(by_rank.mean - 0.02) <= 4 * math.hypot(by_rank.se, TABLE_SE)
+    assert warned == 300
+
+
+@pytest.mark.parametrize(("law", "draws"), [("skewed", 1), ("symmetric", 1), ("symmetric", 10)])
+def test_the_knockoff_filter_holds_where_signs_are_symmetric(law: str, draws: int) -> None:
+    by_filter, by_rank, warned = filtered(law, draws)
+    assert by_filter.mean <= 0.1 + 4 * by_filter.se
+    assert by_rank.mean <= 0.09 + 4 * by_rank.se
+    assert warned <= 300 * 0.01 + 4 * math.sqrt(300 * 0.01 * 0.99)

@@ -1,0 +1,61 @@
+"""Claims about the learnt score that hold whatever it learns."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import UserError
+from pipeline.selection.adadetect import train
+
+
+def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    calibration, mixture = rng.normal(size=(60, 3)), rng.normal(size=(120, 3))
+    mixture[:50] += [shift, shift / 2, 0.0]
+    return calibration, mixture
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(120)), st.permutations(range(60)))
+def test_training_does_not_see_the_order_of_documents(mixed: list[int], known: list[int]) -> None:
+    calibration, mixture = made_up()
+    score = train(calibration, mixture).score(mixture)
+    assert np.array_equal(train(calibration[known], mixture[mixed]).score(mixture), score)
+
+
+def test_a_row_scores_the_same_bits_in_any_shard_and_after_a_journey() -> None:
+    calibration, mixture = made_up()
+    learnt = train(calibration, mixture)
+    whole = learnt.score(mixture)
+    travelled = pickle.loads(pickle.dumps(learnt))
+    assert np.array_equal(np.concatenate([travelled.score(mixture[i : i + 7]) for i in range(0, 120, 7)]), whole)
+    assert whole.dtype == np.float64
+    assert learnt.score(np.empty((0, 3))).shape == (0,)
+
+
+@pytest.mark.parametrize("shift", [2.0, -2.0], ids=["members", "clean"])
+def test_documents_that_are_not_nulls_score_higher_in_either_direction(shift: float) -> None:
+    calibration, mixture = made_up(shift=shift)
+    score = train(calibration, mixture).score(mixture)
+    assert np.median(score[:50]) > np.quantile(score[50:], 0.8)
+
+
+def test_constant_and_absurd_scores_do_no_harm() -> None:
+    calibration, mixture = made_up()
+    calibration[:, 2] = mixture[:, 2] = 4.0
+    mixture[0, 0] = 1e200
+    score = train(calibration, mixture).score(mixture)
+    assert np.isfinite(score).all()
+
+
+def test_an_empty_half_is_refused_in_one_line() -> None:
+    calibration, mixture = made_up()
+    with pytest.raises(UserError, match="both halves, got 0 to learn from and 120 in the mixture"):
+        train(calibration[:0], mixture)
+    with pytest.raises(UserError, match="both halves"):
+        train(calibration, mixture[:0])

@@ -1,0 +1,141 @@
+"""Claims about the knockoff filter and its symmetry test that hold for every input."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import reduce
+from operator import add
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.selection.fusion import Cut
+from pipeline.selection.knockoff import (
+    SignedHigh,
+    SignedLow,
+    candidate_bins,
+    cut,
+    magnitudes,
+    selected,
+    sign_symmetry,
+    threshold,
+)
+
+FIFTH = Fraction(1, 5)
+levels = st.fractions(Fraction(1, 20), Fraction(19, 20), max_denominator=20)
+
+
+def value_at(bits: int) -> float:
+    return float(np.uint32(bits).view(np.float32))
+
+
+# sizes: coarse (ties), at the edges of bins, zero, denormal as float32 and below it, beyond float32, anything
+sizes = st.one_of(
+    st.integers(0, 12).map(float),
+    st.builds(lambda h, end: value_at(h << 16 | end), st.integers(0x3F70, 0x3F90), st.sampled_from([0, 1, 0xFFFF])),
+    st.sampled_from([0.0, 1e-45, 1e-40, 1e-60, 5e-324, 1e39, 1e300, value_at(0x00800000)]),
+    st.floats(0, 10),
+)
+# few negatives, so that the filter selects something in most examples
+signed = st.builds(lambda size, sign: size * sign, sizes, st.sampled_from([1.0, 1.0, 1.0, 1.0, -1.0]))
+
+
+def by_sorting(w: list[float], q: Fraction) -> Cut:
+    """The definition, for each t in turn, on W with |W| rounded to float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        v = [float(np.float32(x)) for x in w]
+    for t in sorted({abs(x) for x in v if x != 0}):
+        ahead = sum(x >= t for x in v)
+        if Fraction(1 + sum(x <= -t for x in v), max(1, ahead)) <= q:
+            return Cut(t, ahead)
+    return Cut(None, 0)
+
+
+@settings(max_examples=200)
+@given(st.lists(signed, min_size=1, max_size=60), levels, st.integers(1, 4))
+def test_the_filter_found_by_counting_equals_the_definition(w: list[float], q: Fraction, shards: int) -> None:
+    values = np.array(w)
+    found = cut(lambda: (values[i::shards] for i in range(shards)), q)
+    assert found == by_sorting(w, q)
+    chosen = selected(values, found)
+    assert chosen.sum() == found.n_selected
+    assert found.n_selected == 0 or found.n_selected >= math.ceil(1 / q)
+    assert (values[chosen] > 0).all()
+
+
+@settings(max_examples=50)
+@given(st.lists(signed, min_size=1, max_size=40), st.randoms(use_true_random=False))
+def test_signed_counts_merge_to_the_same_in_any_order_and_grouping(w: list[float], random: object) -> None:
+    values = np.array(w)
+    parts = [values[i::4] for i in range(4)]
+    random.shuffle(parts)  # type: ignore[attr-defined]
+    a, b, c, d = (SignedHigh.of(part) for part in parts)
+    bins = candidate_bins(SignedHigh.of(values), FIFTH)
+    low = reduce(add, (SignedLow.of(part, bins) for part in parts), SignedLow.empty(bins))
+    for high in (reduce(add, (d, a, c, b), SignedHigh.empty()), (a + b) + (c + d)):
+        assert candidate_bins(high, FIFTH) == bins
+        assert threshold(high, low, FIFTH) == by_sorting(w, FIFTH)
+
+
+def test_a_filter_whose_ratio_hovers_at_q_takes_more_passes_and_is_right() -> None:
+    rng = np.random.default_rng(1)
+    size = np.exp(rng.uniform(-4, 4, 20_000))
+    w = size * np.where(rng.random(size.size) < 1 / 6, -1, 1)  # one negative to five positives: the ratio is q
+    for q in (Fraction(19, 100), FIFTH, Fraction(21, 100)):
+        order = np.argsort(-size)
+        ahead, behind = np.cumsum(w[order] > 0), np.cumsum(w[order] < 0)
+        hold = np.flatnonzero((1 + behind) * q.denominator <= q.numerator * np.maximum(1, ahead))
+        found = cut(lambda: (w[i::7] for i in range(7)), q)
+        assert found.n_selected == (ahead[hold[-1]] if hold.size else 0)
+
+
+def test_extremes_nothing_but_zeros_nothing_but_signal_too_few() -> None:
+    assert cut(lambda: [np.zeros(30)], FIFTH) == Cut(None, 0)
+    assert cut(lambda: [-np.ones(30)], FIFTH) == Cut(None, 0)
+    assert cut(lambda: [np.ones(5)], FIFTH) == Cut(1.0, 5)
+    assert cut(lambda: [np.ones(4)], FIFTH) == Cut(None, 0)
+    assert cut(lambda: [np.ones(1)], Fraction(99, 100)) == Cut(None, 0)
+    assert cut(lambda: iter(()), FIFTH) == Cut(None, 0)
+
+
+def test_the_best_ratio_is_not_taken_when_none_is_good_enough() -> None:
+    w = np.array([5.0, 4.0, 3.0, -2.0, -1.0])  # the best ratio is 1/3
+    assert cut(lambda: [w], Fraction(3, 10)) == Cut(None, 0)
+    assert cut(lambda: [w], Fraction(1, 3)) == Cut(3.0, 3)
+
+
+def test_rounding_is_the_same_for_both_signs_and_a_vanishing_w_is_zero() -> None:
+    w = np.array([1e-60, -1e-60, 1 / 3, -1 / 3, 1e300])
+    assert magnitudes(w).tolist() == [0.0, 0.0, float(np.float32(1 / 3)), float(np.float32(1 / 3)), math.inf]
+    counted = SignedHigh.of(w)
+    assert (counted.positive.m, counted.negative.m) == (2, 1)
+    with pytest.raises(ValueError, match="1 of 2 signed statistics are NaN"):
+        SignedHigh.of(np.array([math.nan, 1.0]))
+
+
+def test_symmetric_signs_pass_and_skewed_ones_fail_in_a_sentence() -> None:
+    rng = np.random.default_rng(2)
+    fair = sign_symmetry(rng.normal(size=1000))
+    assert fair.ok
+    assert "compatible with fair coins" in fair.sentence
+    skewed = sign_symmetry(rng.exponential(size=1000) - rng.exponential(size=(1000, 10)).mean(axis=1))
+    assert not skewed.ok
+    assert skewed.shares[-1] > 0.9
+    assert "does not hold here" in skewed.sentence
+
+
+def test_symmetry_is_not_claimed_on_a_handful_of_documents() -> None:
+    few = sign_symmetry(np.array([1.0, -1.0, 0.0]))
+    assert (few.p_value, few.n, few.shares) == (1.0, 2, ())
+    assert "cannot be tested on 2 documents" in few.sentence
+
+
+def test_the_symmetry_test_is_a_test() -> None:
+    """Its p-value is below x with probability at most x: 2,000 runs, four standard errors."""
+    rng = np.random.default_rng(3)
+    p = np.array([sign_symmetry(rng.normal(size=120)).p_value for _ in range(2_000)])
+    for x in (0.01, 0.05, 0.2):
+        assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)
