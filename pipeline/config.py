@@ -89,16 +89,47 @@ def _exact_alpha(value: Any) -> float:
     return alpha
 
 
+Procedure = Literal[
+    "bh",
+    "by",
+    "ebh",
+    "storey",
+    "bky",
+    "quantile",
+    "ptdi",
+    "ptdi_known_members",
+    "kernel",
+    "td4eval",
+    "adadetect",
+    "ktd",
+]
+FUSING = ("td4eval", "adadetect")
+
+
 class SelectionConfig(_Section):
     """One named question to the scores."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder under selection/.")
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
-    procedure: Literal["bh", "by", "storey", "ptdi"] = Field("bh", description="How the selected are chosen.")
+    procedure: Procedure = Field("bh", description="How the selected are chosen.")
     alpha: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
         0.1, description="Largest share of the selected that may be wrong."
     )
+
+    calibration: Literal["pooled", "by_group", "conditional"] = Field(
+        "pooled", description="Rank among all known documents, those of the group, or for the known ones at hand."
+    )
+    delta: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+        0.1, description="conditional: share of calibration sets for which the guarantee may fail."
+    )
+    ties: Literal["conservative", "random"] = Field(
+        "conservative", description="Equal scores count against selection, or are ordered by a hash of the id."
+    )
+    weights: Literal["rejections", "equal", "random", "max"] = Field(
+        "rejections", description="td4eval: how the detectors are weighted."
+    )
+    reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
 
     @property
     def exact_alpha(self) -> Fraction:
@@ -201,15 +232,31 @@ def _check_selections(config: AuditConfig) -> None:
         for column in selection.detectors:
             if column not in columns:
                 raise UserError(f"{where}: detector {column!r} is not scored; {nearest(column, columns, 'scored')}")
-        if len(selection.detectors) != 1:
-            raise UserError(
-                f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}"
-            )
-        role = NULL_ROLE[selection.direction]
-        if getattr(config.corpus, role) is None:
-            raise UserError(
-                f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given"
-            )
+        _check_selection(config, selection, where)
+
+
+def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
+    """What a selection's procedure needs of its own settings and of the corpus."""
+    if len(selection.detectors) != 1 and selection.procedure not in FUSING:
+        raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
+    if selection.calibration != "pooled" and selection.procedure in (*FUSING, "ktd"):
+        raise UserError(
+            f"{where}: procedure {selection.procedure} takes calibration pooled, got {selection.calibration}"
+        )
+    if selection.procedure == "ktd":
+        if selection.direction != "members":
+            raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
+        return
+    role = NULL_ROLE[selection.direction]
+    if getattr(config.corpus, role) is None:
+        raise UserError(f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given")
+    other = "seen" if role == "unseen" else "unseen"
+    if selection.procedure == "ptdi_known_members" and getattr(config.corpus, other) is None:
+        raise UserError(f"{where}: procedure ptdi_known_members needs corpus.{other} too, which is not given")
+    if selection.calibration == "by_group":
+        for name in ("audit", role):
+            if getattr(config.corpus, name).group is None:
+                raise UserError(f"{where}: calibration by_group needs corpus.{name}.group, which is not given")
 
 
 def _override(data: dict[str, Any], override: str) -> None:

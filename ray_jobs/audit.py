@@ -13,10 +13,11 @@ from pipeline.corpus import Shard
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.plan import Plan, make_plan, pending, settle
 from pipeline.report import write_report
+from pipeline.scored import Scored, read_scored
 from pipeline.scoring import STAGE, fingerprint_of
 from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts
 from ray_jobs.progress import Counts, Reporter
-from ray_jobs.selection import Scored, read_scored, select_all
+from ray_jobs.selection import select_all
 
 STATUS_SECONDS = 5.0
 

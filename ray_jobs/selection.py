@@ -1,173 +1,29 @@
-"""Score shards -> selections: summaries folded over the shards, then the driver's decision.
+"""Score shards -> selections: functions folded over the shards, then the driver's decision.
 
-Counts add, so the order and the grouping of the shards cannot change an answer.
+Few shards are read in this process, many by Ray Data on the cluster. Counts add, so neither changes an answer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 
 from pipeline.config import NULL_ROLE, AuditConfig, SelectionConfig
-from pipeline.corpus import Shard
-from pipeline.errors import IncompleteError, UserError
+from pipeline.errors import UserError
 from pipeline.plan import resolution
-from pipeline.scoring import QUARANTINE_SCHEMA, STAGE
-from pipeline.selection import (
-    Decision,
-    RankCounts,
-    calibrate,
-    calibration_needed,
-    decide,
-    minimum_selectable,
-    strict,
-)
-from pipeline.selection.shards import (
-    DOCUMENTS_SCHEMA,
-    Keys,
-    Span,
-    count_shard,
-    documents_of,
-    histogram,
-    overlapping,
-    repeated,
-    scores_of,
-    span_of,
-)
-from pipeline.store import Receipt, Store, read_receipts
+from pipeline.scored import Overlap, Scored, find_overlap
+from pipeline.selection.diagnostics import blind, blind_sentence, sample_texts
+from pipeline.selection.methods import Answer, Batch, answer
+from pipeline.selection.shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
+from pipeline.store import Receipt
 
-KEYS_AT_ONCE = 1 << 24
-DUPLICATES = "quarantine/duplicate_id.parquet"
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The finished score shards of a run: receipts, what each reads, and the rows that repeat an id."""
-
-    store: Store
-    receipts: tuple[Receipt, ...]
-    shards: dict[str, Shard]
-    duplicates: dict[str, np.ndarray]  # shard -> positions in its score file
-
-    def of(self, role: str) -> list[Receipt]:
-        """The receipts of one role, in order."""
-        return [receipt for receipt in self.receipts if receipt.role == role]
-
-    def table(self, receipt: Receipt, columns: Sequence[str]) -> pa.Table:
-        """A score shard without the rows that repeat an id."""
-        try:
-            table = self.store.read_table(receipt.data, columns)
-        except KeyError as error:
-            raise UserError(f"{receipt.data}: {error}") from None
-        repeats = self.duplicates.get(receipt.shard)
-        if repeats is None:
-            return table
-        keep = np.ones(len(table), dtype=bool)
-        keep[repeats] = False
-        return table.filter(pa.array(keep))
-
-    def quarantined(self, role: str) -> Counter[str]:
-        """Quarantined documents of a role by reason, repeated ids of different shards included."""
-        reasons: Counter[str] = Counter()
-        for receipt in self.of(role):
-            reasons.update(receipt.reasons)
-            if receipt.shard in self.duplicates:
-                reasons["duplicate_id"] += len(self.duplicates[receipt.shard])
-        return reasons
-
-
-def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
-    """Gather the finished shards and find ids that repeat across them; those go to quarantine.
-
-    Raises:
-        IncompleteError: a shard has no receipt.
-        UserError: score shards of two fingerprints.
-    """
-    by_id = {shard.id: shard for shard in shards}
-    receipts = tuple(receipt for receipt in read_receipts(store, STAGE) if receipt.shard in by_id)
-    missing = sorted(by_id.keys() - {receipt.shard for receipt in receipts})
-    if missing:
-        raise IncompleteError(
-            f"run {store.url}: {len(missing)} of {len(by_id)} shards are not scored "
-            f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
-        )
-    _one_fingerprint(receipts)
-    scored = Scored(store, receipts, by_id, {})
-    duplicates = {}
-    for role in ("audit", "unseen", "seen"):
-        duplicates.update(_duplicates(store, scored.of(role)))
-    scored = replace(scored, duplicates=duplicates)
-    _write_duplicates(scored)
-    return scored
-
-
-def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
-    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in ("rows", "columns")}
-    for receipt in receipts[1:]:
-        for key, value in first.items():
-            other = receipt.fingerprint.get(key)
-            if other != value:
-                raise UserError(f"score shards differ in {key}: {receipts[0].shard} {value}, {receipt.shard} {other}")
-
-
-def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
-    """Positions, by shard, of documents whose id stands in an earlier shard of the role."""
-    total = sum(receipt.n_scored for receipt in receipts)
-    parts = -(-total // KEYS_AT_ONCE)
-    found: dict[str, list[np.ndarray]] = {}
-    for part in range(parts):
-        keys, shard_of, position = [], [], []
-        for index, receipt in enumerate(receipts):
-            own = store.read_table(receipt.data, ["id_key"])["id_key"].to_numpy()
-            chosen = np.flatnonzero(own % parts == part)
-            keys.append(own[chosen])
-            shard_of.append(np.full(chosen.size, index, dtype=np.int32))
-            position.append(chosen)
-        repeats = repeated(np.concatenate(keys))
-        shards, positions = np.concatenate(shard_of)[repeats], np.concatenate(position)[repeats]
-        for index in np.unique(shards):
-            found.setdefault(receipts[index].shard, []).append(positions[shards == index])
-    return {shard: np.sort(np.concatenate(arrays)) for shard, arrays in found.items()}
-
-
-def _write_duplicates(scored: Scored) -> None:
-    if not scored.duplicates:
-        scored.store.remove(DUPLICATES)
-        return
-    tables = []
-    for receipt in scored.receipts:
-        if receipt.shard in scored.duplicates:
-            table = scored.store.read_table(receipt.data, ["doc_id", "role", "row", "id_key"])
-            table = table.take(pa.array(scored.duplicates[receipt.shard]))
-            fixed = {
-                "source": scored.shards[receipt.shard].name,
-                "stage": STAGE,
-                "reason": "duplicate_id",
-                "message": "the id stands in an earlier shard",
-            }
-            columns = {
-                f.name: table[f.name] if f.name not in fixed else pa.array([fixed[f.name]] * len(table))
-                for f in QUARANTINE_SCHEMA
-            }
-            tables.append(pa.table(columns, schema=QUARANTINE_SCHEMA))
-    scored.store.write_table(DUPLICATES, pa.concat_tables(tables))
-
-
-# --- one selection
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Calibration documents that are audited too."""
-
-    n_calibration: int
-    n_audit: int
-    keep: np.ndarray  # bool over the calibration documents
+MANY_SHARDS = 512
 
 
 def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[dict[str, Any]]:
@@ -179,115 +35,143 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[d
     columns = sorted({column for selection in config.selections for column in selection.detectors})
     if not columns:
         return []
+    roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = Span({}, {})
-    for role in ("audit", *{NULL_ROLE[s.direction] for s in config.selections}):
-        for receipt in scored.of(role):
-            span = span + span_of(scored.table(receipt, columns), columns, receipt.data)
-    overlaps: dict[str, Overlap] = {}
+    for part in each(
+        [receipt for role in roles for receipt in scored.of(role)],
+        lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data),
+    ):
+        span = span + part
+    overlaps: dict[str, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
+    blinds: dict[str, dict[str, Any]] = {role: _blind(scored, role, config.seed) for role in overlaps}
     summaries = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
-        if role not in overlaps:
-            overlaps[role] = _overlap(scored, role, config)
-        summaries.append(_select(config, selection, scored, overlaps[role], span, limit))
-    stale = {s.name for s in config.selections}
+        question = _Question(config, selection, scored, overlaps[role], span)
+        summaries.append(question.answer({"blind": blinds[role]}, limit))
+    wanted = {selection.name for selection in config.selections}
     for name in scored.store.names("selection"):
-        if name not in stale:
+        if name not in wanted:
             scored.store.remove_folder(f"selection/{name}")
     return summaries
 
 
-def _overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
-    wanted = ["text_key", "prefix_key"]
-    keys = Keys.of([scored.table(receipt, wanted) for receipt in scored.of(role)])
-    hits = np.zeros(keys.text.size, dtype=bool)
-    ours = 0
-    for receipt in scored.of("audit"):
-        found, count = overlapping(scored.table(receipt, wanted), keys)
-        hits |= found
-        ours += count
-    shared = int(np.count_nonzero(hits))
-    if shared and config.overlap == "error":
-        raise UserError(
-            f"{shared} of {hits.size} {role} documents are audit documents too (same text, or same first 8 words; "
-            f"{ours} audit documents); remove them or set overlap: drop to leave them out of calibration"
-        )
-    return Overlap(shared, ours, ~hits)
+def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+    """The function of every shard, in any order: here for a few shards, on the cluster for many."""
+    if len(receipts) < MANY_SHARDS:
+        yield from map(function, receipts)
+        return
+    import ray
+
+    from ray_jobs.score import connect
+
+    connect()
+    rows = ray.data.from_items([{"index": index} for index in range(len(receipts))])
+    mapped = rows.map(lambda row: {"result": cloudpickle.dumps(function(receipts[row["index"]]))})
+    for row in mapped.iter_rows():
+        yield cloudpickle.loads(row["result"])
 
 
-def _select(
-    config: AuditConfig,
-    selection: SelectionConfig,
-    scored: Scored,
-    overlap: Overlap,
-    span: Span,
-    limit: int | None,
-) -> dict[str, Any]:
-    column = selection.detectors[0]
-    role = NULL_ROLE[selection.direction]
-    known = [scores_of(scored.table(r, [column]), column, r.data) for r in scored.of(role)]
-    calibration = calibrate(np.concatenate([*known, np.empty(0)])[overlap.keep])
-    edges = span.edges(column)
-    shown: dict[str, np.ndarray] = {
-        role: histogram(calibration, edges),
-        "audit": np.zeros(edges.size - 1, dtype=np.int64),
-    }
-    counts = RankCounts.empty(calibration.size)
-    for receipt in scored.of("audit"):
-        scores = scores_of(scored.table(receipt, [column]), column, receipt.data)
-        counts = counts + count_shard(scores, calibration, selection.direction)
-        shown["audit"] += histogram(scores, edges)
-    quarantined = sum(scored.quarantined("audit").values())
-    counts = counts.with_quarantined(quarantined)
-    decision = decide(selection.procedure, counts, selection.exact_alpha)
-    writer = _Writer(scored, selection, config)
-    writer.clear()
-    n_selected = writer.documents(calibration, decision)
-    writer.figures(counts, column, edges, shown)
-    summary = _summary(selection, scored, counts, decision, overlap, n_selected, quarantined)
-    if limit is not None:
-        summary["limit"] = limit
-    scored.store.write_json(f"{writer.folder}/summary.json", summary)
-    return summary
+def _blind(scored: Scored, role: str, seed: int) -> dict[str, Any]:
+    """The blind diagnostic of a role; computed once a run, because the texts may be gone when it is read again."""
+    name = f"diagnostics/blind-{role}.json"
+    found: dict[str, Any] | None = scored.store.read_json(name)
+    if found is not None:
+        return found
+    shards = {r: [scored.shards[receipt.shard] for receipt in scored.of(r)] for r in (role, "audit")}
+    try:
+        found = blind_sentence(blind(sample_texts(shards[role]), sample_texts(shards["audit"]), seed), role)
+    except UserError as error:
+        return {
+            "ok": None,
+            "sentence": f"Whether the words of {role} and audited documents differ was not tested: {error}.",
+        }
+    scored.store.write_json(name, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes one selection's files; the summary comes last, so a selection with one is whole."""
+class _Question:
+    """One selection of a run: decides it and writes its files, the summary last, so a selection with one is whole."""
 
-    scored: Scored
-    selection: SelectionConfig
     config: AuditConfig
+    selection: SelectionConfig
+    scored: Scored
+    overlap: Overlap
+    span: Span
 
     @property
     def folder(self) -> str:
         return f"selection/{self.selection.name}"
 
-    def clear(self) -> None:
+    def answer(self, diagnostics: dict[str, Any], limit: int | None) -> dict[str, Any]:
+        columns, role = self.selection.detectors, NULL_ROLE[self.selection.direction]
+        grouped = self.selection.calibration == "by_group"
+        known = _kept(self.scored.batches(role, columns, grouped), self.overlap.keep)
+        others = self.scored.batches("seen" if role == "unseen" else "unseen", columns, grouped)
+        quarantined = sum(self.scored.quarantined("audit").values())
+        audit = self.scored.of("audit")
+
+        def fold(function: Callable[[Batch], Any]) -> Iterator[Any]:
+            return each(audit, lambda receipt: function(self.scored.batch(receipt, columns, grouped)))
+
+        found = answer(self.selection, self.config.seed, known, others, fold, quarantined)
         self.scored.store.remove(f"{self.folder}/summary.json")
         self.scored.store.remove_folder(self.folder)
+        n_selected = self.write(found, known, grouped, quarantined)
+        summary = self.summary(found, n_selected, quarantined, diagnostics)
+        if limit is not None:
+            summary["limit"] = limit
+        self.scored.store.write_json(f"{self.folder}/summary.json", summary)
+        return summary
 
-    def documents(self, calibration: np.ndarray, decision: Decision) -> int:
-        """Write every audit document's verdict and the table of the selected; the number selected."""
-        column = self.selection.detectors[0]
+    def write(self, found: Answer, known: Batch, grouped: bool, quarantined: int) -> int:
+        """Write every audit document's verdict, the selected, and what the report draws; the number selected."""
+        column, edges = self.selection.detectors[0], self.span.edges(self.selection.detectors[0])
+        n = found.n_calibration
+        shown = {
+            NULL_ROLE[self.selection.direction]: histogram(known.first, edges),
+            "audit": np.zeros(edges.size - 1, dtype=np.int64),
+        }
+        counts = np.zeros(n + 1, dtype=np.int64)
         selected: list[pa.Table] = []
-        for receipt in self.scored.of("audit"):
-            table = self.scored.table(receipt, ["doc_id", "row", *self.selection.detectors])
-            scores = scores_of(table, column, receipt.data)
-            verdicts = documents_of(table, scores, calibration, self.selection.direction, decision.rank)
-            chosen = verdicts["selected"]
-            part = table.append_column("p_value", verdicts["p_value"]).filter(chosen)
-            source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
-            selected.append(part.append_column("source", source))
-            everything = pa.concat_tables([verdicts, self._unscored(receipt)])
-            self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", everything)
+        for receipt, part in each(self.scored.of("audit"), lambda r: (r, self.judged(r, found, grouped, edges))):
+            shown["audit"] += part.histogram
+            counts += part.ranks
+            source = pa.array([self.scored.shards[receipt.shard].name] * len(part.selected), pa.string())
+            selected.append(part.selected.append_column("source", source))
+        counts[-1] += quarantined
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
         joined = pa.concat_tables(selected).select(order)
         keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
-        self.scored.store.write_table(f"{self.folder}/selected.parquet", joined.sort_by(keys))
+        joined = joined.sort_by(keys)
+        self.scored.store.write_table(f"{self.folder}/selected.parquet", joined)
+        if self.selection.direction == "clean":
+            self.scored.store.write_table(f"{self.folder}/clean.parquet", joined)
+            self.scored.store.write_json(f"{self.folder}/clean_ids.json", self.clean_ids(joined))
+        filled = np.flatnonzero(counts)
+        ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
+        self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
+        roles = {role: values.tolist() for role, values in shown.items()}
+        value = {"column": column, "edges": edges.tolist(), "roles": roles}
+        self.scored.store.write_json(f"{self.folder}/scores.json", value)
         return len(joined)
 
-    def _unscored(self, receipt: Receipt) -> pa.Table:
+    def judged(self, receipt: Receipt, found: Answer, grouped: bool, edges: np.ndarray) -> _Judged:
+        """Judge one shard and write its verdicts."""
+        batch = self.scored.batch(receipt, self.selection.detectors, grouped)
+        p, chosen = found.judge(batch)
+        table = self.scored.table(receipt, ["doc_id", "row", *self.selection.detectors])
+        verdicts = {"doc_id": table["doc_id"], "p_value": p, "selected": chosen}
+        everything = pa.concat_tables([pa.table(verdicts, schema=DOCUMENTS_SCHEMA), self.unscored(receipt)])
+        self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", everything)
+        size = found.n_calibration + 1
+        # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
+        places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
+        part = table.append_column("p_value", pa.array(p)).filter(pa.array(chosen))
+        return _Judged(part, np.bincount(places - 1, minlength=size), histogram(batch.first, edges))
+
+    def unscored(self, receipt: Receipt) -> pa.Table:
         """Quarantined documents of a shard: p = 1, never selected."""
         names = [self.scored.store.read_table(receipt.quarantine, ["doc_id"])["doc_id"]] if receipt.quarantine else []
         if receipt.shard in self.scored.duplicates:
@@ -297,72 +181,73 @@ class _Writer:
         columns = {"doc_id": ids, "p_value": [1.0] * len(ids), "selected": [False] * len(ids)}
         return pa.table(columns, schema=DOCUMENTS_SCHEMA)
 
-    def figures(self, counts: RankCounts, column: str, edges: np.ndarray, shown: dict[str, np.ndarray]) -> None:
-        """Write what the report draws: rank counts and histograms of the scores by role."""
-        filled = np.flatnonzero(counts.counts)
-        ranks = pa.table({"rank": filled + 1, "count": counts.counts[filled]})
-        self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
-        roles = {role: values.tolist() for role, values in shown.items()}
-        value = {"column": column, "edges": edges.tolist(), "roles": roles}
-        self.scored.store.write_json(f"{self.folder}/scores.json", value)
+    def clean_ids(self, selected: pa.Table) -> dict[str, list[int]]:
+        """The selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
+
+        A task is an input file, by its name without endings; an index is a row of it.
+        """
+        tasks: dict[str, list[int]] = {}
+        for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
+            tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
+        return {task: sorted(rows) for task, rows in sorted(tasks.items())}
+
+    def summary(self, found: Answer, n_selected: int, quarantined: int, diagnostics: dict[str, Any]) -> dict[str, Any]:
+        selection = self.selection
+        needed, enough = found.resolution(found.m)
+        role = NULL_ROLE[selection.direction]
+        held = {**found.strict, "n_selected": min(found.strict["n_selected"], found.m - quarantined)}
+        own = {
+            **diagnostics,
+            "resolution": resolution(found.n_calibration, found.m, needed, enough, role),
+            "overlap": _overlap_diagnostic(self.overlap, role),
+            "duplicates": _duplicates_diagnostic(self.scored),
+            "truncated": _truncated_diagnostic(self.scored),
+            **found.diagnostics,
+        }
+        return {
+            "name": selection.name,
+            "procedure": selection.procedure,
+            "direction": selection.direction,
+            "alpha": selection.alpha,
+            "detectors": selection.detectors,
+            "calibration": selection.calibration,
+            "n_audit": found.m,
+            "n_calibration": found.n_calibration,
+            "n_quarantined": quarantined,
+            "n_selected": n_selected,
+            "threshold": found.threshold,
+            "null_proportion": found.null_proportion,
+            "factor": found.factor,
+            "weights": found.weights,
+            "guarantee": found.guarantee,
+            "assumption": found.assumption,
+            "promise": found.promise,
+            "supported": diagnostics["blind"]["ok"] is not False,
+            "minimum_selectable": needed,
+            "strict": held,
+            "details": found.details,
+            "diagnostics": own,
+        }
 
 
-def _summary(
-    selection: SelectionConfig,
-    scored: Scored,
-    counts: RankCounts,
-    decision: Decision,
-    overlap: Overlap,
-    n_selected: int,
-    quarantined: int,
-) -> dict[str, Any]:
-    held = strict(decision, counts)
-    needed = minimum_selectable(counts.n, counts.m, selection.exact_alpha, decision.factor)
-    return {
-        "name": selection.name,
-        "procedure": selection.procedure,
-        "direction": selection.direction,
-        "alpha": selection.alpha,
-        "detectors": selection.detectors,
-        "n_audit": counts.m,
-        "n_calibration": counts.n,
-        "n_quarantined": quarantined,
-        "n_selected": n_selected,
-        "threshold": decision.threshold,
-        "null_proportion": decision.null_proportion,
-        "weights": None,
-        "guarantee": decision.guarantee,
-        "assumption": decision.assumption,
-        "minimum_selectable": needed,
-        "strict": {
-            "procedure": held.procedure,
-            "n_selected": min(held.n_selected, counts.m - quarantined),
-            "threshold": held.threshold,
-            "guarantee": held.guarantee,
-        },
-        "details": decision.details,
-        "diagnostics": _diagnostics(selection, scored, counts, decision, overlap, needed),
-    }
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What judging one shard gives back to the driver."""
+
+    selected: pa.Table
+    ranks: np.ndarray
+    histogram: np.ndarray
 
 
-def _diagnostics(
-    selection: SelectionConfig, scored: Scored, counts: RankCounts, decision: Decision, overlap: Overlap, needed: int
-) -> dict[str, Any]:
-    role = NULL_ROLE[selection.direction]
-    hundredth = max(1, counts.m // 100)
-    enough = calibration_needed(counts.m, selection.exact_alpha, hundredth, decision.factor)
-    return {
-        "resolution": resolution(counts.n, counts.m, needed, enough, role),
-        "overlap": {
-            "n_calibration": overlap.n_calibration,
-            "n_audit": overlap.n_audit,
-            "ok": True,
-            "sentence": f"{overlap.n_calibration} {role} documents are audit documents too"
-            + (" and were left out of calibration." if overlap.n_calibration else "."),
-        },
-        "duplicates": _duplicates_diagnostic(scored),
-        "truncated": _truncated_diagnostic(scored),
-    }
+def _kept(batch: Batch, keep: np.ndarray) -> Batch:
+    groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
+    return Batch(batch.matrix[keep], groups, batch.keys[keep])
+
+
+def _overlap_diagnostic(overlap: Overlap, role: str) -> dict[str, Any]:
+    tail = " and were left out of calibration." if overlap.n_calibration else "."
+    sentence = f"{overlap.n_calibration} {role} documents are audit documents too{tail}"
+    return {"n_calibration": overlap.n_calibration, "n_audit": overlap.n_audit, "ok": True, "sentence": sentence}
 
 
 def _duplicates_diagnostic(scored: Scored) -> dict[str, Any]:

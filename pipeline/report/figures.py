@@ -59,7 +59,8 @@ def draw(selection: Selection) -> list[Drawn]:
         found.append(_score_figure(selection, selection.scores))
     if selection.ranks is not None:
         found.append(_p_value_figure(selection, selection.ranks))
-        found.append(_step_up_figure(selection, selection.ranks))
+        if selection.summary["procedure"] != "ktd":  # which decides on W, not on p-values
+            found.append(_step_up_figure(selection, selection.ranks))
     return found
 
 
@@ -169,6 +170,8 @@ def _p_value_figure(selection: Selection, ranks: Ranks) -> Drawn:
 def _slope(selection: Selection, m: int) -> float | None:
     """Documents per unit of p on the line that the curve must reach; None if the procedure has no such line."""
     summary = selection.summary
+    if summary.get("factor") is not None:
+        return float(summary["factor"] * m / summary["alpha"])
     if summary["procedure"] not in LINE_PROCEDURES:
         return None
     harmonic = (summary.get("details") or {}).get("harmonic_sum", 1.0)

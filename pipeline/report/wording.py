@@ -86,10 +86,20 @@ def answer(run: Run, selection: Selection) -> Answer:
     number = f"{chosen:,}" if chosen else "none"
     return Answer(
         name=selection.name,
-        headline=f"{audited}, {number} {verb} selected as {kind} the training data of {model}.",
+        headline=f"{audited}, {number} {verb} selected as {kind} the training data of {model}{_unsupported(summary)}.",
         terms=_terms(summary) if chosen else _nothing(summary),
         doubts=tuple(_doubts(summary)),
         cautions=tuple(_cautions(selection)),
+    )
+
+
+def _unsupported(summary: dict[str, Any]) -> str:
+    """What the first sentence says of a selection whose blind test failed."""
+    if summary.get("supported", True):
+        return ""
+    return (
+        ", but this answer is not supported: their words alone tell the audited from the calibration documents, "
+        "so they differ in more than membership"
     )
 
 
@@ -97,6 +107,8 @@ def _terms(summary: dict[str, Any]) -> str:
     alpha = percent(summary["alpha"])
     wrong = "not part of" if summary["direction"] == "members" else "part of"
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
+    if summary["guarantee"] == "finite-sample" and summary.get("calibration") == "conditional":
+        return f"{summary['promise']} It rests on this: {summary['assumption']}"
     if summary["guarantee"] == "finite-sample":
         return (
             f"On average over repetitions of the whole audit with fresh documents, {share} is at most {alpha}, "
@@ -131,7 +143,9 @@ def _nothing(summary: dict[str, Any]) -> str:
         f"reach as far as a list at alpha = {percent(summary['alpha'])}."
     )
     least = summary["minimum_selectable"]
-    if least > summary["n_audit"]:
+    if least > summary["n_audit"] and summary.get("calibration", "pooled") != "pooled":
+        text += f" With {documents(summary['n_calibration'])} for calibration nothing could ever have been selected."
+    elif least > summary["n_audit"] and summary["procedure"] != "ktd":
         text += " " + _never(summary)
     elif least > 1:
         text += (
@@ -149,9 +163,9 @@ def _never(summary: dict[str, Any]) -> str:
         "reach it."
     )
     harmonic = summary.get("details", {}).get("harmonic_sum", 1.0)
-    alpha = Fraction(repr(float(summary["alpha"]))) / Fraction(harmonic)
-    pi0 = summary["null_proportion"]
-    least, good = (calibration_needed(m, alpha, count, pi0) for count in (m, max(1, m // 100)))
+    alpha = Fraction(repr(float(summary["alpha"])))
+    factor = summary.get("factor") or summary["null_proportion"] * harmonic
+    least, good = (calibration_needed(m, alpha, count, factor) for count in (m, max(1, m // 100)))
     if least > n:
         text += (
             f" To change this, give more calibration documents (at least about {least:,} for anything to be "
@@ -200,7 +214,7 @@ def _verdict(name: str, ok: bool | None) -> Verdict:
 
 def tested(summary: dict[str, Any]) -> bool:
     """Whether a check asked if the words alone tell calibration from audited documents."""
-    return "blind" in (summary.get("diagnostics") or {})
+    return ((summary.get("diagnostics") or {}).get("blind") or {}).get("ok") is not None
 
 
 def notices(run: Run) -> list[str]:

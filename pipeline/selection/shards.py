@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import Direction
 from pipeline.errors import UserError
-from pipeline.selection.conformal import p_values, ranks
-from pipeline.selection.summary import RankCounts
 
 HISTOGRAM_BINS = 60
 
@@ -67,24 +64,6 @@ def span_of(table: pa.Table, columns: Iterable[str], name: str) -> Span:
 def histogram(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Counts of scores in bins, int64."""
     return np.histogram(scores, bins=edges)[0].astype(np.int64)
-
-
-def count_shard(scores: np.ndarray, calibration: np.ndarray, direction: Direction) -> RankCounts:
-    """Rank counts of one shard of audit documents against sorted calibration scores."""
-    return RankCounts.of(ranks(scores, calibration, direction), calibration.size)
-
-
-def documents_of(
-    table: pa.Table, scores: np.ndarray, calibration: np.ndarray, direction: Direction, rank: int
-) -> pa.Table:
-    """p-value and verdict of each audit document of a shard: doc_id, p_value, selected."""
-    found = ranks(scores, calibration, direction)
-    columns = {
-        "doc_id": table["doc_id"],
-        "p_value": p_values(found, calibration.size),
-        "selected": found <= rank,
-    }
-    return pa.table(columns, schema=DOCUMENTS_SCHEMA)
 
 
 DOCUMENTS_SCHEMA = pa.schema([("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())])

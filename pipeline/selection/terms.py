@@ -102,6 +102,20 @@ TERMS: dict[str, Terms] = {
     ),
 }
 
+TERMS["td4eval"] = Terms(
+    "heuristic",
+    "The detectors are independent of one another for the audited documents " + _NULLS + ", which detectors of one "
+    "model hardly are.",
+    f"{_SHARE} is not promised to stay at or below alpha: with detectors that agree with one another it exceeds it. "
+    "The strict answer beside this one ranks the fused statistic anew and holds.",
+)
+TERMS["ktd"] = Terms(
+    "heuristic",
+    "For every audited document that was never trained on, the statistic W is as likely to be positive as negative, "
+    "whatever its size; the sign test in this report checks that on the known documents.",
+    f"{_SHARE} is at most alpha only if that symmetry holds. {_ON_AVERAGE}",
+)
+
 GUARANTEES: dict[str, str] = {
     name: f"{terms.promise} It rests on this assumption: {terms.assumption}" for name, terms in TERMS.items()
 }

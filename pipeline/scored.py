@@ -1,0 +1,184 @@
+"""The finished score shards of a run: which rows count, which repeat an id, which are shared by two roles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import AuditConfig
+from pipeline.corpus import Shard
+from pipeline.errors import IncompleteError, UserError
+from pipeline.scoring import QUARANTINE_SCHEMA, STAGE
+from pipeline.selection.methods import Batch
+from pipeline.selection.shards import Keys, overlapping, repeated, scores_of
+from pipeline.store import Receipt, Store, read_receipts
+
+KEYS_AT_ONCE = 1 << 24
+DUPLICATES = "quarantine/duplicate_id.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The finished score shards of a run: receipts, what each reads, and the rows that repeat an id."""
+
+    store: Store
+    receipts: tuple[Receipt, ...]
+    shards: dict[str, Shard]
+    duplicates: dict[str, np.ndarray]  # shard -> positions in its score file
+
+    def of(self, role: str) -> list[Receipt]:
+        """The receipts of one role, in order."""
+        return [receipt for receipt in self.receipts if receipt.role == role]
+
+    def table(self, receipt: Receipt, columns: Sequence[str]) -> pa.Table:
+        """A score shard without the rows that repeat an id."""
+        try:
+            table = self.store.read_table(receipt.data, columns)
+        except KeyError as error:
+            raise UserError(f"{receipt.data}: {error}") from None
+        repeats = self.duplicates.get(receipt.shard)
+        if repeats is None:
+            return table
+        keep = np.ones(len(table), dtype=bool)
+        keep[repeats] = False
+        return table.filter(pa.array(keep))
+
+    def batch(self, receipt: Receipt, columns: Sequence[str], groups: bool) -> Batch:
+        """A score shard's scores (and groups, if wanted) for a selection."""
+        table = self.table(receipt, [*columns, "id_key", *(["group"] if groups else [])])
+        matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
+        return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
+
+    def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
+        """The scores of a whole role; empty when there is none."""
+        parts = [self.batch(receipt, columns, groups) for receipt in self.of(role)]
+        if not parts:
+            return Batch(np.empty((0, len(columns))), None, np.empty(0, dtype=np.int64))
+        found = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
+        return Batch(
+            np.concatenate([part.matrix for part in parts]),
+            pa.chunked_array(found, pa.string()) if groups else None,
+            np.concatenate([part.keys for part in parts]),
+        )
+
+    def quarantined(self, role: str) -> Counter[str]:
+        """Quarantined documents of a role by reason, repeated ids of different shards included."""
+        reasons: Counter[str] = Counter()
+        for receipt in self.of(role):
+            reasons.update(receipt.reasons)
+            if receipt.shard in self.duplicates:
+                reasons["duplicate_id"] += len(self.duplicates[receipt.shard])
+        return reasons
+
+
+def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
+    """Gather the finished shards and find ids that repeat across them; those go to quarantine.
+
+    Raises:
+        IncompleteError: a shard has no receipt.
+        UserError: score shards of two fingerprints.
+    """
+    by_id = {shard.id: shard for shard in shards}
+    receipts = tuple(receipt for receipt in read_receipts(store, STAGE) if receipt.shard in by_id)
+    missing = sorted(by_id.keys() - {receipt.shard for receipt in receipts})
+    if missing:
+        raise IncompleteError(
+            f"run {store.url}: {len(missing)} of {len(by_id)} shards are not scored "
+            f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
+        )
+    _one_fingerprint(receipts)
+    scored = Scored(store, receipts, by_id, {})
+    duplicates = {}
+    for role in ("audit", "unseen", "seen"):
+        duplicates.update(_duplicates(store, scored.of(role)))
+    scored = replace(scored, duplicates=duplicates)
+    _write_duplicates(scored)
+    return scored
+
+
+def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
+    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in ("rows", "columns")}
+    for receipt in receipts[1:]:
+        for key, value in first.items():
+            other = receipt.fingerprint.get(key)
+            if other != value:
+                raise UserError(f"score shards differ in {key}: {receipts[0].shard} {value}, {receipt.shard} {other}")
+
+
+def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
+    """Positions, by shard, of documents whose id stands in an earlier shard of the role."""
+    total = sum(receipt.n_scored for receipt in receipts)
+    parts = -(-total // KEYS_AT_ONCE)
+    found: dict[str, list[np.ndarray]] = {}
+    for part in range(parts):
+        keys, shard_of, position = [], [], []
+        for index, receipt in enumerate(receipts):
+            own = store.read_table(receipt.data, ["id_key"])["id_key"].to_numpy()
+            chosen = np.flatnonzero(own % parts == part)
+            keys.append(own[chosen])
+            shard_of.append(np.full(chosen.size, index, dtype=np.int32))
+            position.append(chosen)
+        repeats = repeated(np.concatenate(keys))
+        shards, positions = np.concatenate(shard_of)[repeats], np.concatenate(position)[repeats]
+        for index in np.unique(shards):
+            found.setdefault(receipts[index].shard, []).append(positions[shards == index])
+    return {shard: np.sort(np.concatenate(arrays)) for shard, arrays in found.items()}
+
+
+def _write_duplicates(scored: Scored) -> None:
+    if not scored.duplicates:
+        scored.store.remove(DUPLICATES)
+        return
+    tables = []
+    for receipt in scored.receipts:
+        if receipt.shard in scored.duplicates:
+            table = scored.store.read_table(receipt.data, ["doc_id", "role", "row", "id_key"])
+            table = table.take(pa.array(scored.duplicates[receipt.shard]))
+            fixed = {
+                "source": scored.shards[receipt.shard].name,
+                "stage": STAGE,
+                "reason": "duplicate_id",
+                "message": "the id stands in an earlier shard",
+            }
+            columns = {
+                f.name: table[f.name] if f.name not in fixed else pa.array([fixed[f.name]] * len(table))
+                for f in QUARANTINE_SCHEMA
+            }
+            tables.append(pa.table(columns, schema=QUARANTINE_SCHEMA))
+    scored.store.write_table(DUPLICATES, pa.concat_tables(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Calibration documents that are audited too."""
+
+    n_calibration: int
+    n_audit: int
+    keep: np.ndarray  # bool over the calibration documents
+
+
+def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
+    """Find calibration documents that are audited too, by text or by first words.
+
+    Raises:
+        UserError: there are some, and the config does not say `overlap: drop`.
+    """
+    wanted = ["text_key", "prefix_key"]
+    keys = Keys.of([scored.table(receipt, wanted) for receipt in scored.of(role)])
+    hits = np.zeros(keys.text.size, dtype=bool)
+    ours = 0
+    for receipt in scored.of("audit"):
+        found, count = overlapping(scored.table(receipt, wanted), keys)
+        hits |= found
+        ours += count
+    shared = int(np.count_nonzero(hits))
+    if shared and config.overlap == "error":
+        raise UserError(
+            f"{shared} of {hits.size} {role} documents are audit documents too (same text, or same first 8 words; "
+            f"{ours} audit documents); remove them or set overlap: drop to leave them out of calibration"
+        )
+    return Overlap(shared, ours, ~hits)

@@ -1,0 +1,241 @@
+"""Every procedure answers a finished run's scores; what cannot be answered is refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.small_model import WORDS
+from pipeline.config import build_config
+from pipeline.errors import UserError
+from pipeline.plan import make_plan, settle
+from pipeline.scoring import Scorer, fingerprint_of
+from pipeline.store import Store
+from ray_jobs import selection as job
+from ray_jobs.audit import select_again
+
+BOTH = ["loss", "zlib"]
+ONE = ["zlib"]
+
+
+def text(seed: int, words: int) -> str:
+    rng = random.Random(seed)
+    return f"Number {seed} " + " ".join(rng.choices(WORDS, k=words)) + "."
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A scored run of three roles in two groups; long audited texts, which zlib takes for members, are marked."""
+    root = tmp_path_factory.mktemp("finished")
+    roles = {
+        "audit": [text(i, 60 if i % 3 == 0 else 12) for i in range(120)],
+        "unseen": [text(1000 + i, 12) for i in range(80)],
+        "seen": [text(2000 + i, 60) for i in range(80)],
+    }
+    for role, texts in roles.items():
+        rows = [{"id": f"{role}-{i}", "text": t, "group": "ab"[i % 2]} for i, t in enumerate(texts)]
+        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = build_config(
+        {
+            "run": str(root / "run"),
+            "model": {"path": str(tiny_model_folder)},
+            "corpus": {r: {"path": str(root / f"{r}.jsonl"), "id": "id", "group": "group"} for r in roles},
+            "detectors": ["loss", "zlib", "min_k"],
+            "resources": {"shard_bytes": 4000},
+        }
+    )
+    store = Store(config.run)
+    fingerprint = fingerprint_of(config)
+    plan = settle(make_plan(config), fingerprint, store)
+    scorer = Scorer(config, fingerprint)
+    for shard in plan.shards:
+        scorer.score_shard(shard, store)
+    both = [{"name": d, "detectors": ONE, "direction": d} for d in ("members", "clean")]
+    select_again(config.run, [f"selections={json.dumps(both)}"], texts=False)
+    return root
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished / "run", tmp_path / "run"))
+
+
+def select(run: Path, *selections: dict[str, Any]) -> list[dict[str, Any]]:
+    named = [{"name": f"s{i}", "detectors": ONE, **selection} for i, selection in enumerate(selections)]
+    return select_again(str(run), [f"selections={json.dumps(named)}"], texts=False)
+
+
+def selected(run: Path, index: int = 0) -> set[str]:
+    return set(pq.read_table(run / f"selection/s{index}/selected.parquet")["doc_id"].to_pylist())
+
+
+LONG = {f"audit-{i}" for i in range(0, 120, 3)}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"procedure": p} for p in ("bh", "ebh", "storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel")),
+        {"procedure": "bh", "calibration": "by_group"},
+        {"procedure": "bh", "calibration": "conditional", "delta": 0.2},
+        {"procedure": "storey", "ties": "random"},
+        *({"procedure": "td4eval", "detectors": BOTH, "weights": w} for w in ("rejections", "equal", "random", "max")),
+        {"procedure": "td4eval", "detectors": BOTH, "reconformal": True},
+        {"procedure": "adadetect", "detectors": BOTH},
+    ],
+    ids=lambda asked: "-".join(str(v) for v in asked.values()),
+)
+def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any]) -> None:
+    summary = select(run, {"alpha": 0.2, **asked})[0]
+    found = selected(run)
+    assert len(found & LONG) >= 0.9 * len(LONG), "the long documents stand out by far"
+    assert summary["n_selected"] == len(found)
+    assert summary["strict"]["guarantee"] == "finite-sample"
+    assert summary["promise"]
+    assert set(summary["diagnostics"]) >= {"blind", "resolution", "overlap", "duplicates", "truncated"}
+    verdicts = [r for p in sorted((run / "selection/s0/documents").iterdir()) for r in pq.read_table(p).to_pylist()]
+    assert len(verdicts) == summary["n_audit"] == 120
+    assert {v["doc_id"] for v in verdicts if v["selected"]} == found
+    chosen = [v["p_value"] for v in verdicts if v["selected"]]
+    assert max(chosen) <= min([v["p_value"] for v in verdicts if not v["selected"]], default=1.0)
+    assert "selected" in (run / "report/report.html").read_text()
+
+
+def test_the_knockoff_filter_reads_any_signed_column(run: Path) -> None:
+    for path in (run / "scores").glob("*.parquet"):
+        table = pq.read_table(path)
+        wide = np.where(np.array(table["zlib"]) > -0.05, 1.0, -1.0) * (1 + np.arange(len(table)) / 1000)
+        pq.write_table(table.set_column(table.column_names.index("min_k"), "min_k", pa.array(wide)), path)
+    summary = select(run, {"procedure": "ktd", "detectors": ["min_k"], "alpha": 0.1})[0]
+    assert "sign_symmetry" in summary["diagnostics"]
+    assert summary["guarantee"] == "heuristic"
+    assert summary["minimum_selectable"] == 10
+    everything = pa.concat_tables([pq.read_table(p) for p in (run / "scores").glob("audit-*.parquet")])
+    w = np.array(everything["min_k"])
+    steps = sorted(abs(w[w != 0]))
+    good = [t for t in steps if (1 + (w <= -t).sum()) / max(1, (w >= t).sum()) <= 0.1]
+    assert summary["n_selected"] == (int((w >= min(good)).sum()) if good else 0)
+
+
+def test_clean_items_come_in_the_form_that_an_evaluation_harness_takes(run: Path) -> None:
+    summary = select(run, {"direction": "clean", "procedure": "storey", "alpha": 0.2})[0]
+    found = selected(run)
+    assert summary["n_calibration"] == 80
+    assert found >= {f"audit-{i}" for i in range(120)} - LONG
+    ids = json.loads((run / "selection/s0/clean_ids.json").read_text())
+    assert ids == {"audit": sorted(int(name.split("-")[1]) for name in found)}
+    assert set(pq.read_table(run / "selection/s0/clean.parquet")["doc_id"].to_pylist()) == found
+
+
+def test_a_cluster_and_a_loop_give_the_same_bytes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    asked = ({"procedure": "ptdi"}, {"procedure": "td4eval", "detectors": BOTH}, {"direction": "clean"})
+
+    def digest() -> dict[str, str]:
+        files = sorted(p for p in (run / "selection").rglob("*") if p.is_file())
+        return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+    select(run, *asked)
+    here = digest()
+    monkeypatch.setattr(job, "MANY_SHARDS", 2)
+    select(run, *asked)
+    assert ray.is_initialized()
+    assert digest() == here
+
+
+def test_documents_that_their_words_give_away_are_not_supported(finished: Path, run: Path) -> None:
+    shutil.rmtree(run / "diagnostics", ignore_errors=True)
+    rows = [json.loads(line) for line in (finished / "audit.jsonl").read_text().splitlines()]
+    summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
+    assert len(rows) == 120
+    assert summary["diagnostics"]["blind"]["n_audit"] == 120
+    (run / "diagnostics/blind-unseen.json").write_text(
+        json.dumps({"auc": 0.9, "low": 0.85, "high": 0.95, "ok": False, "sentence": "Their words differ."})
+    )
+    summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
+    assert summary["supported"] is False
+    facts = json.loads((run / "report/report.json").read_text())
+    assert "not supported" in facts["selections"][0]["answer"]["headline"]
+    assert "not supported" in (run / "report/report.html").read_text()
+
+
+def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(
+    finished: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = json.loads((run / "shards.json").read_text())
+    for shard in table:
+        shard["path"] = "/no/such/place.jsonl"
+    (run / "shards.json").write_text(json.dumps(table))
+    found = select(run, {})[0]["diagnostics"]["blind"]
+    assert found["ok"] is None
+    assert "was not tested" in found["sentence"]
+
+
+def refusal(run: Path, *selections: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        select(run, *selections)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ({"alpha": 0}, "must be in (0, 1), got 0"),
+        ({"alpha": 1}, "must be in (0, 1), got 1"),
+        ({"delta": 1.5}, "must be in (0, 1), got 1.5"),
+        ({"detectors": ["renyi"]}, "'renyi' is not scored"),
+        ({"procedure": "bh", "detectors": BOTH}, "takes 1 detector, got 2"),
+        ({"procedure": "td4eval", "detectors": BOTH, "calibration": "by_group"}, "takes calibration pooled"),
+        ({"procedure": "ktd", "direction": "clean"}, "takes direction members"),
+        ({"procedure": "td5eval"}, "procedure"),
+        ({"weights": "heavy"}, "weights"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_one_line(run: Path, asked: dict[str, Any], part: str) -> None:
+    assert part in refusal(run, asked)
+
+
+def test_scores_that_are_no_numbers_or_of_two_runs_are_refused(run: Path) -> None:
+    receipt = sorted((run / "receipts/score").glob("audit*.json"))[1]
+    value = json.loads(receipt.read_text())
+    other = {**value, "fingerprint": {**value["fingerprint"], "dtype": "bfloat16"}}
+    receipt.write_text(json.dumps(other))
+    assert "score shards differ in dtype" in refusal(run, {})
+    receipt.write_text(json.dumps(value))
+    path = run / value["data"]
+    table = pq.read_table(path)
+    spoiled = pa.array([float("nan"), *table["zlib"].to_pylist()[1:]])
+    pq.write_table(table.set_column(table.column_names.index("zlib"), "zlib", spoiled), path)
+    assert "1 scores that are no number" in refusal(run, {})
+    pq.write_table(table.drop_columns(["zlib"]), path)
+    assert "zlib" in refusal(run, {})
+
+
+def test_a_group_without_calibration_documents_is_named(run: Path) -> None:
+    for path in (run / "scores").glob("unseen-*.parquet"):
+        table = pq.read_table(path)
+        groups = pa.array(["a"] * len(table), pa.string())
+        pq.write_table(table.set_column(table.column_names.index("group"), "group", groups), path)
+    assert "group 'b' has audit documents and no calibration documents" in refusal(run, {"calibration": "by_group"})
+
+
+def test_equal_scores_select_nothing(run: Path) -> None:
+    for path in (run / "scores").glob("*.parquet"):
+        table = pq.read_table(path)
+        same = pa.array([0.5] * len(table))
+        pq.write_table(table.set_column(table.column_names.index("zlib"), "zlib", same), path)
+    for summary in select(run, {"procedure": "bh"}, {"procedure": "ptdi"}, {"procedure": "td4eval", "detectors": ONE}):
+        assert summary["n_selected"] == 0
