@@ -47,15 +47,10 @@ class Scored:
         keep[repeats] = False
         return table.filter(pa.array(keep))
 
-    def batch(self, receipt: Receipt, columns: Sequence[str], groups: bool) -> Batch:
-        """A score shard's scores (and groups, if wanted) for a selection."""
-        table = self.table(receipt, [*columns, "id_key", *(["group"] if groups else [])])
-        matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
-        return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
-
     def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
         """The scores of a whole role; empty when there is none."""
-        parts = [self.batch(receipt, columns, groups) for receipt in self.of(role)]
+        wanted = [*columns, "id_key", *(["group"] if groups else [])]
+        parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
         if not parts:
             return Batch(np.empty((0, len(columns))), None, np.empty(0, dtype=np.int64))
         found = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
@@ -73,6 +68,16 @@ class Scored:
             if receipt.shard in self.duplicates:
                 reasons["duplicate_id"] += len(self.duplicates[receipt.shard])
         return reasons
+
+
+def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -> Batch:
+    """A score shard's scores (and groups, if wanted) for a selection.
+
+    Raises:
+        UserError: a detector was never scored, or a score is no finite number.
+    """
+    matrix = np.stack([scores_of(table, column, name) for column in columns], axis=1)
+    return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
 
 
 def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:

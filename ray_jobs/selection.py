@@ -14,16 +14,17 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import NULL_ROLE, AuditConfig, SelectionConfig
+from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.plan import resolution
-from pipeline.scored import Overlap, Scored, find_overlap
+from pipeline.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.selection.diagnostics import blind, blind_sentence, sample_texts
-from pipeline.selection.methods import Answer, Batch, answer
+from pipeline.selection.methods import Answer, Ask, Asking, Batch, answer, together
 from pipeline.selection.shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
 from pipeline.store import Receipt
 
 MANY_SHARDS = 512
+NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 
 
 def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[dict[str, Any]]:
@@ -44,11 +45,38 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[d
         span = span + part
     overlaps: dict[str, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
     blinds: dict[str, dict[str, Any]] = {role: _blind(scored, role, config.seed) for role in overlaps}
+    questions = [_Question(config, s, scored, overlaps[NULL_ROLE[s.direction]], span) for s in config.selections]
+
+    read = ["doc_id", "row", "id_key", "group", *columns]
+
+    def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
+        def of_shard(receipt: Receipt) -> list[Any]:
+            table = scored.table(receipt, read)
+            return [ask.of_shard(questions[index].batch(table, receipt)) for index, ask in asks]
+
+        merged: dict[int, Any] = {}
+        for parts in each(scored.of("audit"), of_shard):
+            for (index, ask), part in zip(asks, parts, strict=True):
+                merged[index] = ask.merge(merged[index], part) if index in merged else part
+        return merged
+
+    answers = together([question.ask() for question in questions], run_pass)
+    for question in questions:
+        question.clear()
+    judged: list[_Judged] | None = None
+
+    def judge(receipt: Receipt) -> list[_Judged]:
+        table = scored.table(receipt, read)
+        return [question.judge(table, receipt, found) for question, found in zip(questions, answers, strict=True)]
+
+    for parts in each(scored.of("audit"), judge):
+        judged = parts if judged is None else [one + other for one, other in zip(judged, parts, strict=True)]
+    if judged is None:
+        raise UserError("no audit documents")
     summaries = []
-    for selection in config.selections:
-        role = NULL_ROLE[selection.direction]
-        question = _Question(config, selection, scored, overlaps[role], span)
-        summaries.append(question.answer({"blind": blinds[role]}, limit))
+    for question, found, verdicts in zip(questions, answers, judged, strict=True):
+        diagnostics = {"blind": blinds[NULL_ROLE[question.selection.direction]]}
+        summaries.append(question.write(found, verdicts, diagnostics, limit))
     wanted = {selection.name for selection in config.selections}
     for name in scored.store.names("selection"):
         if name not in wanted:
@@ -104,64 +132,44 @@ class _Question:
     def folder(self) -> str:
         return f"selection/{self.selection.name}"
 
-    def answer(self, diagnostics: dict[str, Any], limit: int | None) -> dict[str, Any]:
-        columns, role = self.selection.detectors, NULL_ROLE[self.selection.direction]
-        grouped = self.selection.calibration == "by_group"
-        known = _kept(self.scored.batches(role, columns, grouped), self.overlap.keep)
-        others = self.scored.batches("seen" if role == "unseen" else "unseen", columns, grouped)
-        quarantined = sum(self.scored.quarantined("audit").values())
-        audit = self.scored.of("audit")
+    @property
+    def grouped(self) -> bool:
+        return self.selection.calibration == "by_group"
 
-        def fold(function: Callable[[Batch], Any]) -> Iterator[Any]:
-            return each(audit, lambda receipt: function(self.scored.batch(receipt, columns, grouped)))
+    @property
+    def quarantined(self) -> int:
+        return sum(self.scored.quarantined("audit").values())
 
-        found = answer(self.selection, self.config.seed, known, others, fold, quarantined)
+    def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
+        """A shard of audit documents as this selection sees it."""
+        return batch_of(table, self.selection.detectors, self.grouped, receipt.data)
+
+    def known(self) -> Batch:
+        """The null role's documents that calibrate."""
+        role = NULL_ROLE[self.selection.direction]
+        return _kept(self.scored.batches(role, self.selection.detectors, self.grouped), self.overlap.keep)
+
+    def ask(self) -> Asking[Answer]:
+        """The passes that the answer needs."""
+        other: Role = "seen" if self.selection.direction == "members" else "unseen"
+        needed = self.selection.procedure == "ptdi_known_members"
+        others = self.scored.batches(other, self.selection.detectors, self.grouped) if needed else NOBODY
+        return answer(self.selection, self.config.seed, self.known(), others, self.quarantined)
+
+    @property
+    def edges(self) -> np.ndarray:
+        """Bins of the first detector's scores, for the report."""
+        return self.span.edges(self.selection.detectors[0])
+
+    def clear(self) -> None:
+        """Remove an earlier answer, its summary first."""
         self.scored.store.remove(f"{self.folder}/summary.json")
         self.scored.store.remove_folder(self.folder)
-        n_selected = self.write(found, known, grouped, quarantined)
-        summary = self.summary(found, n_selected, quarantined, diagnostics)
-        if limit is not None:
-            summary["limit"] = limit
-        self.scored.store.write_json(f"{self.folder}/summary.json", summary)
-        return summary
 
-    def write(self, found: Answer, known: Batch, grouped: bool, quarantined: int) -> int:
-        """Write every audit document's verdict, the selected, and what the report draws; the number selected."""
-        column, edges = self.selection.detectors[0], self.span.edges(self.selection.detectors[0])
-        n = found.n_calibration
-        shown = {
-            NULL_ROLE[self.selection.direction]: histogram(known.first, edges),
-            "audit": np.zeros(edges.size - 1, dtype=np.int64),
-        }
-        counts = np.zeros(n + 1, dtype=np.int64)
-        selected: list[pa.Table] = []
-        for receipt, part in each(self.scored.of("audit"), lambda r: (r, self.judged(r, found, grouped, edges))):
-            shown["audit"] += part.histogram
-            counts += part.ranks
-            source = pa.array([self.scored.shards[receipt.shard].name] * len(part.selected), pa.string())
-            selected.append(part.selected.append_column("source", source))
-        counts[-1] += quarantined
-        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
-        joined = pa.concat_tables(selected).select(order)
-        keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
-        joined = joined.sort_by(keys)
-        self.scored.store.write_table(f"{self.folder}/selected.parquet", joined)
-        if self.selection.direction == "clean":
-            self.scored.store.write_table(f"{self.folder}/clean.parquet", joined)
-            self.scored.store.write_json(f"{self.folder}/clean_ids.json", self.clean_ids(joined))
-        filled = np.flatnonzero(counts)
-        ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
-        self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
-        roles = {role: values.tolist() for role, values in shown.items()}
-        value = {"column": column, "edges": edges.tolist(), "roles": roles}
-        self.scored.store.write_json(f"{self.folder}/scores.json", value)
-        return len(joined)
-
-    def judged(self, receipt: Receipt, found: Answer, grouped: bool, edges: np.ndarray) -> _Judged:
+    def judge(self, table: pa.Table, receipt: Receipt, found: Answer) -> _Judged:
         """Judge one shard and write its verdicts."""
-        batch = self.scored.batch(receipt, self.selection.detectors, grouped)
+        batch = self.batch(table, receipt)
         p, chosen = found.judge(batch)
-        table = self.scored.table(receipt, ["doc_id", "row", *self.selection.detectors])
         verdicts = {"doc_id": table["doc_id"], "p_value": p, "selected": chosen}
         everything = pa.concat_tables([pa.table(verdicts, schema=DOCUMENTS_SCHEMA), self.unscored(receipt)])
         self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", everything)
@@ -169,7 +177,33 @@ class _Question:
         # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
         part = table.append_column("p_value", pa.array(p)).filter(pa.array(chosen))
-        return _Judged(part, np.bincount(places - 1, minlength=size), histogram(batch.first, edges))
+        source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
+        counts = np.bincount(places - 1, minlength=size)
+        return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges))
+
+    def write(self, found: Answer, judged: _Judged, diagnostics: dict[str, Any], limit: int | None) -> dict[str, Any]:
+        """Write the selected, what the report draws and the summary, which is returned."""
+        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
+        keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
+        selected = judged.selected.select(order).sort_by(keys)
+        self.scored.store.write_table(f"{self.folder}/selected.parquet", selected)
+        if self.selection.direction == "clean":
+            self.scored.store.write_table(f"{self.folder}/clean.parquet", selected)
+            self.scored.store.write_json(f"{self.folder}/clean_ids.json", self.clean_ids(selected))
+        counts = judged.ranks.copy()
+        counts[-1] += self.quarantined
+        filled = np.flatnonzero(counts)
+        ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
+        self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
+        role = NULL_ROLE[self.selection.direction]
+        roles = {role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
+        value = {"column": self.selection.detectors[0], "edges": self.edges.tolist(), "roles": roles}
+        self.scored.store.write_json(f"{self.folder}/scores.json", value)
+        summary = self.summary(found, len(selected), diagnostics)
+        if limit is not None:
+            summary["limit"] = limit
+        self.scored.store.write_json(f"{self.folder}/summary.json", summary)
+        return summary
 
     def unscored(self, receipt: Receipt) -> pa.Table:
         """Quarantined documents of a shard: p = 1, never selected."""
@@ -191,8 +225,8 @@ class _Question:
             tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
         return {task: sorted(rows) for task, rows in sorted(tasks.items())}
 
-    def summary(self, found: Answer, n_selected: int, quarantined: int, diagnostics: dict[str, Any]) -> dict[str, Any]:
-        selection = self.selection
+    def summary(self, found: Answer, n_selected: int, diagnostics: dict[str, Any]) -> dict[str, Any]:
+        selection, quarantined = self.selection, self.quarantined
         needed, enough = found.resolution(found.m)
         role = NULL_ROLE[selection.direction]
         held = {**found.strict, "n_selected": min(found.strict["n_selected"], found.m - quarantined)}
@@ -232,11 +266,16 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What judging one shard gives back to the driver."""
+    """What judging shards gives back to the driver; merges in any order."""
 
     selected: pa.Table
     ranks: np.ndarray
     histogram: np.ndarray
+
+    def __add__(self, other: _Judged) -> _Judged:
+        """The documents of both."""
+        tables = pa.concat_tables([self.selected, other.selected])
+        return _Judged(tables, self.ranks + other.ranks, self.histogram + other.histogram)
 
 
 def _kept(batch: Batch, keep: np.ndarray) -> Batch:

@@ -1,12 +1,14 @@
 """A configured selection: calibrated on known documents, it judges audit documents a shard at a time.
 
-`answer` needs nothing but the known documents' scores and a way to fold a function over the audit shards, so it runs
-the same on one process and on a cluster.
+`answer` asks for passes over the audit shards by yielding what to compute of each shard and how two results merge; it
+gets the merged result back. So it runs the same in one process and on a cluster, and `together` lets several selections
+share their passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -48,7 +50,15 @@ class Batch:
         return self.matrix[:, 0]
 
 
-Fold = Callable[[Callable[[Batch], T]], Iterable[T]]
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One pass over the audit shards: a function of each, and how two of its results become one."""
+
+    of_shard: Callable[[Batch], Any]
+    merge: Callable[[Any, Any], Any] = operator.add
+
+
+Asking = Generator[Ask, Any, T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +81,8 @@ class Answer:
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
 
-def answer(
-    selection: SelectionConfig, seed: int, known: Batch, others: Batch, fold: Fold[Any], quarantined: int
-) -> Answer:
-    """Decide a selection.
+def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    """Decide a selection; a generator of the passes that it needs, whose return value is the answer.
 
     What is guaranteed is carried by the answer, with its assumption.
 
@@ -83,24 +91,45 @@ def answer(
         seed: of the run; for random ties, splits and random weights.
         known: the null role's documents.
         others: documents that are known not to be nulls; may be empty.
-        fold: applies a function to every shard of audit documents; the order of the results is free.
         quarantined: audit documents without scores; hypotheses at p = 1.
 
     Raises:
         UserError: no calibration documents where they are needed, groups without any, no audit documents.
     """
     kind = {"td4eval": _td4eval, "ktd": _ktd, "adadetect": _adadetect}.get(selection.procedure, _ranked)
-    return kind(selection, seed, known, others, fold, quarantined)
+    return kind(selection, seed, known, others, quarantined)
+
+
+def together(
+    asking: Sequence[Asking[Answer]], run_pass: Callable[[Sequence[tuple[int, Ask]]], dict[int, Any]]
+) -> list[Answer]:
+    """Let several selections decide side by side: each pass serves all that still ask.
+
+    Args:
+        asking: from `answer`.
+        run_pass: given (index of the selection, ask) of this pass, returns the merged result of each; an index
+            without any shard is absent.
+    """
+    answers: dict[int, Answer] = {}
+    results: dict[int, Any] = dict.fromkeys(range(len(asking)))
+    while len(answers) < len(asking):
+        asks: list[tuple[int, Ask]] = []
+        for index, generator in enumerate(asking):
+            if index not in answers:
+                try:
+                    asks.append((index, generator.send(results.get(index))))
+                except StopIteration as done:
+                    answers[index] = done.value
+        results = run_pass(asks) if asks else {}
+    return [answers[index] for index in range(len(asking))]
 
 
 # --- one p-value a document on a grid
 
 
-def _ranked(
-    selection: SelectionConfig, seed: int, known: Batch, others: Batch, fold: Fold[Any], quarantined: int
-) -> Answer:
+def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     rank, against = _ranking(selection, seed, known)
-    counts = _count(fold, rank, against, quarantined)
+    counts = yield from _count(rank, against, quarantined)
     member_counts = RankCounts.of(rank(others), against) if len(others.matrix) else None
     if selection.calibration == "conditional":
         against = simes_grid(counts.n, Fraction(repr(selection.delta)))
@@ -134,11 +163,9 @@ def _ranking(selection: SelectionConfig, seed: int, known: Batch) -> tuple[Calla
     return pooled, calibration.size
 
 
-def _count(fold: Fold[Any], rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined: int) -> RankCounts:
-    counts = RankCounts.empty(against)
-    for part in fold(lambda batch: RankCounts.of(rank(batch), against).counts):
-        counts = counts + RankCounts(part, counts.spacing)
-    return counts.with_quarantined(quarantined)
+def _count(rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined: int) -> Asking[RankCounts]:
+    counts = yield Ask(lambda batch: RankCounts.of(rank(batch), against))
+    return (counts if counts is not None else RankCounts.empty(against)).with_quarantined(quarantined)
 
 
 def _judge_ranks(
@@ -181,21 +208,19 @@ def _resolution(grid: Grid, alpha: Fraction, factor: Fraction, m: int) -> tuple[
 # --- a learnt score
 
 
-def _adadetect(
-    selection: SelectionConfig, seed: int, known: Batch, others: Batch, fold: Fold[Any], quarantined: int
-) -> Answer:
+def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     calibrate(known.first)
     first = halves(known.keys, seed)
     sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
-    for part in fold(lambda batch: Sample.of(batch.keys, batch.matrix, seed)):
-        sample = sample + part
+    audited = yield Ask(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
+    sample = sample if audited is None else sample + audited
     learnt = train(known.matrix[first], sample.rows)
     calibration = calibrate(learnt.score(known.matrix[~first]))
 
     def rank(batch: Batch) -> np.ndarray:
         return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
 
-    counts = _count(fold, rank, calibration.size, quarantined)
+    counts = yield from _count(rank, calibration.size, quarantined)
     decision = decide("bh", counts, selection.exact_alpha)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
     beside = {
@@ -210,18 +235,16 @@ def _adadetect(
 # --- several detectors fused
 
 
-def _td4eval(
-    selection: SelectionConfig, seed: int, known: Batch, others: Batch, fold: Fold[Any], quarantined: int
-) -> Answer:
+def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     calibrate(known.first)
-    repaired = _symmetric(selection, seed, known, fold, quarantined)
+    repaired = yield from _symmetric(selection, seed, known, quarantined)
     if selection.reconformal:
         return repaired
     alpha, n = selection.exact_alpha, len(known.matrix)
     rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
-    counts = _count_each(fold, rank, n, known.matrix.shape[1], quarantined)
+    counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
     weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, seed)
-    found = _cut_fused(fold, lambda batch: fusion.fuse(rank(batch), n, weights), alpha, quarantined)
+    found = yield from _cut_fused(lambda batch: fusion.fuse(rank(batch), n, weights), alpha, quarantined)
 
     def judge(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         p = fusion.fuse(rank(batch), n, weights)
@@ -246,7 +269,7 @@ def _td4eval(
     )
 
 
-def _symmetric(selection: SelectionConfig, seed: int, known: Batch, fold: Fold[Any], quarantined: int) -> Answer:
+def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined: int) -> Asking[Answer]:
     """Fusion whose p-values are valid in finite samples: `fusion.symmetric_weights` on split calibration documents."""
     alpha, d = selection.exact_alpha, known.matrix.shape[1]
     if len(known.matrix) < 4:
@@ -255,7 +278,7 @@ def _symmetric(selection: SelectionConfig, seed: int, known: Batch, fold: Fold[A
     n = int(reference.sum())
     rank = partial(_rank_each, _sorted_columns(known.matrix[reference]), selection.direction)
     own = rank(Batch(known.matrix[~reference], None, known.keys[~reference]))
-    audit = _count_each(fold, rank, n, d, quarantined)
+    audit = yield from _count_each(rank, n, d, quarantined)
     calibration = [RankCounts.of(own[:, i], n) for i in range(d)]
     weights = fusion.symmetric_weights(audit, calibration, alpha, selection.weights, seed)
     statistics = calibrate(fusion.statistic(own, n, weights))
@@ -263,7 +286,7 @@ def _symmetric(selection: SelectionConfig, seed: int, known: Batch, fold: Fold[A
     def place(batch: Batch) -> np.ndarray:
         return ranks(fusion.statistic(rank(batch), n, weights), statistics, "members", selection.ties, batch.keys, seed)
 
-    counts = _count(fold, place, statistics.size, quarantined)
+    counts = yield from _count(place, statistics.size, quarantined)
     decision = decide("bh", counts, alpha)
     beside = {
         "procedure": "td4eval, reconformal",
@@ -286,31 +309,29 @@ def _rank_each(calibration: list[np.ndarray], direction: Any, batch: Batch) -> n
 
 
 def _count_each(
-    fold: Fold[Any], rank: Callable[[Batch], np.ndarray], n: int, detectors: int, quarantined: int
-) -> list[RankCounts]:
-    totals = [RankCounts.empty(n) for _ in range(detectors)]
+    rank: Callable[[Batch], np.ndarray], n: int, detectors: int, quarantined: int
+) -> Asking[list[RankCounts]]:
+    def count(batch: Batch) -> np.ndarray:
+        return np.stack([RankCounts.of(column, n).counts for column in rank(batch).T])
 
-    def count(batch: Batch) -> list[np.ndarray]:
-        return [RankCounts.of(column, n).counts for column in rank(batch).T]
-
-    for parts in fold(count):
-        totals = [total + RankCounts(part) for total, part in zip(totals, parts, strict=True)]
-    return [total.with_quarantined(quarantined) for total in totals]
+    counts = yield Ask(count)
+    if counts is None:
+        counts = np.zeros((detectors, n + 1), dtype=np.int64)
+    return [RankCounts(own).with_quarantined(quarantined) for own in counts]
 
 
-def _cut_fused(fold: Fold[Any], fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined: int) -> fusion.Cut:
+def _cut_fused(fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined: int) -> Asking[fusion.Cut]:
     """`fusion.cut` over shards: counters travel, values do not."""
-    high = HighCounts.empty()
-    for part in fold(lambda batch: HighCounts.of(fuse(batch)).counts):
-        high = high + HighCounts(part)
-    high = high.with_quarantined(quarantined)
+    high = yield Ask(lambda batch: HighCounts.of(fuse(batch)))
+    high = (high if high is not None else HighCounts.empty()).with_quarantined(quarantined)
     below = BINS
     while True:
         bins = fusion.candidate_bins(high, alpha, below)
-        low = LowCounts.empty(bins)
-        for part in fold(lambda batch: LowCounts.of(fuse(batch), bins).counts) if bins else ():  # noqa: B023
-            low = low + LowCounts(bins, part)
-        found = fusion.threshold(high, low.with_quarantined(quarantined), alpha)
+        low = None
+        if bins:
+            low = yield Ask(lambda batch: LowCounts.of(fuse(batch), bins))  # noqa: B023 - asked before it changes
+        low = (low if low is not None else LowCounts.empty(bins)).with_quarantined(quarantined)
+        found = fusion.threshold(high, low, alpha)
         if found is not None:
             return found
         below = bins[-1]
@@ -319,26 +340,26 @@ def _cut_fused(fold: Fold[Any], fuse: Callable[[Batch], np.ndarray], alpha: Frac
 # --- the knockoff filter
 
 
-def _ktd(
-    selection: SelectionConfig, seed: int, known: Batch, others: Batch, fold: Fold[Any], quarantined: int
-) -> Answer:
+def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     q = selection.exact_alpha
-    high, m = knockoff.SignedHigh.empty(), quarantined
-    for part, size in fold(lambda batch: (knockoff.SignedHigh.of(batch.first), len(batch.matrix))):
-        high, m = high + part, m + size
+    high = yield Ask(lambda batch: knockoff.SignedHigh.of(batch.first))
+    m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
     if m == 0:
         raise UserError("no audit documents")
+    high = high if high is not None else knockoff.SignedHigh.empty()
     above = -1
     while True:
         bins = knockoff.candidate_bins(high, q, above)
-        low = knockoff.SignedLow.empty(bins)
-        for part in fold(lambda batch: knockoff.SignedLow.of(batch.first, bins)) if bins else ():  # noqa: B023
-            low = low + part
-        cut = knockoff.threshold(high, low, q)
+        low = None
+        if bins:
+            low = yield Ask(lambda batch: knockoff.SignedLow.of(batch.first, bins))  # noqa: B023 - as above
+        cut = knockoff.threshold(high, low if low is not None else knockoff.SignedLow.empty(bins), q)
         if cut is not None:
             break
         above = bins[-1]
-    conformal = _ranked(_as_bh(selection), seed, known, others, fold, quarantined) if len(known.matrix) else None
+    conformal = None
+    if len(known.matrix):
+        conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
     terms = TERMS["ktd"]
     symmetry = knockoff.sign_symmetry(known.first)
     none = {"procedure": "bh", "n_selected": 0, "threshold": None, "guarantee": "finite-sample"}

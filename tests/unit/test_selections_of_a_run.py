@@ -154,6 +154,25 @@ def test_a_cluster_and_a_loop_give_the_same_bytes(run: Path, monkeypatch: pytest
     assert digest() == here
 
 
+def test_several_selections_share_the_passes_over_the_scores(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_table = Store.read_table
+
+    def counted(store: Store, name: str, columns: Any = None) -> pa.Table:
+        reads.append(name)
+        return read_table(store, name, columns)
+
+    monkeypatch.setattr(Store, "read_table", counted)
+
+    def audit_reads(*asked: dict[str, Any]) -> int:
+        reads.clear()
+        select(run, *asked)
+        return sum(name.startswith("scores/audit") for name in reads)
+
+    one = audit_reads({"procedure": "bh"})
+    assert audit_reads(*({"procedure": p} for p in ("bh", "storey", "ptdi", "kernel", "ebh"))) == one
+
+
 def test_documents_that_their_words_give_away_are_not_supported(finished: Path, run: Path) -> None:
     shutil.rmtree(run / "diagnostics", ignore_errors=True)
     rows = [json.loads(line) for line in (finished / "audit.jsonl").read_text().splitlines()]
@@ -170,9 +189,8 @@ def test_documents_that_their_words_give_away_are_not_supported(finished: Path, 
     assert "not supported" in (run / "report/report.html").read_text()
 
 
-def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(
-    finished: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(finished: Path, run: Path) -> None:
+    shutil.rmtree(run / "diagnostics")
     table = json.loads((run / "shards.json").read_text())
     for shard in table:
         shard["path"] = "/no/such/place.jsonl"
