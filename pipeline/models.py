@@ -82,7 +82,8 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
     """Check without loading weights that a model can be opened.
 
     Returns:
-        "architecture", "dtype" and "max_tokens" (None if the model does not say).
+        "architecture", "dtype", "max_tokens" (None if the model does not say) and "parameters" (None if only
+        loading would tell).
 
     Raises:
         UserError: in one line, what is missing or refused.
@@ -98,7 +99,25 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
         _quantization(config)
     architecture = (loaded.architectures or [causal_class(loaded) or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
-    return {"architecture": architecture, "dtype": dtype, "max_tokens": max_positions(loaded)}
+    parameters = _count_parameters(config, loaded)
+    return {
+        "architecture": architecture,
+        "dtype": dtype,
+        "max_tokens": max_positions(loaded),
+        "parameters": parameters,
+    }
+
+
+def _count_parameters(config: ModelConfig, loaded: Any) -> int | None:
+    """Parameters of the model, shared ones once, from a copy of it that holds no weights."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(loaded, trust_remote_code=config.trust_remote_code)
+    except Exception:  # an estimate is all that it is for: whatever a model's code raises, loading decides
+        return None
+    return sum(parameter.numel() for parameter in empty.parameters())
 
 
 def fingerprint_model(config: ModelConfig) -> dict[str, str]:

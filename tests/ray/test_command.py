@@ -78,6 +78,7 @@ def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path) -> Non
     planned = json.loads(seenset("plan", path, "--json").stdout)
     assert planned["roles"]["unseen"]["shards"] >= 1
     assert planned["selections"][0]["minimum_selectable"] >= 1
+    assert planned["estimated_seconds_one_worker"] > 0
     assert "documents" in seenset("plan", path).stdout
     assert not (tmp_path / "run").exists(), "a plan writes nothing"
 

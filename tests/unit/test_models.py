@@ -60,7 +60,9 @@ def test_a_folder_opens_in_its_own_dtype_without_gradients(tiny, tiny_model_fold
     assert tiny.model.dtype == torch.float32
     assert open_model(ModelConfig(path=str(tiny_model_folder), dtype="bfloat16")).model.dtype == torch.bfloat16
     facts = check_model(ModelConfig(path=str(tiny_model_folder)))
-    assert facts == {"architecture": "LlamaForCausalLM", "dtype": "float32", "max_tokens": tiny.max_tokens}
+    parameters = sum(parameter.numel() for parameter in tiny.model.parameters())
+    told = {"architecture": "LlamaForCausalLM", "dtype": "float32"}
+    assert facts == {**told, "max_tokens": tiny.max_tokens, "parameters": parameters}
 
 
 def test_dtype_auto_is_the_checkpoints_own(tiny_model_folder, tmp_path):
@@ -184,7 +186,10 @@ def test_both_forms_of_a_gguf_path_are_the_same_model(smollm2_file):
     whole = ModelConfig(path=str(smollm2_file))
     parts = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
     assert fingerprint_model(whole) == fingerprint_model(parts)
-    assert check_model(parts) == {"architecture": "LlamaForCausalLM", "dtype": "float32", "max_tokens": 8192}
+    facts = check_model(parts)
+    parameters = facts.pop("parameters")
+    assert facts == {"architecture": "LlamaForCausalLM", "dtype": "float32", "max_tokens": 8192}
+    assert parameters == pytest.approx(134.5e6, rel=0.01)
 
 
 def test_a_fingerprint_is_of_the_content_and_not_of_the_place(folder, tiny_model_folder, adapter):
