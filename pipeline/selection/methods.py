@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from pipeline.selection.procedures import Decision, decide, strict
 from pipeline.selection.split import Sample, halves
 from pipeline.selection.step_up import step_up
 from pipeline.selection.summary import RankCounts
-from pipeline.selection.terms import TERMS
+from pipeline.selection.terms import OWN_TERMS
 
 Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
@@ -221,7 +221,8 @@ def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batc
         return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
 
     counts = yield from _count(rank, calibration.size, quarantined)
-    decision = decide("bh", counts, selection.exact_alpha)
+    terms = OWN_TERMS["adadetect"]
+    decision = replace(decide("bh", counts, selection.exact_alpha), assumption=terms.assumption, promise=terms.promise)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
     beside = {
         "procedure": "adadetect",
@@ -251,7 +252,7 @@ def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch,
         chosen = np.zeros(p.size, dtype=bool) if found.value is None else p <= np.float32(found.value)
         return p.astype(np.float64), chosen
 
-    terms = TERMS["td4eval"]
+    terms = OWN_TERMS["td4eval"]
     return Answer(
         judge=judge,
         n_calibration=n,
@@ -360,7 +361,7 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
     conformal = None
     if len(known.matrix):
         conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
-    terms = TERMS["ktd"]
+    terms = OWN_TERMS["ktd"]
     symmetry = knockoff.sign_symmetry(known.first)
     none = {"procedure": "bh", "n_selected": 0, "threshold": None, "guarantee": "finite-sample"}
     fewest = -(-q.denominator // q.numerator)

@@ -102,22 +102,34 @@ TERMS: dict[str, Terms] = {
     ),
 }
 
-TERMS["td4eval"] = Terms(
-    "heuristic",
-    "The detectors are independent of one another for the audited documents " + _NULLS + ", which detectors of one "
-    "model hardly are.",
-    f"{_SHARE} is not promised to stay at or below alpha: with detectors that agree with one another it exceeds it. "
-    "The strict answer beside this one ranks the fused statistic anew and holds.",
-)
-TERMS["ktd"] = Terms(
-    "heuristic",
-    "For every audited document that was never trained on, the statistic W is as likely to be positive as negative, "
-    "whatever its size; the sign test in this report checks that on the known documents.",
-    f"{_SHARE} is at most alpha only if that symmetry holds. {_ON_AVERAGE}",
-)
+OWN_TERMS: dict[str, Terms] = {
+    "td4eval": Terms(
+        "heuristic",
+        "The detectors are independent of one another for the audited documents " + _NULLS + ", which detectors of one "
+        "model hardly are.",
+        f"{_SHARE} is not promised to stay at or below alpha: with detectors that agree with one another it "
+        f"exceeds it. "
+        "The strict answer beside this one ranks the fused statistic anew and holds.",
+    ),
+    "ktd": Terms(
+        "heuristic",
+        "For every audited document that was never trained on, the statistic W is as likely to be positive as "
+        "negative, "
+        "whatever its size; the sign test in this report checks that on the known documents.",
+        f"{_SHARE} is at most alpha only if that symmetry holds. {_ON_AVERAGE}",
+    ),
+    "adadetect": Terms(
+        "finite-sample",
+        _EXCHANGEABLE,
+        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents and whatever the "
+        f"classifier learnt. {_ON_AVERAGE}",
+    ),
+}
+"""Terms of the procedures that are no function of one detector's rank counts."""
 
 GUARANTEES: dict[str, str] = {
-    name: f"{terms.promise} It rests on this assumption: {terms.assumption}" for name, terms in TERMS.items()
+    name: f"{terms.promise} It rests on this assumption: {terms.assumption}"
+    for name, terms in {**TERMS, **OWN_TERMS}.items()
 }
 
 _DRAWN = (

@@ -8,24 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "model",
-    "data",
-    "learns",
-    "shows",
-    "river",
-    "stone",
-    "quiet",
-    "number",
-    "seven",
-    "letter",
-    "paper",
-    "window",
-    "garden",
-]
+from benchmarks.small_model import WORDS
 
 
 def sentence(seed: int, length: int = 12) -> str:
