@@ -183,7 +183,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     passes = plan.passes()
     seconds = None
     if model.get("parameters"):
-        seconds = round(2 * model["parameters"] * tokens * len(passes) / (0.5 * measured_flops(model["dtype"])), 1)
+        seconds = 2 * model["parameters"] * tokens * len(passes) / (0.5 * measured_flops(model["dtype"]))
     return {
         "run": config.run,
         "model": {"path": config.model.path, **model},
@@ -193,7 +193,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "passes": passes,
         "detectors": [detector.column for detector in parse_detectors(config.detectors)],
         "estimated_tokens": tokens,
-        "estimated_seconds_one_worker": seconds,
+        "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "selections": [_outlook(selection, roles) for selection in config.selections],
     }
 
