@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import UserError, nearest
+from pipeline.settings import Section, build, read_mapping
 
 Role = Literal["audit", "unseen", "seen"]
 Direction = Literal["members", "clean"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
+SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """A causal language model and how to load it."""
 
     path: str = Field(description="Hub id, local folder, or a .gguf file.")
@@ -38,7 +34,7 @@ class ModelConfig(_Section):
     allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
 
 
-class SourceConfig(_Section):
+class SourceConfig(Section):
     """Where the documents of one role come from."""
 
     path: str | list[str] | None = Field(
@@ -64,7 +60,7 @@ class SourceConfig(_Section):
         return [self.path] if isinstance(self.path, str) else list(self.path or [])
 
 
-class CorpusConfig(_Section):
+class CorpusConfig(Section):
     """The documents: those to be judged and those whose membership is known."""
 
     audit: SourceConfig = Field(description="Documents to be judged.")
@@ -104,9 +100,13 @@ Procedure = Literal[
     "ktd",
 ]
 FUSING = ("td4eval", "adadetect")
+ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel")
+"""Procedures that estimate the share of nulls."""
+TWO_SIDED = ("ptdi_known_members",)
+"""Procedures that take known documents of both kinds."""
 
 
-class SelectionConfig(_Section):
+class SelectionConfig(Section):
     """One named question to the scores."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder under selection/.")
@@ -137,7 +137,7 @@ class SelectionConfig(_Section):
         return Fraction(repr(self.alpha))
 
 
-class ResourcesConfig(_Section):
+class ResourcesConfig(Section):
     """What the run may use. The number of actors never changes a result."""
 
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="Scoring actors.")
@@ -146,7 +146,7 @@ class ResourcesConfig(_Section):
     )
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="Padded tokens in a batch; auto is 2048 on a CPU and 16384 on a GPU."
+        "auto", description="Padded tokens in a batch; auto is 512 on a CPU and 16384 on a GPU."
     )
     shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
@@ -155,7 +155,7 @@ class ResourcesConfig(_Section):
 DetectorEntry = str | dict[str, dict[str, Any]]
 
 
-class AuditConfig(_Section):
+class AuditConfig(Section):
     """The one description of an audit."""
 
     run: str = Field(description="Run directory: a local path or an fsspec URL.")
@@ -184,19 +184,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
     Raises:
         UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read config {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"config {path} is not UTF-8 text") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"config {path} must be a mapping with keys {', '.join(AuditConfig.model_fields)}")
-    return build_config(data, overrides)
+    return build_config(read_mapping(path, AuditConfig), overrides)
 
 
 def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
@@ -205,12 +193,7 @@ def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditCo
     Raises:
         UserError: an unknown key or a value outside its limits.
     """
-    for override in overrides:
-        _override(data, override)
-    try:
-        config = AuditConfig.model_validate(data)
-    except ValidationError as error:
-        raise UserError(_one_line(error)) from None
+    config = build(AuditConfig, data, overrides)
     _check_selections(config)
     return config
 
@@ -250,77 +233,13 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:
         raise UserError(f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given")
-    other = "seen" if role == "unseen" else "unseen"
-    if selection.procedure == "ptdi_known_members" and getattr(config.corpus, other) is None:
-        raise UserError(f"{where}: procedure ptdi_known_members needs corpus.{other} too, which is not given")
+    other = SOUGHT_ROLE[selection.direction]
+    if selection.procedure in TWO_SIDED and getattr(config.corpus, other) is None:
+        raise UserError(f"{where}: procedure {selection.procedure} needs corpus.{other} too, which is not given")
     if selection.calibration == "by_group":
         for name in ("audit", role):
             if getattr(config.corpus, name).group is None:
                 raise UserError(f"{where}: calibration by_group needs corpus.{name}.group, which is not given")
-
-
-def _override(data: dict[str, Any], override: str) -> None:
-    """Set one `a.b.0.c=value` in place; the value is read as YAML."""
-    path, equals, raw = override.partition("=")
-    if not equals or not path:
-        raise UserError(f"--set takes key=value, got {override!r}")
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
-    keys = path.split(".")
-    node: Any = data
-    for depth, key in enumerate(keys):
-        last = depth == len(keys) - 1
-        if isinstance(node, list):
-            if not key.isdigit() or int(key) >= len(node):
-                at = ".".join(keys[:depth])
-                raise UserError(f"--set {path}: {at} has {len(node)} entries, no entry {key!r}")
-            if last:
-                node[int(key)] = value
-            else:
-                node = node[int(key)]
-        elif isinstance(node, dict):
-            if last:
-                node[key] = value
-            else:
-                if node.get(key) is None:
-                    node[key] = {}
-                node = node[key]
-        else:
-            raise UserError(f"--set {path}: {'.'.join(keys[:depth])} holds no keys")
-
-
-def _one_line(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
-    where = ".".join(location) or "config"
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r}; {nearest(location[-1], _keys_at(location[:-1]))}"
-    if problem["type"] == "missing":
-        return f"missing key {where!r}"
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    shown = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-    return f"{where}: {message}{shown}"
-
-
-def _is_union_branch(part: int | str) -> bool:
-    return isinstance(part, str) and (
-        part in {"int", "float", "str"} or "[" in part or part.startswith(("literal", "constrained"))
-    )
-
-
-def _keys_at(location: Sequence[str]) -> list[str]:
-    """The keys that the config knows at a location such as ('corpus', 'audit')."""
-    model: Any = AuditConfig
-    for part in location:
-        if part.isdigit():
-            continue
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields)
 
 
 def expand_user(path: str) -> str:

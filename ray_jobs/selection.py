@@ -14,17 +14,16 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
+from pipeline.config import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, AuditConfig, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.plan import resolution
 from pipeline.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.selection.diagnostics import blind, blind_sentence, sample_texts
-from pipeline.selection.methods import Answer, Ask, Asking, Batch, answer, together
+from pipeline.selection.methods import NOBODY, Answer, Ask, Asking, Batch, answer, together
 from pipeline.selection.shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
 from pipeline.store import Receipt
 
 MANY_SHARDS = 512
-NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 
 
 def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[dict[str, Any]]:
@@ -151,9 +150,9 @@ class _Question:
 
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
-        other: Role = "seen" if self.selection.direction == "members" else "unseen"
-        needed = self.selection.procedure == "ptdi_known_members"
-        others = self.scored.batches(other, self.selection.detectors, self.grouped) if needed else NOBODY
+        sought = SOUGHT_ROLE[self.selection.direction]
+        needed = self.selection.procedure in TWO_SIDED
+        others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
         return answer(self.selection, self.config.seed, self.known(), others, self.quarantined)
 
     @property

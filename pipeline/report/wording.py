@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from pipeline.config import ESTIMATING
 from pipeline.report.facts import Run, Selection
 from pipeline.selection.step_up import calibration_needed
 
@@ -254,7 +255,7 @@ def null_share(summary: dict[str, Any]) -> tuple[float, bool]:
     details = summary.get("details") or {}
     if summary["procedure"] == "storey" and "null_proportion_unclipped" in details:
         return float(details["null_proportion_unclipped"]), True
-    return float(summary["null_proportion"]), summary["procedure"] not in ("bh", "by")
+    return float(summary["null_proportion"]), summary["procedure"] in ESTIMATING
 
 
 def not_covered(selections: Sequence[Selection]) -> list[str]:

@@ -50,6 +50,9 @@ class Batch:
         return self.matrix[:, 0]
 
 
+NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One pass over the audit shards: a function of each, and how two of its results become one."""

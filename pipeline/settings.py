@@ -1,0 +1,130 @@
+"""A YAML mapping, with `a.b=c` overrides, becomes a checked pydantic model; what is wrong with it is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.errors import UserError, nearest
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Described = TypeVar("Described", bound=BaseModel)
+
+
+def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        UserError: no such file, not YAML, or no mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"config {path} is not UTF-8 text") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"config {path} must be a mapping with keys {', '.join(kind.model_fields)}")
+    return data
+
+
+def build(kind: type[Described], data: dict[str, Any], overrides: Sequence[str] = ()) -> Described:
+    """Check a plain mapping, after `a.b=c` overrides that are applied to it in place.
+
+    Raises:
+        UserError: an unknown key (with the nearest known one) or a value outside its limits.
+    """
+    for override in overrides:
+        path, equals, raw = override.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set takes key=value, got {override!r}")
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError:
+            raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
+        set_at(data, path, value, "--set")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise UserError(_one_line(error, kind)) from None
+
+
+def set_at(data: dict[str, Any], path: str, value: Any, who: str) -> None:
+    """Set `a.b.0.c` in place; sections that are not there yet are made. `*` stands for every entry of a list.
+
+    Args:
+        data: a plain mapping.
+        path: keys and list positions, joined by dots.
+        value: what to put there.
+        who: named in errors: `--set` or `sweep`.
+
+    Raises:
+        UserError: the path leads through something that holds no keys, or beyond the end of a list.
+    """
+    _set(data, path.split("."), 0, value, f"{who} {path}")
+
+
+def _set(node: Any, keys: Sequence[str], depth: int, value: Any, who: str) -> None:
+    key, last = keys[depth], depth == len(keys) - 1
+    if isinstance(node, list):
+        if key != "*" and (not key.isdigit() or int(key) >= len(node)):
+            raise UserError(f"{who}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key!r}")
+        for index in range(len(node)) if key == "*" else [int(key)]:
+            if last:
+                node[index] = value
+            else:
+                _set(node[index], keys, depth + 1, value, who)
+    elif isinstance(node, dict):
+        if last:
+            node[key] = value
+            return
+        if node.get(key) is None:
+            node[key] = {}
+        _set(node[key], keys, depth + 1, value, who)
+    else:
+        raise UserError(f"{who}: {'.'.join(keys[:depth])} holds no keys")
+
+
+def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+    where = ".".join(location) or "config"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {where!r}; {nearest(location[-1], _keys_at(kind, location[:-1]))}"
+    if problem["type"] == "missing":
+        return f"missing key {where!r}"
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    shown = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
+    return f"{where}: {message}{shown}"
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and (
+        part in {"int", "float", "str"} or "[" in part or part.startswith(("literal", "constrained"))
+    )
+
+
+def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """The keys that a model knows at a location such as ('corpus', 'audit')."""
+    found: Any = kind
+    for part in location:
+        if not part.isdigit():
+            annotation = found.model_fields[part].annotation
+            candidates = [annotation, *get_args(annotation)]
+            found = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(found.model_fields)
