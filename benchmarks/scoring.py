@@ -32,6 +32,7 @@ from pipeline.errors import UserError
 from pipeline.models import LanguageModel, open_model, tokenize
 from pipeline.passes import FORWARD
 from pipeline.passes.forward import forward
+from pipeline.scoring import BATCH_TOKENS
 
 BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
 ALL: list[DetectorEntry] = [*BASIC, "m_entropy", {"renyi": {"order": [0.5, 1, 2, "inf"]}}]
@@ -144,7 +145,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     exact = load(arguments.model, arguments.device, arguments.dtype or "float32")
     ids = [tokens.ids for tokens in tokenize(exact, texts, MAX_TOKENS)]
     basic, every = parse_detectors(BASIC), parse_detectors(ALL)
-    groups = batches(ids, arguments.batch_tokens or (2048 if arguments.device == "cpu" else 16384))
+    groups = batches(ids, arguments.batch_tokens or BATCH_TOKENS[arguments.device])
     half = load(arguments.model, arguments.device, "bfloat16") if arguments.dtype is None else None
     rounds: list[dict[str, list[float]]] = []
     found: dict[str, list[torch.Tensor]] = {}

@@ -43,6 +43,10 @@ QUARANTINE_SCHEMA = pa.schema(
 )
 
 
+BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
+"""Padded tokens in a batch: on a CPU as few as still fill the multiplications, so that activations stay in cache."""
+
+
 def score_schema(columns: Sequence[str]) -> pa.Schema:
     """Columns of a score file: what selection reads, one float64 a detector last."""
     fixed = [
@@ -118,7 +122,7 @@ class Scorer:
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([config.max_tokens, *limits])
         wanted = config.resources.batch_tokens
-        self.batch_tokens = wanted if wanted != "auto" else 2048 if gpus == 0 else 16384
+        self.batch_tokens = wanted if wanted != "auto" else BATCH_TOKENS["cuda" if gpus else "cpu"]
 
     def score_shard(self, shard: Shard, store: Store, driver: str = "") -> Receipt:
         """Score a shard and file its receipt; an already filed receipt is returned as it is.
