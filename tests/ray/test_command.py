@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from made_up import sentence
 
-from pipeline.store import Store, read_receipts
+from pipeline.store import RunLock, Store, read_receipts
 from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
@@ -134,7 +134,6 @@ def test_ctrl_c_leaves_a_run_that_resumes(make_audit: MakeAudit, tmp_path: Path)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert seenset("run", path, "--set", "resources.shard_bytes=4000").returncode == 75
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
@@ -142,6 +141,14 @@ def test_ctrl_c_leaves_a_run_that_resumes(make_audit: MakeAudit, tmp_path: Path)
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 130)
     assert not (tmp_path / "run/lock.json").exists()
+
+
+def test_a_second_driver_on_a_live_run_exits_75(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(make_audit())
+    with RunLock(Store(str(tmp_path / "run"))):
+        assert f"held by process {os.getpid()}" in refused(capsys, "run", path, code=75)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/ptmx"), reason="no pseudo-terminals here")
