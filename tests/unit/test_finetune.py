@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pipeline import finetune
+from pipeline.config import ModelConfig
 from pipeline.errors import UserError
 from pipeline.finetune import (
     RECORD,
@@ -20,8 +22,9 @@ from pipeline.finetune import (
     batch_loss,
     batches_of_an_epoch,
     encode,
-    train_adapter,
+    train,
 )
+from pipeline.models import open_model
 
 WORDS = [f"w{i}" for i in range(60)]
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i in range(24)]
@@ -66,7 +69,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def test_the_loss_goes_down_and_every_step_is_reported(tmp_path: Path, tokenizer: Any) -> None:
     seen: list[TrainingStep] = []
-    result = train_adapter(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", seen.append)
+    result = train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", seen.append)
     assert result.steps == len(result.losses) == len(seen) == 24
     assert [s.step for s in seen] == list(range(1, 25))
     assert sum(result.losses[-6:]) < 0.8 * sum(result.losses[:6])
@@ -75,23 +78,23 @@ def test_the_loss_goes_down_and_every_step_is_reported(tmp_path: Path, tokenizer
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, tokenizer: Any, dtype: str) -> None:
-    def train(name: str, seed: int) -> tuple[bytes, bytes]:
+    def trained(name: str, seed: int) -> tuple[bytes, bytes]:
         torch.rand(seed + len(name))  # the state of the global generator must not matter
         config = CONFIG.model_copy(update={"dtype": dtype, "seed": seed, "epochs": 1})
-        train_adapter(build_model(getattr(torch, dtype)), tokenizer, TEXTS, config, tmp_path / name)
+        train(build_model(getattr(torch, dtype)), tokenizer, TEXTS, config, tmp_path / name)
         weights = (tmp_path / name / "adapter_model.safetensors").read_bytes()
         return weights, (tmp_path / name / "adapter_config.json").read_bytes()
 
-    first = train("first", 5)
-    assert train("again", 5) == first
-    assert train("other", 6)[0] != first[0]
+    first = trained("first", 5)
+    assert trained("again", 5) == first
+    assert trained("other", 6)[0] != first[0]
 
 
 def test_the_written_adapter_is_float32_over_a_bfloat16_base_and_gives_the_trained_loss(
     tmp_path: Path, tokenizer: Any
 ) -> None:
     config = CONFIG.model_copy(update={"dtype": "bfloat16"})
-    result = train_adapter(build_model(torch.bfloat16), tokenizer, TEXTS, config, tmp_path / "a")
+    result = train(build_model(torch.bfloat16), tokenizer, TEXTS, config, tmp_path / "a")
     adapted = peft.PeftModel.from_pretrained(build_model(torch.bfloat16), str(tmp_path / "a"))
     assert {w.dtype for n, w in adapted.named_parameters() if "lora" in n} == {torch.float32}
     with torch.no_grad():
@@ -106,8 +109,8 @@ def test_the_written_adapter_is_float32_over_a_bfloat16_base_and_gives_the_train
 
 def test_the_model_comes_back_as_it_was_and_can_be_trained_again(tmp_path: Path, tokenizer: Any) -> None:
     model, untouched = build_model(), build_model()
-    train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
-    train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "b")
+    train(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
+    train(model, tokenizer, TEXTS, CONFIG, tmp_path / "b")
     first, second = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in "ab")
     assert first == second
     assert not model.training
@@ -122,7 +125,7 @@ def test_a_loss_that_is_no_number_leaves_nothing_behind(tmp_path: Path, tokenize
     with torch.no_grad():
         model.model.norm.weight.fill_(bad)
     with pytest.raises(UserError, match=r"^the fine-tuning loss is (nan|inf) at step 1 of 24; [^\n]*$"):
-        train_adapter(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
+        train(model, tokenizer, TEXTS, CONFIG, tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
     assert not any("lora" in name for name, _ in model.named_parameters())
 
@@ -133,18 +136,74 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, tokenizer: Any) -
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_adapter(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", interrupt)
+        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes(
+    tmp_path: Path, tokenizer: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "CHECKPOINT_SECONDS", 0.0)
+    config = CONFIG.model_copy(update={"method": method})
+    train(build_model(), tokenizer, TEXTS, config, tmp_path / "whole")
+
+    def kill(step: TrainingStep) -> None:
+        if step.step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(build_model(), tokenizer, TEXTS, config, tmp_path / "cut", kill)
+    seen: list[TrainingStep] = []
+    result = train(build_model(), tokenizer, TEXTS, config, tmp_path / "cut", seen.append)
+    assert [step.step for step in seen] == list(range(10, 25))
+    assert len(result.losses) == 24
+    (name,) = (path.name for path in (tmp_path / "whole").glob("*.safetensors"))
+    assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "whole"]
+
+
+def test_a_checkpoint_of_other_work_is_not_taken_up(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "CHECKPOINT_SECONDS", 0.0)
+
+    def kill(step: TrainingStep) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", kill)
+    seen: list[TrainingStep] = []
+    train(build_model(), tokenizer, TEXTS[::-1], CONFIG, tmp_path / "a", seen.append)
+    assert seen[0].step == 1
+
+
+def test_training_in_full_writes_a_model_that_opens_alone(tmp_path: Path, tokenizer: Any) -> None:
+    config = CONFIG.model_copy(update={"method": "full"})
+    model = build_model()
+    result = train(model, tokenizer, TEXTS, config, tmp_path / "a")
+    opened = open_model(ModelConfig(path=str(tmp_path / "a")))
+    with torch.no_grad():
+        loss, _ = batch_loss(opened.model, encode(opened.tokenizer, TEXTS, 1024))
+    assert loss < result.losses[0] / 2
+    assert torch.equal(opened.model.lm_head.weight, model.lm_head.weight)
+    with pytest.raises(UserError, match=r"float32 weights, got torch\.bfloat16"):
+        train(build_model(torch.bfloat16), tokenizer, TEXTS, config, tmp_path / "b")
+
+
+def test_copies_make_an_epoch_longer(tmp_path: Path, tokenizer: Any) -> None:
+    config = CONFIG.model_copy(update={"copies": 3, "epochs": 1})
+    assert train(build_model(), tokenizer, TEXTS, config, tmp_path / "a").steps == 18
 
 
 def test_too_few_texts_too_short_texts_and_a_taken_folder_are_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(UserError, match="at least batch_size = 4 texts, got 3"):
-        train_adapter(build_model(), tokenizer, TEXTS[:3], CONFIG, tmp_path / "a")
+        train(build_model(), tokenizer, TEXTS[:3], CONFIG, tmp_path / "a")
     with pytest.raises(UserError, match="text 24 has 1 tokens, needs at least 2"):
-        train_adapter(build_model(), tokenizer, [*TEXTS, "w1"], CONFIG, tmp_path / "a")
+        train(build_model(), tokenizer, [*TEXTS, "w1"], CONFIG, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     with pytest.raises(UserError, match="exists already"):
-        train_adapter(build_model(), tokenizer, TEXTS, CONFIG, tmp_path)
+        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path)
 
 
 def test_unknown_settings_and_values_outside_their_limits_are_refused() -> None:
