@@ -1,4 +1,4 @@
-"""The command: seenset plan | run | status | select | report."""
+"""The command: seenset plan | run | status | select | report | trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ app = typer.Typer(
     help="Which documents was this language model trained on, with at most a fraction alpha of the answer wrong?",
 )
 
+MAX_REPORTS = 8
 ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
+TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
@@ -141,6 +143,36 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
         _print_json({"report": path})
     else:
         print(f"report: {path}")
+
+
+@app.command()
+def trial(
+    config: TrialPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents.")] = None,
+    ranking: Annotated[
+        str | None,
+        typer.Option(
+            "--ranking", metavar="RESULTS", help="Per-item results (Parquet: model, item, correct) to rank models by."
+        ),
+    ] = None,
+) -> None:
+    """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
+    from pipeline.trial.config import load_trial
+    from ray_jobs.trial import run_trial
+
+    described, points = load_trial(config, set_ or ())
+    console = _console()
+    outcome = run_trial(described, points, console, json_, limit, ranking)
+    if json_:
+        _print_json({**outcome.facts, "folder": outcome.folder, "reports": outcome.reports})
+        return
+    for table in outcome.tables:
+        console.print(table)
+    print(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
+    for report in outcome.reports[:MAX_REPORTS]:
+        print(f"report: {report}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,7 +25,7 @@ MAX_POINTS = 2000
 P_BINS = 20
 TAIL = 0.001
 LINE_PROCEDURES = {"bh", "by", "storey", "ptdi"}  # those that select where the curve last meets the line
-_SETTINGS = {
+SETTINGS = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "text.usetex": False,
@@ -65,7 +65,7 @@ def draw(selection: Selection) -> list[Drawn]:
 
 
 def _render(paint: Callable[[Axes], None]) -> bytes:
-    with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
+    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(5.4, 3.7), layout="constrained", facecolor="white")
         axes = figure.add_subplot()
         paint(axes)

@@ -1,0 +1,50 @@
+"""Random parts of a corpus that never tear apart documents which begin alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def families(prefix_keys: np.ndarray) -> np.ndarray:
+    """Number the documents' families: those with the same normalised first 8 words (`documents.text_keys`).
+
+    Args:
+        prefix_keys: int64, (documents,).
+
+    Returns:
+        int64, (documents,), in 0..families - 1.
+    """
+    return np.unique(np.asarray(prefix_keys, dtype=np.int64), return_inverse=True)[1].astype(np.int64)
+
+
+def draw(pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw documents at random, whole families at a time, as many of `count` as families allow and never more.
+
+    A family that no longer fits is passed over. Where every family is one document, exactly min(count, pool) are
+    drawn, each set of that size with the same probability.
+
+    Args:
+        pool: bool, (documents,), those to draw from; a family lies inside it or outside.
+        family: int64, (documents,), from `families`.
+        count: how many, >= 0.
+        rng: source of randomness.
+
+    Returns:
+        bool, (documents,), a subset of the pool.
+    """
+    members = np.flatnonzero(pool)
+    names, sizes = np.unique(family[members], return_counts=True)
+    order = rng.permutation(names.size)
+    totals = np.cumsum(sizes[order])
+    fit = int(np.searchsorted(totals, count, side="right"))
+    taken = list(order[:fit])
+    left = count - (int(totals[fit - 1]) if fit else 0)
+    for index in order[fit:]:
+        if left == 0:
+            break
+        if sizes[index] <= left:
+            taken.append(index)
+            left -= int(sizes[index])
+    chosen = np.zeros(pool.size, dtype=bool)
+    chosen[members[np.isin(family[members], names[np.asarray(taken, dtype=np.int64)])]] = True
+    return chosen

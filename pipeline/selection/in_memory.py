@@ -1,0 +1,77 @@
+"""Selections over scores that are in memory: the same answers as over score shards, for many small questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, Role, SelectionConfig
+from pipeline.selection.methods import NOBODY, Answer, Ask, Batch, answer, together
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Scored documents of any role, in any order."""
+
+    columns: Mapping[str, np.ndarray]  # detector column -> float64, (documents,), finite
+    keys: np.ndarray  # int64 hashes of the ids, (documents,)
+    groups: pa.Array | None = None
+
+    def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
+        """Some of the documents as a selection sees them."""
+        matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)
+        groups = None
+        if self.groups is not None and selection.calibration == "by_group":
+            groups = pa.chunked_array([self.groups.take(pa.array(positions))])
+        return Batch(matrix, groups, self.keys[positions])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """One selection's answer and what it says of the audit documents, in their order."""
+
+    answer: Answer
+    p: np.ndarray  # float64, (documents,)
+    selected: np.ndarray  # bool, (documents,)
+
+
+def answer_all(
+    selections: Sequence[SelectionConfig],
+    scores: Scores,
+    roles: Mapping[Role, np.ndarray],
+    quarantined: int,
+    seed: int,
+) -> list[Verdict]:
+    """Answer selections over documents whose roles are positions in `scores`.
+
+    Equal to what the same selections say of a run directory that holds these documents in these roles.
+
+    Args:
+        selections: what is asked.
+        scores: the documents.
+        roles: role -> int64 positions.
+        quarantined: audit documents without scores, on top; hypotheses at p = 1.
+        seed: for random ties, splits and random weights.
+
+    Raises:
+        UserError: as `methods.answer`.
+    """
+
+    def batch(role: Role, selection: SelectionConfig) -> Batch:
+        return scores.batch(roles[role], selection) if role in roles else NOBODY
+
+    batches = [batch("audit", selection) for selection in selections]
+    asking = []
+    for selection in selections:
+        others = batch(SOUGHT_ROLE[selection.direction], selection) if selection.procedure in TWO_SIDED else NOBODY
+        asking.append(answer(selection, seed, batch(NULL_ROLE[selection.direction], selection), others, quarantined))
+
+    def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
+        return {index: ask.of_shard(batches[index]) for index, ask in asks}
+
+    answers = together(asking, run_pass)
+    return [Verdict(found, *found.judge(own)) for found, own in zip(answers, batches, strict=True)]

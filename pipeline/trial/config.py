@@ -1,0 +1,184 @@
+"""The one description of a trial, and the audits and sweep points that follow from it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from pipeline.config import (
+    NULL_ROLE,
+    SOUGHT_ROLE,
+    TWO_SIDED,
+    AuditConfig,
+    DetectorEntry,
+    ModelConfig,
+    ResourcesConfig,
+    Role,
+    SelectionConfig,
+    SourceConfig,
+    build_config,
+)
+from pipeline.errors import UserError
+from pipeline.finetune import FinetuneConfig
+from pipeline.settings import Section, build, read_mapping, set_at
+
+KNOWN_SHARE = 1 / 3
+"""Share of all documents that calibrate, where the trial does not say and a selection needs them."""
+
+Count = Annotated[int, Field(ge=0)]
+Amount = Count | Annotated[float, Field(ge=0, le=1)]
+
+
+class ContaminationConfig(FinetuneConfig):
+    """How a random part of the documents is trained into the model."""
+
+    share: float = Field(
+        0.5, ge=0, le=1, description="Share of the documents that do not calibrate which is trained in; 0 trains none."
+    )
+
+
+class SplitConfig(Section):
+    """Which documents calibrate and which are audited; drawn anew in every repeat. Whole numbers are documents."""
+
+    unseen: Amount | None = Field(
+        None,
+        description="Untrained documents that calibrate: a number, or a share of all; by default a third if needed.",
+    )
+    seen: Amount | None = Field(
+        None, description="Trained documents known as such: a number, or a share of all; by default a third if needed."
+    )
+    audited: Amount = Field(1.0, description="How many of the others are audited: a number, or a share of them.")
+    member_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Share of the audited that was trained in; by default as it comes."
+    )
+    label_noise: float = Field(0.0, ge=0, lt=1, description="Share of the calibration documents whose label is wrong.")
+
+
+class TrialConfig(Section):
+    """The one description of a trial."""
+
+    run: str = Field(description="Folder of the trial; contaminated models are local files.")
+    work: str | None = Field(
+        None, description="Folder of contaminated models and their audits, which trials may share; by default `run`."
+    )
+    model: ModelConfig = Field(description="A model that has not seen the documents.")
+    reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
+    documents: SourceConfig = Field(description="Documents that the model has not seen.")
+    contaminate: ContaminationConfig = ContaminationConfig()
+    models: int = Field(1, ge=1, description="Contaminated models, each with a random part and a seed of its own.")
+    split: SplitConfig = SplitConfig()
+    repeats: int = Field(100, ge=1, description="Splits of the documents over each model's scores.")
+    detectors: list[DetectorEntry] = Field(
+        default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"], min_length=1, description="As in an audit."
+    )
+    max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
+    error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
+    selections: list[SelectionConfig] = Field(min_length=1, description="Questions to the scores, as in an audit.")
+    resources: ResourcesConfig = ResourcesConfig()
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the repeats and of the audits.")
+    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        default={},
+        description="Settings and the values that each takes, `selections.*.alpha: [.05, .1]`; several make a grid.",
+    )
+
+    @model_validator(mode="after")
+    def _one_adapter(self) -> TrialConfig:
+        if self.model.adapter is not None and self.contaminate.method != "full":
+            raise ValueError("model.adapter must be null where contaminate.method is an adapter too: merge it first")
+        return self
+
+    @property
+    def work_folder(self) -> str:
+        """Where contaminated models and their audits are."""
+        return self.work if self.work is not None else self.run
+
+    def roles(self) -> dict[Role, Amount]:
+        """How many documents calibrate in each known role: those that the trial asks for or a selection needs."""
+        found: dict[Role, Amount] = {}
+        for role, asked in (("unseen", self.split.unseen), ("seen", self.split.seen)):
+            amount = asked if asked is not None else (KNOWN_SHARE if role in self._needed() else 0)
+            if amount:
+                found[role] = amount  # type: ignore[index]
+        return found
+
+    def _needed(self) -> set[str]:
+        needed: set[str] = set()
+        for selection in self.selections:
+            needed.add(NULL_ROLE[selection.direction])
+            if selection.procedure in TWO_SIDED:
+                needed.add(SOUGHT_ROLE[selection.direction])
+        return needed
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place of a sweep: its settings and the trial that they make."""
+
+    settings: dict[str, Any]  # path -> value, in the order of the sweep; empty without one
+    config: TrialConfig
+
+
+def load_trial(path: str, overrides: Sequence[str] = ()) -> tuple[TrialConfig, list[Point]]:
+    """Read a trial from a YAML file, with `a.b=c` overrides, and the points of its sweep.
+
+    Raises:
+        UserError: no such file, not YAML, an unknown key or sweep setting, a value outside its limits.
+    """
+    return build_trial(read_mapping(path, TrialConfig), overrides)
+
+
+def build_trial(data: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[TrialConfig, list[Point]]:
+    """Check a plain mapping and return the trial and its points; a trial without a sweep is one point.
+
+    Raises:
+        UserError: an unknown key or sweep setting, or a value outside its limits.
+    """
+    config = build(TrialConfig, data, overrides)
+    points = []
+    for values in itertools.product(*config.sweep.values()):
+        settings = dict(zip(config.sweep, values, strict=True))
+        points.append(Point(settings, _at(data, settings) if settings else config))
+    for point in points:
+        audit_of(
+            point.config, point.config.model, {role: f"{role}.parquet" for role in ("audit", *point.config.roles())}
+        )
+    return config, points
+
+
+def _at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialConfig:
+    changed = copy.deepcopy(dict(data))
+    del changed["sweep"]
+    for path, value in settings.items():
+        if path.split(".")[0] in ("run", "work", "sweep"):
+            raise UserError(f"sweep {path}: a sweep cannot change {path.split('.')[0]}")
+        set_at(changed, path, copy.deepcopy(value), "sweep")
+    shown = ", ".join(f"{path}={value}" for path, value in settings.items())
+    try:
+        return build(TrialConfig, changed)
+    except UserError as error:
+        raise UserError(f"sweep {shown}: {error}") from None
+
+
+def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
+    """The audit of a contaminated model: what a user would write, and no word of which documents were trained in.
+
+    Args:
+        config: of the trial.
+        model: the contaminated model.
+        files: role -> Parquet file with columns id, text and, where the trial has groups, group.
+        run: the audit's run directory.
+
+    Raises:
+        UserError: a selection that the detectors or the roles do not allow.
+    """
+    group = "group" if config.documents.group is not None else None
+    corpus = {role: {"path": path, "text": "text", "id": "id", "group": group} for role, path in files.items()}
+    shared = config.model_dump(
+        include={"reference_model", "detectors", "max_tokens", "error_budget", "selections", "resources", "seed"}
+    )
+    return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, **shared})

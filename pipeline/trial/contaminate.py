@@ -1,0 +1,101 @@
+"""Contaminated models: a random part of the documents trained into the base model, once for the same work."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.config import ModelConfig
+from pipeline.finetune import FinetuneConfig, TrainingStep, train
+from pipeline.models import fingerprint_model, open_model
+from pipeline.trial.config import TrialConfig
+from pipeline.trial.documents import Documents
+from pipeline.trial.splits import choose_trained
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contaminated:
+    """One contaminated model: what an audit opens, and what only the trial knows."""
+
+    model: ModelConfig
+    trained: np.ndarray  # bool, (documents,)
+    folder: Path | None  # the weights that the training wrote; None where nothing was trained in
+
+
+def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Documents, index: int) -> Contaminated:
+    """Which documents the model of this index is trained on, and where its weights are or will be.
+
+    How many documents calibrate is read from the trial as written, so a sweep over it shares the model.
+
+    Args:
+        config: of the point.
+        base: the trial without its sweep.
+        documents: of the trial.
+        index: of the model, from 0.
+
+    Raises:
+        UserError: too few documents, or a model that cannot be read.
+    """
+    seed = config.contaminate.seed + index
+    trained = choose_trained(documents.family, config.contaminate.share, base.roles(), seed)
+    if not trained.any():
+        return Contaminated(config.model, trained, None)
+    texts = [documents.texts[i] for i in np.flatnonzero(trained)]
+    training = _training(config, index, len(texts))
+    said = json.dumps([_fingerprint(config.model.model_dump_json()), training.model_dump(), texts])
+    folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(said.encode()).hexdigest()[:12]
+    if training.method == "full":
+        own = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
+        return Contaminated(config.model.model_copy(update=own), trained, folder)
+    return Contaminated(config.model.model_copy(update={"adapter": str(folder)}), trained, folder)
+
+
+def contaminate(
+    config: TrialConfig,
+    planned: Contaminated,
+    documents: Documents,
+    index: int,
+    on_step: Callable[[TrainingStep], None] | None = None,
+) -> None:
+    """Train the planned model, unless its folder is there; a killed training goes on from its checkpoint.
+
+    Raises:
+        UserError: as `finetune.train`.
+    """
+    if planned.folder is None or planned.folder.exists():
+        return
+    texts = [documents.texts[i] for i in np.flatnonzero(planned.trained)]
+    training = _training(config, index, len(texts))
+    dtype = "float32" if training.method == "full" else training.dtype
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
+        train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step)
+    finally:
+        torch.set_num_threads(threads)
+        gc.collect()
+
+
+def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
+    """The training of one model. Few texts make a batch of their own."""
+    asked = config.contaminate.model_dump(exclude={"share"})
+    asked["seed"] += index
+    asked["batch_size"] = min(asked["batch_size"], texts * asked["copies"])
+    return FinetuneConfig(**asked)
+
+
+@lru_cache(maxsize=64)
+def _fingerprint(model: str) -> dict[str, str]:
+    """Of the base model; its arithmetic is left out, because the training chooses its own."""
+    found = fingerprint_model(ModelConfig.model_validate_json(model))
+    return {key: value for key, value in found.items() if key != "dtype"}

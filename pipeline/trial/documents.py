@@ -1,0 +1,83 @@
+"""A trial's documents, read once and held in memory: ids, texts and groups, and which of them begin alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import AuditConfig, CorpusConfig
+from pipeline.corpus import number_rows
+from pipeline.documents import read_shard, text_keys
+from pipeline.errors import UserError
+from pipeline.partition import families
+from pipeline.plan import make_plan
+from pipeline.trial.config import TrialConfig
+
+MIN_WORDS = 2
+"""A shorter text may be a single token, of which nothing can be learnt or scored."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Documents:
+    """The documents of a trial, in the order of the files."""
+
+    ids: list[str]
+    texts: list[str]
+    groups: list[str | None]
+    family: np.ndarray  # int64, (documents,): those of one number share their first 8 words
+    left_out: dict[str, int]  # reason -> documents that no model can be trained on
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the documents."""
+        said = json.dumps([self.ids, self.texts, self.groups], ensure_ascii=True)
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    def table(self, positions: np.ndarray) -> pa.Table:
+        """Some of the documents as an audit reads them: id, text, group and nothing else."""
+        columns = {
+            "id": [self.ids[i] for i in positions],
+            "text": [self.texts[i] for i in positions],
+            "group": [self.groups[i] for i in positions],
+        }
+        return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in columns]))
+
+
+def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
+    """Read the documents of a trial; bad ones, one-word ones and repeated ids are left out and counted.
+
+    Raises:
+        UserError: a bad file or column, a damaged file, or no documents.
+    """
+    corpus = CorpusConfig(audit=config.documents)
+    plan = make_plan(AuditConfig(run=config.run, model=config.model, corpus=corpus), limit)
+    ids: list[str] = []
+    texts: list[str] = []
+    groups: list[str | None] = []
+    known: set[str] = set()
+    left_out: Counter[str] = Counter()
+    for shard in number_rows(plan.shards):
+        for document in read_shard(shard):
+            if document.problem is not None:
+                left_out[document.problem[0]] += 1
+            elif len(document.text.split()) < MIN_WORDS:
+                left_out["too_short"] += 1
+            elif document.doc_id in known:
+                left_out["duplicate_id"] += 1
+            else:
+                known.add(document.doc_id)
+                ids.append(document.doc_id)
+                texts.append(document.text)
+                groups.append(document.group)
+    if not ids:
+        raise UserError(f"no documents to try on; left out: {dict(left_out)}")
+    prefixes = np.array([text_keys(text)[1] for text in texts], dtype=np.int64)
+    return Documents(ids, texts, groups, families(prefixes), dict(left_out))

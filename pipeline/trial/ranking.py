@@ -1,0 +1,162 @@
+"""Does leaving out what was selected repair a benchmark's ranking of models? TD4Eval's application."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.table import Table
+from scipy.stats import rankdata, spearmanr
+
+from pipeline.errors import UserError, nearest
+from pipeline.trial.config import TrialConfig
+from pipeline.trial.intervals import mean_interval
+from pipeline.trial.repeats import Pool, repeats
+from pipeline.trial.table import Row, plain, shown
+
+COLUMNS = ("model", "item", "correct")
+ITEMS = ("all", "selected", "clean")
+"""All audited items, those selected as clean, those that are truly clean."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """How several models did on the items of a benchmark."""
+
+    models: list[str]
+    correct: np.ndarray  # float64 in [0, 1], (models, documents of the trial); NaN without a result
+
+
+def read_results(path: str, ids: Sequence[str]) -> Results:
+    """Read per-item results: a Parquet file with columns model, item and correct (true or false, or a share).
+
+    Args:
+        path: local path or fsspec URL.
+        ids: of the trial's documents, which are the items.
+
+    Raises:
+        UserError: no such file or column, an item that is none of the documents, one result too many, a value outside
+            [0, 1], or fewer than 2 models.
+    """
+    try:
+        with fsspec.open(path, "rb") as file:
+            table = pq.read_table(io.BytesIO(file.read()))
+    except (OSError, ValueError, pa.ArrowInvalid) as error:
+        raise UserError(f"cannot read results {path}: {' '.join(str(error).split())}") from None
+    for column in COLUMNS:
+        if column not in table.column_names:
+            raise UserError(f"no column {column!r} in {path}; columns: {', '.join(table.column_names)}")
+    models = sorted(set(map(str, table["model"].to_pylist())))
+    if len(models) < 2:
+        raise UserError(f"a ranking needs results of at least 2 models, {path} has {len(models)}")
+    row_of, column_of = {name: i for i, name in enumerate(models)}, {name: i for i, name in enumerate(ids)}
+    correct = np.full((len(models), len(ids)), np.nan)
+    for model, item, value in zip(*(table[column].to_pylist() for column in COLUMNS), strict=True):
+        place = column_of.get(str(item))
+        if place is None:
+            raise UserError(f"item {item!r} in {path} is no document of the trial; {nearest(str(item), ids)}")
+        if value is None or not 0 <= value <= 1:
+            raise UserError(f"correct must be true, false or in [0, 1], got {value} for item {item!r} in {path}")
+        if not np.isnan(correct[row_of[str(model)], place]):
+            raise UserError(f"model {model!r} has two results for item {item!r} in {path}")
+        correct[row_of[str(model)], place] = value
+    return Results(models, correct)
+
+
+def ranking_rows(
+    settings: Mapping[str, Any], config: TrialConfig, pools: Sequence[Pool], results: Results
+) -> list[Row]:
+    """For each selection of direction clean, how the models rank on all audited items, the selected and the clean ones.
+
+    A row a selection and model: its mean accuracy over the repeats on each set of items and its rank there (1 is
+    best, ties share), and Spearman's correlation with the ranking on the truly clean items, a mean over the repeats
+    with its 95% interval. Repeats in which nothing was selected count as a correlation of 0.
+
+    Raises:
+        UserError: no selection of direction clean, or an audited item that a model has no result for.
+    """
+    chosen = [i for i, selection in enumerate(config.selections) if selection.direction == "clean"]
+    if not chosen:
+        raise UserError("--ranking needs a selection with direction clean; all of this trial seek members")
+    accuracies: dict[int, list[np.ndarray]] = {i: [] for i in chosen}
+    for model, pool in enumerate(pools):
+        for repeat in repeats(pool, config, model):
+            _complete(results, pool, repeat.split.audit)
+            for i in chosen:
+                selected = repeat.audited[repeat.verdicts[i].selected]
+                clean = repeat.split.audit[~pool.trained[repeat.split.audit]]
+                accuracies[i].append(_accuracies(results, [repeat.split.audit, selected, clean]))
+    rows: list[Row] = []
+    for i in chosen:
+        rows += _rows(settings, config.selections[i].name, results.models, np.stack(accuracies[i]))
+    return rows
+
+
+def _complete(results: Results, pool: Pool, items: np.ndarray) -> None:
+    missing = np.isnan(results.correct[:, items])
+    if missing.any():
+        model = int(np.flatnonzero(missing.any(axis=1))[0])
+        item = pool.ids[items[np.flatnonzero(missing[model])[0]]]
+        count = int(missing[model].sum())
+        raise UserError(f"model {results.models[model]!r} has no result for {count} audited items, first {item!r}")
+
+
+def _accuracies(results: Results, sets: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean result of each model on each set of items, float64, (sets, models); NaN for an empty set."""
+    nothing = np.full(len(results.models), np.nan)
+    return np.stack([results.correct[:, items].mean(axis=1) if items.size else nothing for items in sets])
+
+
+def _rows(settings: Mapping[str, Any], selection: str, models: Sequence[str], accuracies: np.ndarray) -> list[Row]:
+    """Rows of one selection from float64 (repeats, sets, models)."""
+    correlations = {name: np.array([_spearman(a[s], a[2]) for a in accuracies]) for s, name in enumerate(ITEMS[:2])}
+    means = np.nanmean(np.where(np.isnan(accuracies).all(axis=0), 0, accuracies), axis=0)
+    rows = []
+    for m, model in enumerate(models):
+        row: Row = {**shown(settings), "selection": selection, "model": model, "repeats": len(accuracies)}
+        for s, name in enumerate(ITEMS):
+            row[f"accuracy_{name}"] = float(means[s, m])
+            row[f"rank_{name}"] = float(rankdata(-means[s])[m])
+        for name, values in correlations.items():
+            low, high = mean_interval((values + 1) / 2)
+            row.update({f"spearman_{name}": float(values.mean())})
+            row.update({f"spearman_{name}_low": 2 * low - 1, f"spearman_{name}_high": 2 * high - 1})
+        rows.append(row)
+    return rows
+
+
+def _spearman(one: np.ndarray, other: np.ndarray) -> float:
+    """Spearman's correlation; 0 where a ranking is empty or has but one place."""
+    if np.isnan(one).any() or np.isnan(other).any() or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(spearmanr(one, other).statistic)
+
+
+def ranking_tables(rows: Sequence[Row], settings: Sequence[str]) -> list[Table]:
+    """The rankings for a terminal: none without rows."""
+    if not rows:
+        return []
+    table = Table(*settings, "selection", "model", title="Mean accuracy (and rank) of the models")
+    agreement = Table(*settings, "selection", title="Spearman's correlation with the ranking on the truly clean items")
+    for name in ("all items", "selected as clean", "truly clean"):
+        table.add_column(name, justify="right")
+    for name in ("all items", "selected as clean"):
+        agreement.add_column(name, justify="right")
+    before: tuple[Any, ...] | None = None
+    for row in rows:
+        head = [*(plain(row[s]) for s in settings), row["selection"]]
+        table.add_row(*head, row["model"], *(f"{row[f'accuracy_{s}']:.3f} ({row[f'rank_{s}']:g})" for s in ITEMS))
+        if tuple(head) != before:
+            cells = [
+                f"{row[f'spearman_{s}']:.3f} [{row[f'spearman_{s}_low']:.3f}, {row[f'spearman_{s}_high']:.3f}]"
+                for s in ITEMS[:2]
+            ]
+            agreement.add_row(*head, *cells)
+            before = tuple(head)
+    return [table, agreement]

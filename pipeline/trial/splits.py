@@ -1,0 +1,138 @@
+"""Who is trained in, who calibrates and who is audited: random parts of a trial's documents, by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.config import Role
+from pipeline.errors import UserError
+from pipeline.partition import draw
+from pipeline.trial.config import Amount, SplitConfig
+
+_CONTAMINATION, _REPEAT = 1, 2
+_KIND = {"unseen": "untrained", "seen": "trained"}
+_OTHER_KIND = {"unseen": "trained", "seen": "untrained"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """The roles of the documents in one repeat: int64 positions, ascending, in no two roles."""
+
+    audit: np.ndarray
+    unseen: np.ndarray
+    seen: np.ndarray
+
+    def of(self, role: Role) -> np.ndarray:
+        """The positions of one role."""
+        found: np.ndarray = getattr(self, role)
+        return found
+
+
+def generator(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
+    """A stream of random numbers of its own for each purpose and numbers."""
+    return np.random.default_rng([seed, purpose, *numbers])
+
+
+def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount], seed: int) -> np.ndarray:
+    """Choose the documents that are trained in.
+
+    All the documents that calibrate as `seen`, and `share` of those that calibrate in no role.
+
+    Args:
+        family: int64, (documents,), from `partition.families`.
+        share: of the documents that do not calibrate, in [0, 1].
+        known: how many documents calibrate in each known role.
+        seed: of this contaminated model.
+
+    Returns:
+        bool, (documents,).
+
+    Raises:
+        UserError: fewer documents than the known roles take: says how many are needed.
+    """
+    total = family.size
+    unseen, seen = (_number(known.get(role, 0), total) for role in ("unseen", "seen"))
+    if total < unseen + seen + 1:
+        raise UserError(
+            f"{total} documents are too few for {unseen} unseen and {seen} seen to calibrate on and some to audit: "
+            f"needs at least {unseen + seen + 1}"
+        )
+    count = seen + round(share * (total - unseen - seen))
+    return draw(np.ones(total, dtype=bool), family, count, generator(seed, _CONTAMINATION))
+
+
+def split(
+    trained: np.ndarray,
+    family: np.ndarray,
+    known: Mapping[Role, Amount],
+    config: SplitConfig,
+    seed: int,
+    model: int,
+    repeat: int,
+) -> Split:
+    """Draw who calibrates and who is audited, in one repeat over the documents of one contaminated model.
+
+    Guaranteed where no two documents share a family: given the model and its scores, every choice of the calibration
+    documents among the untrained (trained, for `seen`) is equally likely, so the audited nulls are exchangeable with
+    them. That is the assumption of every finite-sample guarantee, made true by design, unless `label_noise` breaks it.
+
+    Args:
+        trained: bool, (documents,).
+        family: int64, (documents,).
+        known: how many documents calibrate in each known role.
+        config: the other settings of the split.
+        seed: of the trial.
+        model: which contaminated model, from 0.
+        repeat: which repeat, from 0.
+
+    Raises:
+        UserError: too few trained or untrained documents: says how many are needed.
+    """
+    rng = generator(seed, _REPEAT, model, repeat)
+    free = np.ones(trained.size, dtype=bool)
+    roles: dict[str, np.ndarray] = {}
+    rights: dict[Role, np.ndarray] = {"unseen": ~trained, "seen": trained}
+    for role, right in rights.items():
+        count = _number(known.get(role, 0), trained.size)
+        wrong = round(config.label_noise * count)
+        chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role])
+        chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} with label noise", _OTHER_KIND[role])
+        free &= ~chosen
+        roles[role] = chosen
+    audited = _audited(free, trained, family, config, rng)
+    return Split(*(np.flatnonzero(mask) for mask in (audited, roles["unseen"], roles["seen"])))
+
+
+def _audited(
+    free: np.ndarray, trained: np.ndarray, family: np.ndarray, config: SplitConfig, rng: np.random.Generator
+) -> np.ndarray:
+    members, others = free & trained, free & ~trained
+    share = config.member_share
+    if share is None:
+        count = _number(config.audited, int(free.sum()))
+        return _take(free, family, count, rng, "split.audited", "other")
+    most = [members.sum() / share] if share > 0 else []
+    most += [others.sum() / (1 - share)] if share < 1 else []
+    count = config.audited if isinstance(config.audited, int) else math.floor(config.audited * min(most) + 1e-9)
+    wanted = round(share * count)
+    where = f"split.audited {count} at split.member_share {share:g}"
+    found = _take(members, family, wanted, rng, where, "trained")
+    return found | _take(others, family, count - wanted, rng, where, "untrained")
+
+
+def _take(
+    pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator, setting: str, what: str
+) -> np.ndarray:
+    if count > pool.sum():
+        raise UserError(
+            f"{setting} needs {count} {what} documents that nothing else takes, {int(pool.sum())} are there"
+        )
+    return draw(pool, family, count, rng)
+
+
+def _number(amount: Amount, total: int) -> int:
+    return amount if isinstance(amount, int) else round(amount * total)

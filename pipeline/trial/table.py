@@ -1,0 +1,205 @@
+"""What a trial reports: one row a detector and one a selection, at each point of the sweep."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config import ESTIMATING, SelectionConfig
+from pipeline.trial.detection import RATES, UNDEFINED, Detection, Estimate
+from pipeline.trial.intervals import mean_interval
+
+Row = dict[str, Any]
+
+
+def detector_rows(settings: Mapping[str, Any], found: Mapping[str, Detection], models: int) -> list[Row]:
+    """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined."""
+    rows = []
+    for column, detection in found.items():
+        row: Row = {**shown(settings), "detector": column, "models": models, **_spread("auc", detection.auc)}
+        for rate in RATES:
+            row.update(_spread(f"tpr_at_{rate:g}", detection.tpr[rate]))
+        rows.append(row)
+    return rows
+
+
+def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
+    """A row for each selection: realised FDR and power with 95% intervals beside the target.
+
+    FDR is the mean, over repeats, of the share of the selected that is false (0 where nothing is selected); power the
+    mean share of the sought documents that is selected. FDR is None where no audited document was null, power where
+    none was sought. `holds` says whether the target lies at or above the lower end of the FDR's interval: False means
+    that the repeats contradict the promise.
+
+    Args:
+        settings: of the point.
+        selections: of the point.
+        repeats: `repeats.ROWS_SCHEMA`, of all its models.
+    """
+    return [_selection_row(settings, s, repeats.filter(_is(repeats, s.name))) for s in selections]
+
+
+def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, own: pa.Table) -> Row:
+    def numbers(name: str) -> np.ndarray:
+        return np.asarray(own[name].to_numpy(), dtype=np.float64)
+
+    selected, sought, audited = numbers("n_selected"), numbers("n_sought"), numbers("n_audit")
+    with_nulls, with_sought = sought < audited, sought > 0
+    false_share = (numbers("n_false") / np.maximum(selected, 1))[with_nulls]
+    power = ((selected - numbers("n_false"))[with_sought]) / sought[with_sought]
+    fdr = _estimate(false_share)
+    estimates = selection.procedure in ESTIMATING
+    return {
+        **shown(settings),
+        "selection": selection.name,
+        "procedure": selection.procedure,
+        "direction": selection.direction,
+        "detectors": ", ".join(selection.detectors),
+        "guarantee": own["guarantee"][0].as_py(),
+        "repeats": len(own),
+        "audited": float(audited.mean()),
+        "calibration": float(numbers("n_calibration").mean()),
+        "selected": float(selected.mean()),
+        "target": selection.alpha,
+        **_spread("fdr", fdr),
+        "holds": None if fdr.low is None else bool(fdr.low <= selection.alpha),
+        **_spread("power", _estimate(power)),
+        "null_share": float(numbers("null_share").mean()),
+        **_spread("null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if estimates else UNDEFINED),
+    }
+
+
+def _estimate(values: np.ndarray) -> Estimate:
+    return Estimate(float(values.mean()), *mean_interval(values)) if values.size else UNDEFINED
+
+
+def _spread(name: str, estimate: Estimate) -> Row:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def _is(repeats: pa.Table, name: str) -> pa.Array:
+    return pa.array([value == name for value in repeats["selection"].to_pylist()])
+
+
+def shown(settings: Mapping[str, Any]) -> Row:
+    """Sweep settings as cells: numbers stay numbers, lists and mappings become text."""
+    return {k: v if isinstance(v, (int, float, str)) or v is None else _text(v) for k, v in settings.items()}
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def audit_row(summary: Mapping[str, Any], selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
+    """One selection of the audit itself, held against the truth; None where a share is not defined."""
+    members = sum(doc_id in trained for doc_id in audited)
+    right = sum((doc_id in trained) == (summary["direction"] == "members") for doc_id in selected)
+    sought = members if summary["direction"] == "members" else len(audited) - members
+    return {
+        "selection": summary["name"],
+        "procedure": summary["procedure"],
+        "direction": summary["direction"],
+        "detectors": ", ".join(summary["detectors"]),
+        "alpha": summary["alpha"],
+        "audited": len(audited),
+        "trained": members,
+        "selected": len(selected),
+        "true": right,
+        "share_false": (len(selected) - right) / max(1, len(selected)) if sought < len(audited) else None,
+        "power": right / sought if sought else None,
+    }
+
+
+def audit_table(rows: Sequence[Row]) -> Table:
+    """The audits' own selections for a terminal."""
+    table = Table("audit", "selection", "procedure", "detectors", title="The audits held against the truth")
+    for name in ("alpha", "audited", "trained in", "selected", "right", "share false", "power"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        shares = ["not defined" if row[name] is None else f"{row[name]:.3f}" for name in ("share_false", "power")]
+        counts = [str(row[name]) for name in ("audited", "trained", "selected", "true")]
+        table.add_row(
+            *(row[name] for name in ("audit", "selection", "procedure", "detectors")),
+            f"{row['alpha']:g}",
+            *counts,
+            *shares,
+        )
+    return table
+
+
+def to_arrow(rows: Sequence[Row]) -> pa.Table:
+    """The rows as a table; a sweep setting that mixes numbers and words becomes words."""
+    columns: dict[str, pa.Array] = {}
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {int, float}:
+            values = [None if value is None else float(value) for value in values]
+        elif len(kinds) > 1:
+            values = [None if value is None else str(value) for value in values]
+        columns[name] = pa.array(values) if kinds else pa.array(values, pa.float64())
+    return pa.table(columns)
+
+
+def detector_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
+    """The detectors' rows for a terminal."""
+    table = Table(*settings, "detector", title="Trained against untrained documents, 95% intervals")
+    for name in ("AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)):
+        table.add_column(name, justify="right")
+    for row in rows:
+        figures = [_cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
+        table.add_row(*(plain(row[s]) for s in settings), row["detector"], *figures)
+    return table
+
+
+def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
+    """The selections' rows for a terminal."""
+    total = sorted({row["repeats"] for row in rows})
+    title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals"
+    table = Table(*settings, "selection", "procedure", "detectors", "guarantee", title=title)
+    for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            *(plain(row[s]) for s in settings),
+            row["selection"],
+            row["procedure"],
+            row["detectors"],
+            row["guarantee"],
+            f"{row['target']:g}",
+            _cell(row, "fdr") + ("" if row["holds"] is not False else " !"),
+            _cell(row, "power"),
+            f"{row['selected']:.1f}",
+            f"{row['audited']:.1f}",
+            f"{row['null_share']:.3f}",
+            _cell(row, "null_estimate"),
+        )
+    if any(row["holds"] is False for row in rows):
+        table.caption = "! the repeats contradict the target"
+    return table
+
+
+def as_text(tables: Sequence[Table]) -> str:
+    """Tables as plain text, wide enough that nothing is cut."""
+    console = Console(file=io.StringIO(), width=240, color_system=None)
+    for table in tables:
+        console.print(table)
+    found: io.StringIO = console.file  # type: ignore[assignment]
+    return "\n".join(line.rstrip() for line in found.getvalue().splitlines()) + "\n"
+
+
+def _cell(row: Row, name: str) -> str:
+    if row[name] is None:
+        return "not defined" if name != "null_estimate" else "-"
+    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+
+
+def plain(value: Any) -> str:
+    """A cell for a terminal."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,402 @@
+"""Splits, measures and tables of a trial, on scores and documents that the test makes up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from pipeline.config import SelectionConfig
+from pipeline.errors import UserError
+from pipeline.partition import draw, families
+from pipeline.selection.in_memory import Scores
+from pipeline.trial import figures
+from pipeline.trial.config import SplitConfig, build_trial
+from pipeline.trial.detection import RATES, detection, roc
+from pipeline.trial.intervals import mean_interval
+from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
+from pipeline.trial.repeats import Pool, measure, repeats
+from pipeline.trial.splits import Split, choose_trained, split
+from pipeline.trial.table import as_text, audit_row, selection_rows, selection_table, to_arrow
+
+
+def trial(**settings: Any) -> dict[str, Any]:
+    return {
+        "run": "runs/trial",
+        "model": {"path": "somewhere"},
+        "documents": {"path": "documents.jsonl"},
+        "detectors": ["loss", "min_k"],
+        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
+        **settings,
+    }
+
+
+def pool(n: int = 300, effect: float = 2.5, share: float = 1 / 3, seed: int = 0) -> Pool:
+    rng = np.random.default_rng(seed)
+    trained = np.zeros(n, dtype=bool)
+    trained[rng.permutation(n)[: round(share * n)]] = True
+    columns = {name: rng.normal(size=n) + effect * trained for name in ("loss", "min_k")}
+    scores = Scores(columns, rng.integers(-(2**62), 2**62, n), pa.nulls(n, pa.string()))
+    return Pool([f"d{i}" for i in range(n)], np.arange(n), trained, np.ones(n, dtype=bool), scores)
+
+
+# --- parts that do not tear families apart
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    family=st.lists(st.integers(0, 6), min_size=1, max_size=40),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+)
+def test_a_drawn_part_holds_whole_families_and_never_more_than_asked(
+    family: list[int], share: float, seed: int
+) -> None:
+    numbers = families(np.array(family) * 1000 - 3)
+    everything = np.ones(len(family), dtype=bool)
+    count = int(share * len(family))
+    chosen = draw(everything, numbers, count, np.random.default_rng(seed))
+    assert chosen.sum() <= count
+    assert not set(numbers[chosen]) & set(numbers[~chosen])
+    if count - chosen.sum() > 0:  # what was passed over did not fit
+        left = [size for f, size in zip(*np.unique(numbers[~chosen], return_counts=True), strict=True)]
+        assert min(left) > count - chosen.sum()
+
+
+def test_single_documents_are_drawn_to_the_number_and_all_equally_often() -> None:
+    hits = np.zeros(20)
+    for seed in range(2000):
+        chosen = draw(np.ones(20, dtype=bool), np.arange(20), 5, np.random.default_rng(seed))
+        assert chosen.sum() == 5
+        hits += chosen
+    # each count is binomial(2000, 1/4): 4 standard errors
+    assert np.abs(hits - 500).max() < 4 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    share=st.floats(0.2, 0.8),
+    noise=st.sampled_from([0.0, 0.1, 0.3]),
+    member_share=st.sampled_from([None, 0.1, 0.5, 1.0, 0.0]),
+    audited=st.sampled_from([1.0, 0.5, 20]),
+    repeat=st.integers(0, 50),
+)
+def test_no_document_has_two_roles_and_noise_is_as_asked(
+    share: float, noise: float, member_share: float | None, audited: float, repeat: int
+) -> None:
+    known = {"unseen": 60, "seen": 30}
+    trained = choose_trained(np.arange(400), share, known, seed=3)
+    assert trained.sum() == 30 + round(share * 310)
+    config = SplitConfig(label_noise=noise, member_share=member_share, audited=audited)
+    drawn = split(trained, np.arange(400), known, config, seed=1, model=0, repeat=repeat)
+    together = np.concatenate([drawn.audit, drawn.unseen, drawn.seen])
+    assert np.unique(together).size == together.size
+    assert (drawn.unseen.size, drawn.seen.size) == (60, 30)
+    assert trained[drawn.unseen].sum() == round(noise * 60)
+    assert (~trained[drawn.seen]).sum() == round(noise * 30)
+    if member_share is not None:
+        assert trained[drawn.audit].sum() == round(member_share * drawn.audit.size)
+    if audited == 20:
+        assert drawn.audit.size == 20
+
+
+def test_documents_that_begin_alike_stay_together_in_every_part() -> None:
+    family = np.repeat(np.arange(40), 5)
+    trained = choose_trained(family, 0.5, {"unseen": 1 / 3}, seed=0)
+    drawn = split(trained, family, {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    parts = [set(family[part]) for part in (drawn.audit, drawn.unseen)]
+    assert not parts[0] & parts[1]
+    assert not set(family[trained]) & set(family[~trained])
+    assert all(np.isin(family, list(part)).sum() == 5 * len(part) for part in parts)
+
+
+@pytest.mark.parametrize(("share", "members", "others"), [(0.0, 0, 200), (1.0, 200, 0), (0.25, 50, 150)])
+def test_the_share_is_of_the_documents_that_do_not_calibrate(share: float, members: int, others: int) -> None:
+    trained = choose_trained(np.arange(300), share, {"unseen": 1 / 3}, seed=0)
+    drawn = split(trained, np.arange(300), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    assert drawn.unseen.size == 100
+    assert (trained[drawn.audit].sum(), (~trained[drawn.audit]).sum()) == (members, others)
+
+
+def test_too_few_documents_say_how_many_are_needed() -> None:
+    with pytest.raises(UserError, match=r"50 documents are too few .* needs at least 61"):
+        choose_trained(np.arange(50), 0.5, {"unseen": 40, "seen": 20}, seed=0)
+    trained = np.arange(100) < 50
+    with pytest.raises(UserError, match=r"split.unseen needs 60 untrained documents .*, 50 are there"):
+        split(trained, np.arange(100), {"unseen": 60}, SplitConfig(), 0, 0, 0)
+    with pytest.raises(UserError, match=r"split.audited 90 at split.member_share 0.5 needs 45 untrained .*, 40 are"):
+        split(trained, np.arange(100), {"unseen": 10}, SplitConfig(audited=90, member_share=0.5), 0, 0, 0)
+
+
+# --- the configuration and its sweep
+
+
+def test_a_sweep_is_a_grid_and_a_star_reaches_every_selection() -> None:
+    two = [{"name": name, "detectors": [name]} for name in ("loss", "min_k")]
+    config, points = build_trial(
+        trial(selections=two, sweep={"selections.*.alpha": [0.05, 0.1], "split.label_noise": [0, 0.1, 0.2]})
+    )
+    assert [tuple(point.settings.values()) for point in points][:2] == [(0.05, 0), (0.05, 0.1)]
+    assert len(points) == 6
+    assert [selection.alpha for selection in points[-1].config.selections] == [0.1, 0.1]
+    assert config.selections[0].alpha == 0.1
+    assert points[-1].config.split.label_noise == 0.2
+    assert build_trial(trial())[1][0].settings == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"sweep": {"selections.0.alfa": [0.1]}}, "sweep selections.0.alfa=0.1: unknown key 'selections.0.alfa'"),
+        ({"sweep": {"selections.1.alpha": [0.1]}}, "sweep selections.1.alpha: selections has 1 entries"),
+        (
+            {"sweep": {"selections.0.alpha": [0.1, 2]}},
+            "sweep selections.0.alpha=2: selections.0.alpha: must be in (0, 1)",
+        ),
+        ({"sweep": {"run": ["a", "b"]}}, "sweep run: a sweep cannot change run"),
+        ({"sweep": {"repeats": []}}, "sweep.repeats"),
+        ({"contaminate": {"share": 1.5}}, "contaminate.share: input should be less than or equal to 1, got 1.5"),
+        ({"contaminate": {"epoch": 1}}, "unknown key 'contaminate.epoch'; did you mean 'epochs'"),
+        ({"split": {"unseen": -1}}, "split.unseen"),
+        ({"selections": []}, "selections"),
+        ({"selections": [{"name": "a", "detectors": ["los"]}]}, "detector 'los' is not scored"),
+        ({"split": {"unseen": 0}}, "calibrated on corpus.unseen, which is not given"),
+        ({"model": {"path": "a", "adapter": "b"}}, "model.adapter must be null"),
+    ],
+)
+def test_a_bad_trial_is_one_line(changed: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_trial(trial(**changed))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- measures
+
+
+@pytest.mark.parametrize(
+    ("draw_values", "mean"),
+    [
+        (lambda rng, n: (rng.random(n) < 0.02).astype(float), 0.02),
+        (lambda rng, n: np.clip(rng.normal(0.1, 0.03, n), 0, 0.2), 0.1),
+        (lambda rng, n: rng.random(n), 0.5),
+    ],
+    ids=["rare", "narrow", "uniform"],
+)
+@pytest.mark.parametrize("n", [10, 100])
+def test_the_interval_of_a_mean_covers_it(draw_values: Any, mean: float, n: int) -> None:
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(300):
+        low, high = mean_interval(draw_values(rng, n))
+        covered += low <= mean <= high
+    # at least 95%; 4 standard errors of a share of .95 in 300
+    assert covered / 300 >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / 300)
+
+
+def test_an_interval_is_never_more_certain_than_the_repeats_allow() -> None:
+    assert mean_interval(np.zeros(20))[0] == 0
+    assert 0.1 < mean_interval(np.zeros(20))[1] < 0.5
+    low, high = mean_interval(np.full(200, 0.9) + np.random.default_rng(0).normal(0, 0.01, 200))
+    assert low > 0.86
+    assert high < 0.94
+    assert mean_interval(np.empty(0)) == (0.0, 1.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    trained=st.lists(st.integers(-5, 5), min_size=1, max_size=60),
+    untrained=st.lists(st.integers(-5, 5), min_size=1, max_size=60),
+)
+def test_auc_and_tpr_equal_scikit_learns_with_ties_too(trained: list[int], untrained: list[int]) -> None:
+    one, other = np.array(trained, dtype=float), np.array(untrained, dtype=float)
+    found = detection([(one, other)], seed=0, resamples=20)
+    labels, scores = np.repeat([1, 0], [one.size, other.size]), np.concatenate([one, other])
+    assert found.auc.value == pytest.approx(roc_auc_score(labels, scores))
+    fpr, tpr, _ = roc_curve(labels, scores, drop_intermediate=False)
+    for rate in RATES:
+        assert found.tpr[rate].value == pytest.approx(tpr[fpr <= rate + 1e-9].max())
+    ours = roc(one, other)
+    assert np.allclose(ours[0], fpr)
+    assert np.allclose(ours[1], tpr)
+
+
+def test_the_bootstrap_interval_of_an_auc_covers_it() -> None:
+    rng = np.random.default_rng(0)
+    true = 0.7602499389065233  # Phi(1 / sqrt(2)): N(1, 1) against N(0, 1)
+    covered = 0
+    for seed in range(200):
+        auc = detection([(rng.normal(1, 1, 80), rng.normal(size=80))], seed, 200).auc
+        assert auc.low is not None
+        assert auc.high is not None
+        covered += auc.low <= true <= auc.high
+    # percentile bootstrap at n = 80 undercovers by about a point; 4 standard errors of .94 in 200
+    assert covered / 200 >= 0.94 - 4 * np.sqrt(0.94 * 0.06 / 200)
+
+
+def test_a_detector_without_members_is_not_defined() -> None:
+    found = detection([(np.empty(0), np.arange(5.0))], seed=0)
+    assert found.auc.value is None
+    assert all(estimate.value is None for estimate in found.tpr.values())
+
+
+# --- repeats
+
+
+def test_repeats_hold_the_promise_and_have_power() -> None:
+    config, points = build_trial(trial(repeats=100))
+    rows = selection_rows({}, config.selections, measure(pool(), points[0].config, 0))
+    (row,) = rows
+    assert row["holds"] is True
+    assert row["fdr_low"] <= 0.2
+    assert row["power"] > 0.5
+    assert row["null_share"] == pytest.approx(0.5)
+    assert row["null_estimate"] is None  # bh estimates nothing
+
+
+def test_selection_never_sees_the_truth() -> None:
+    config, _ = build_trial(trial(repeats=3))
+    found = pool()
+    first = list(repeats(found, config, 0))
+    drawn = first[0].split
+    swapped = found.trained.copy()
+    swapped[drawn.audit] = ~swapped[drawn.audit]  # the truth changes, the roles and scores do not
+    lied = Pool(found.ids, found.family, swapped, found.scored, found.scores)
+    roles = {"audit": drawn.audit, "unseen": drawn.unseen}
+    from pipeline.selection.in_memory import answer_all
+
+    one, other = (answer_all(config.selections, p.scores, roles, 0, config.seed)[0] for p in (found, lied))  # type: ignore[arg-type]
+    assert np.array_equal(one.selected, other.selected)
+    assert np.array_equal(one.p, first[0].verdicts[0].p)
+
+
+def test_a_quarantined_document_counts_as_audited_and_is_never_selected() -> None:
+    found = pool()
+    scored = found.scored.copy()
+    scored[:60] = False
+    hurt = Pool(found.ids, found.family, found.trained, scored, found.scores)
+    config, _ = build_trial(trial(repeats=5))
+    for repeat in repeats(hurt, config, 0):
+        assert repeat.quarantined > 0
+        assert repeat.verdicts[0].answer.m == repeat.split.audit.size
+        assert repeat.audited.size == repeat.split.audit.size - repeat.quarantined
+        assert scored[repeat.audited].all()
+
+
+@pytest.mark.parametrize(("share", "undefined"), [(0.0, "power"), (1.0, "fdr")])
+def test_at_a_share_of_0_or_1_a_figure_is_not_defined(share: float, undefined: str) -> None:
+    config, _ = build_trial(trial(repeats=10, split={"member_share": share}))
+    rows = selection_rows({}, config.selections, measure(pool(), config, 0))
+    assert rows[0][undefined] is None
+    assert rows[0][{"power": "fdr", "fdr": "power"}[undefined]] is not None
+    assert "not defined" in as_text([selection_table(rows, [])])
+    to_arrow(rows)
+
+
+def test_both_directions_count_what_they_seek() -> None:
+    asked = [
+        {"name": "members", "detectors": ["loss"], "alpha": 0.2},
+        {"name": "clean", "direction": "clean", "detectors": ["loss"], "alpha": 0.2},
+    ]
+    config, _ = build_trial(trial(repeats=20, selections=asked, split={"unseen": 60, "seen": 60}))
+    rows = selection_rows({}, config.selections, measure(pool(600, share=0.5), config, 0))
+    assert [row["direction"] for row in rows] == ["members", "clean"]
+    assert all(row["power"] > 0.4 for row in rows)
+    assert rows[0]["null_share"] + rows[1]["null_share"] == pytest.approx(1)
+
+
+def test_an_audit_is_held_against_the_truth() -> None:
+    summary = {"name": "a", "procedure": "bh", "direction": "clean", "detectors": ["loss"], "alpha": 0.1}
+    row = audit_row(summary, ["x", "y", "z"], ["u", "v", "x", "y", "z"], {"u", "z"})
+    assert (row["selected"], row["true"]) == (3, 2)
+    assert row["share_false"] == pytest.approx(1 / 3)
+    assert row["power"] == pytest.approx(2 / 3)
+
+
+# --- figures and the ranking
+
+
+def test_every_kind_of_sweep_is_drawn() -> None:
+    swept = {"selections.0.alpha": [0.05, 0.2], "selections.0.procedure": ["bh", "storey"]}
+    _, points = build_trial(trial(repeats=5, sweep=swept))
+    rows = []
+    for point in points:
+        rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))
+    for settings_ in (list(swept), list(swept)[::-1], []):
+        assert figures.sweep_figure(rows, settings_).startswith(b"\x89PNG")
+
+
+def ranking_file(path: Any, found: Pool, accuracies: list[float], cheat: int) -> str:
+    """Results of models of known accuracy; one of them knows every trained item."""
+    rng = np.random.default_rng(4)
+    rows = []
+    for model, accuracy in enumerate(accuracies):
+        right = rng.random(len(found.ids)) < accuracy
+        if model == cheat:
+            right |= found.trained
+        rows += [{"model": f"m{model}", "item": i, "correct": bool(r)} for i, r in zip(found.ids, right, strict=True)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def test_a_ranking_that_training_on_items_bent_is_repaired(tmp_path: Any) -> None:
+    found = pool(1200, effect=3.0, share=0.5)
+    path = ranking_file(tmp_path / "results.parquet", found, [0.3, 0.45, 0.6, 0.75], cheat=0)
+    asked = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "alpha": 0.1}]
+    config, _ = build_trial(trial(repeats=10, selections=asked, split={"seen": 200}))
+    rows = ranking_rows({}, config, [found], read_results(path, found.ids))
+    cheat = next(row for row in rows if row["model"] == "m0")
+    assert cheat["rank_clean"] == 4
+    assert cheat["rank_all"] < 4
+    assert cheat["rank_selected"] == 4
+    assert rows[0]["spearman_selected"] > rows[0]["spearman_all"]
+    assert "truly clean" in as_text(ranking_tables(rows, []))
+    truth = [row["accuracy_clean"] for row in rows]
+    assert spearmanr(truth, [0.3, 0.45, 0.6, 0.75]).statistic == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([{"model": "a", "item": "d0", "right": 1}], "no column 'correct'"),
+        ([{"model": "a", "item": "d0", "correct": 1.0}], "at least 2 models"),
+        ([{"model": m, "item": "dd", "correct": 1.0} for m in "ab"], "item 'dd' in"),
+        ([{"model": m, "item": "d0", "correct": 2.0} for m in "ab"], "got 2.0"),
+        ([{"model": m, "item": "d0", "correct": 1.0} for m in "aab"], "two results"),
+    ],
+)
+def test_bad_results_are_one_line(tmp_path: Any, rows: list[dict[str, Any]], part: str) -> None:
+    path = tmp_path / "results.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(UserError) as caught:
+        read_results(str(path), ["d0", "d1"])
+    assert part in str(caught.value)
+    with pytest.raises(UserError, match="cannot read results"):
+        read_results(str(tmp_path / "none.parquet"), ["d0"])
+
+
+def test_a_ranking_without_results_or_clean_selection_is_refused(tmp_path: Any) -> None:
+    found = pool(60)
+    path = ranking_file(tmp_path / "results.parquet", found, [0.3, 0.6], cheat=0)
+    results = read_results(path, found.ids)
+    config, _ = build_trial(trial(repeats=1))
+    with pytest.raises(UserError, match="direction clean"):
+        ranking_rows({}, config, [found], results)
+    results.correct[1, :] = np.nan
+    asked = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "alpha": 0.2}]
+    config, _ = build_trial(trial(repeats=1, selections=asked))
+    with pytest.raises(UserError, match="model 'm1' has no result for"):
+        ranking_rows({}, config, [found], results)
+
+
+def test_a_split_names_its_roles() -> None:
+    parts = Split(np.arange(2), np.arange(3), np.arange(4))
+    assert parts.of("seen").size == 4
+    assert SelectionConfig(name="a", detectors=["loss"]).alpha == 0.1  # type: ignore[call-arg]
