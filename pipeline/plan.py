@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from importlib import metadata
 from typing import Any
 
@@ -18,7 +20,10 @@ from pipeline.detectors import parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.models import check_model
 from pipeline.scoring import STAGE, shard_fingerprint
-from pipeline.selection import calibration_needed, minimum_selectable
+from pipeline.selection.conditional import simes_grid
+from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.grid import Grid
+from pipeline.selection.step_up import calibration_needed, harmonic_bound, minimum_selectable
 from pipeline.store import Store, read_receipts
 
 BYTES_PER_TOKEN = 4.0
@@ -200,17 +205,24 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _outlook(selection: SelectionConfig, roles: Mapping[str, Any]) -> dict[str, Any]:
     """What a selection could ever select, were the share of nulls 1."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    m = roles["audit"]["documents"]
+    alpha, hundredth = selection.exact_alpha, max(1, m // 100)
+    if selection.procedure == "ktd":
+        fewest = math.ceil(1 / alpha)
+        sentence = f"The knockoff filter selects at least {fewest:,} of {m:,} documents or none."
+        return {**facts, "minimum_selectable": fewest, "ok": fewest <= m, "sentence": sentence}
     role = NULL_ROLE[selection.direction]
-    m, n = roles["audit"]["documents"], roles[role]["documents"]
-    needed = minimum_selectable(n, m, selection.exact_alpha)
-    hundredth = max(1, m // 100)
-    return {
-        "name": selection.name,
-        "procedure": selection.procedure,
-        "direction": selection.direction,
-        "alpha": selection.alpha,
-        **resolution(n, m, needed, calibration_needed(m, selection.exact_alpha, hundredth), role),
-    }
+    n = roles[role]["documents"]
+    if selection.procedure == "adadetect":
+        n -= n // 2  # the other half trains the classifier
+    grid = Grid.uniform(n)
+    if selection.calibration == "conditional":
+        grid = simes_grid(n, Fraction(repr(selection.delta)))
+    factors = {"by": lambda: harmonic_bound(m), "ebh": lambda: dependence_factor(grid, m, alpha)}
+    factor = factors.get(selection.procedure, lambda: Fraction(1))()
+    needed = minimum_selectable(grid, m, alpha, factor)
+    return {**facts, **resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)}
 
 
 def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:

@@ -100,17 +100,27 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, who: str) -> No
 
 
 def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
-    problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+    problems = error.errors()
+    problem = problems[0]
+    location = _location(problem)
     where = ".".join(location) or "config"
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where!r}; {nearest(location[-1], _keys_at(kind, location[:-1]))}"
     if problem["type"] == "missing":
         return f"missing key {where!r}"
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
+    message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
     shown = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
     return f"{where}: {message}{shown}"
+
+
+def _location(problem: Any) -> list[str]:
+    return [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+
+
+def _message(problem: Any) -> str:
+    message: str = problem["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
 
 
 def _is_union_branch(part: int | str) -> bool:

@@ -135,14 +135,22 @@ class Store:
         self.write(name, buffer.getvalue())
 
     def _temporary(self, name: str, data: bytes) -> str:
+        """Write the data beside its place, durably.
+
+        Raises:
+            UserError: the directory cannot be written to: it is a file, it is full, or it may not be changed.
+        """
         path = self.path(name)
         folder, base = os.path.split(path)
-        os.makedirs(folder, exist_ok=True)
         temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
         return temporary
 
     def _create_remote(self, name: str, data: bytes) -> bool:

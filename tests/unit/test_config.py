@@ -87,6 +87,12 @@ def test_a_selection_name_that_could_leave_its_folder_is_refused(name: str) -> N
     assert "selections.0.name" in message(data)
 
 
+def test_a_value_that_no_kind_allows_names_every_kind() -> None:
+    with pytest.raises(UserError) as caught:
+        build_config(audit(), ["resources.actors=0"])
+    assert str(caught.value) == "resources.actors: input should be 'auto' or greater than or equal to 1, got 0"
+
+
 def test_overrides_reach_lists_and_new_keys() -> None:
     config = build_config(audit(), ["selections.0.alpha=0.05", "resources.actors=3", "model.dtype=bfloat16"])
     assert config.selections[0].alpha == 0.05

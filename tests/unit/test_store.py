@@ -123,3 +123,10 @@ def test_a_driver_whose_lock_was_taken_stops(tmp_path: Path, monkeypatch: pytest
 def test_an_unknown_file_system_is_one_line() -> None:
     with pytest.raises(UserError, match="cannot open run directory"):
         Store("nosuch://x/y")
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_run_directory_that_is_a_file_is_one_line(tmp_path: Path, below: str) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UserError, match=r"^cannot write to run directory [^\n]*taken[^\n]*$"):
+        Store(f"{tmp_path}/taken{below}").write_json("status.json", {})

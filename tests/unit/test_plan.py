@@ -1,0 +1,54 @@
+"""What `seenset plan` says that alpha could ever select."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import build_config
+from pipeline.plan import forecast, make_plan
+
+
+def outlook(tmp_path: Path, known: int | None = 100, **selection: Any) -> dict[str, Any]:
+    corpus = {}
+    for role, count in (("audit", 200), ("unseen", known)):
+        if count is not None:
+            path = tmp_path / f"{role}.jsonl"
+            path.write_text("".join(json.dumps({"text": f"{role} {i}"}) + "\n" for i in range(count)))
+            corpus[role] = {"path": str(path)}
+    asked = {"name": "a", "detectors": ["loss"], "alpha": 0.1, **selection}
+    config = build_config({"run": "run", "model": {"path": "m"}, "corpus": corpus, "selections": [asked]})
+    found: dict[str, Any] = forecast(make_plan(config), {"dtype": "float32"})["selections"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("selection", "fewest"),
+    [
+        ({"procedure": "bh"}, 20),  # 200 / (.1 * 101) = 19.8
+        ({"procedure": "by"}, 117),  # times 1 + 1/2 + ... + 1/200 = 5.878
+        ({"procedure": "adadetect", "detectors": ["loss", "zlib"]}, 40),  # 50 of the 100 calibrate
+        ({"procedure": "ktd"}, 10),  # 1 / q
+    ],
+)
+def test_the_fewest_that_can_be_selected_are_those_of_the_procedure(
+    tmp_path: Path, selection: dict[str, Any], fewest: int
+) -> None:
+    assert outlook(tmp_path, **selection)["minimum_selectable"] == fewest
+
+
+def test_dependence_and_conditioning_cost_what_they_cost_in_the_selection(tmp_path: Path) -> None:
+    plain = outlook(tmp_path, procedure="bh")["minimum_selectable"]
+    ebh = outlook(tmp_path, procedure="ebh")["minimum_selectable"]
+    assert plain < ebh <= outlook(tmp_path, procedure="by")["minimum_selectable"]
+    assert outlook(tmp_path, calibration="conditional")["minimum_selectable"] > plain
+
+
+def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:
+    found = outlook(tmp_path, known=None, procedure="ktd")
+    assert found["ok"]
+    assert "at least 10 of 200 documents or none" in found["sentence"]
+    assert not outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)["ok"]
