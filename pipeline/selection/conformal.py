@@ -86,7 +86,7 @@ def ranks(
         return as_extreme + 1
     if ties != "random" or keys is None:
         raise ValueError(f"ties must be 'conservative', or 'random' with keys, got {ties!r}")
-    bits = _mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ _mix(np.array([seed], dtype=np.uint64)))
+    bits = mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
     places = (as_extreme - more_extreme + 1).astype(np.uint64)
     return more_extreme + 1 + ((bits >> np.uint64(32)) * places >> np.uint64(32)).astype(np.int64)
 
@@ -97,8 +97,8 @@ def p_values(ranks: np.ndarray, against: int | Grid) -> np.ndarray:
     return against.values[found - 1] if isinstance(against, Grid) else found.astype(np.float64) / (against + 1)
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser (Steele, Lea & Flood 2014): uint64 to uint64, one to one."""
+def mix(values: np.ndarray) -> np.ndarray:
+    """A step of SplitMix64 (Steele, Lea & Flood 2014): uint64 to uint64, modulo 2^64, one to one."""
     z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.selection.conformal import mix
+
 SAMPLE = 20_000
 # A split and a sample need hashes of their own: with the same ones the half of the larger hashes would hardly enter
 # the sample while audit documents would, and the sample would tell the roles apart (simulated: FDR .116 for .100).
@@ -15,8 +17,8 @@ _SPLIT, _SAMPLE = 1, 2
 def shuffled(id_keys: np.ndarray, seed: int, purpose: int) -> np.ndarray:
     """Hash of each id key, the seed and a purpose (splitmix64): uint64, a bijection of the keys for each of those."""
     keys = np.asarray(id_keys, dtype=np.int64).view(np.uint64)
-    salt = _mix(_mix(np.array([seed], dtype=np.uint64)) + np.uint64(purpose))
-    return _mix(_mix(keys ^ salt))
+    salt = mix(mix(np.array([seed], dtype=np.uint64)) + np.uint64(purpose))
+    return mix(mix(keys ^ salt))
 
 
 def halves(id_keys: np.ndarray, seed: int) -> np.ndarray:
@@ -66,10 +68,3 @@ class Sample:
         order = np.argsort(hashes, kind="stable")[:size]
         return cls(size, hashes[order], rows[order])
 
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """One step of splitmix64 (Steele, Lea & Flood 2014), modulo 2^64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

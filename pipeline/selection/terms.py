@@ -108,14 +108,12 @@ OWN_TERMS: dict[str, Terms] = {
         "The detectors are independent of one another for the audited documents " + _NULLS + ", which detectors of one "
         "model hardly are.",
         f"{_SHARE} is not promised to stay at or below alpha: with detectors that agree with one another it "
-        f"exceeds it. "
-        "The strict answer beside this one ranks the fused statistic anew and holds.",
+        "exceeds it. The strict answer beside this one ranks the fused statistic anew and holds.",
     ),
     "ktd": Terms(
         "heuristic",
         "For every audited document that was never trained on, the statistic W is as likely to be positive as "
-        "negative, "
-        "whatever its size; the sign test in this report checks that on the known documents.",
+        "negative, whatever its size; the sign test in this report checks that on the known documents.",
         f"{_SHARE} is at most alpha only if that symmetry holds. {_ON_AVERAGE}",
     ),
     "adadetect": Terms(
