@@ -41,6 +41,11 @@ def detection(samples: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resam
     A false positive is an untrained document at or above a threshold. The TPR at a rate is the largest of any
     threshold whose FPR does not exceed the rate. Trained and untrained documents are resampled apart, within models.
 
+    No resample of a figure that is exactly 1 or 0 differs from it, though n documents cannot make it certain. There
+    the interval also reaches as far as Clopper and Pearson's for n successes in n: to .025^(1/n), or to 1 - .025^(1/n)
+    above 0. n counts independent chances to fail, summed over models: the trained documents for a TPR, whose threshold
+    is taken as given, and for AUC as many disjoint pairs as there are documents of the smaller kind, all ordered alike.
+
     Args:
         samples: per model, the scores of the trained and of the untrained documents, float, (documents,).
         seed: of the resampling.
@@ -55,7 +60,12 @@ def detection(samples: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resam
     values = np.mean([_figures(*_counts(*sample)) for sample in samples], axis=0)[0]
     resampled = np.mean([_resampled(*_counts(*sample), resamples, rng) for sample in samples], axis=0)
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    found = [Estimate(*map(float, three)) for three in zip(values, low, high, strict=True)]
+    pairs = sum(min(trained.size, untrained.size) for trained, untrained in samples)
+    chances = [pairs] + [sum(trained.size for trained, _ in samples)] * len(RATES)
+    found = [
+        _estimate(float(value), float(one), float(other), n)
+        for value, one, other, n in zip(values, low, high, chances, strict=True)
+    ]
     return Detection(found[0], dict(zip(RATES, found[1:], strict=True)))
 
 
@@ -64,6 +74,16 @@ def roc(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndar
     counts = _counts(trained, untrained)
     tpr, fpr = (np.concatenate([[0.0], np.cumsum(c[0]) / c.sum()]) for c in counts)
     return fpr, tpr
+
+
+def _estimate(value: float, low: float, high: float, chances: int) -> Estimate:
+    """The bootstrap's interval, and beyond it what so few chances cannot exclude where the figure is 1 or 0."""
+    reach = ((1 - LEVEL) / 2) ** (1 / chances)
+    if value == 1:
+        low = min(low, reach)
+    elif value == 0:
+        high = max(high, 1 - reach)
+    return Estimate(value, low, high)
 
 
 def _counts(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -13,10 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import INK, SETTINGS
-from pipeline.trial.table import Row
+from pipeline.trial.table import Row, labels, readable
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MOST_LEVEL = 5
+"""Names that fit side by side under an axis; more of them are turned."""
 
 
 def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
@@ -25,13 +28,14 @@ def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
     Without a sweep the selections stand side by side. Further settings make further lines.
     """
     axis = settings[0] if settings else "selection"
-    lines = _lines(rows, axis, [*settings[1:], *(["selection"] if settings else [])])
+    lines = _lines(rows, settings, [*settings[1:], *(["selection"] if settings else [])])
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(10.8, 4.2), layout="constrained", facecolor="white")
         left, right = figure.subplots(1, 2)
-        _draw(left, lines, axis, "fdr", "realised FDR (95% interval)")
+        ticks = _ticks(rows, settings, axis)
+        _draw(left, lines, axis, ticks, "fdr", "realised FDR (95% interval)")
         _draw_targets(left, rows, axis)
-        _draw(right, lines, axis, "power", "power (95% interval)")
+        _draw(right, lines, axis, ticks, "power", "power (95% interval)")
         right.set_ylim(-0.03, 1.03)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=4, alignment="left")
@@ -43,7 +47,8 @@ def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(5.6, 4.2), layout="constrained", facecolor="white")
         axes = figure.add_subplot()
-        _draw(axes, _lines(rows, settings[0], [*settings[1:], "detector"]), settings[0], "auc", "AUC (95% interval)")
+        lines = _lines(rows, settings, [*settings[1:], "detector"])
+        _draw(axes, lines, settings[0], _ticks(rows, settings, settings[0]), "auc", "AUC (95% interval)")
         axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
         figure.legend(loc="outside upper left", ncols=3, alignment="left")
         return _png(figure)
@@ -69,12 +74,26 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: Sequen
         return _png(figure)
 
 
-def _lines(rows: Sequence[Row], axis: str, by: Sequence[str]) -> dict[str, list[Row]]:
+def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> dict[str, list[Row]]:
+    names = {**dict(zip(settings, labels(settings), strict=True)), "selection": "", "detector": ""}
     lines: dict[str, list[Row]] = {}
-    for row in rows:
-        name = ", ".join(str(row[key]) if key in ("selection", "detector") else f"{key}={row[key]}" for key in by)
+    for row, said in zip(rows, readable(rows, settings), strict=True):
+        name = ", ".join(f"{names[key]} {said[key]}".strip() for key in by)
         lines.setdefault(name, []).append(row)
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    """What stands along the axis of a sweep."""
+
+    label: str
+    names: list[str]  # of the values, in their order
+
+
+def _ticks(rows: Sequence[Row], settings: Sequence[str], axis: str) -> _Ticks:
+    label = dict(zip(settings, labels(settings), strict=True)).get(axis, axis)
+    return _Ticks(label, list(dict.fromkeys(str(row[axis]) for row in readable(rows, settings))))
 
 
 def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
@@ -85,24 +104,37 @@ def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
     return {value: float(place) for place, value in enumerate(values)}
 
 
-def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, figure: str, label: str) -> None:
-    everything = [row for rows in lines.values() for row in rows]
-    places = _places(everything, axis)
+def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Ticks, figure: str, label: str) -> None:
+    places = _places([row for rows in lines.values() for row in rows], axis)
     numeric = all(value == place for value, place in places.items())
-    for (name, rows), colour, marker in zip(lines.items(), cycle(COLOURS), cycle(MARKERS)):
+    width = (max(places.values()) - min(places.values())) / 25 if numeric else 0.4
+    # A little apart, so that no interval hides another.
+    offsets = np.linspace(-width / 2, width / 2, len(lines)) / (2 if numeric else 1) if len(lines) > 1 else [0.0]
+    for (name, rows), offset, colour, marker in zip(lines.items(), offsets, cycle(COLOURS), cycle(MARKERS)):
         defined = [row for row in rows if row[figure] is not None]
-        x = [places[row[axis]] for row in defined]
+        x = np.array([places[row[axis]] for row in defined]) + offset
         y = np.array([row[figure] for row in defined])
         low, high = (np.array([row[f"{figure}_{end}"] for row in defined]) for end in ("low", "high"))
         spread = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
         style = "-" if numeric else "none"
         axes.errorbar(
-            x, y, spread, color=colour, marker=marker, markersize=4, linestyle=style, capsize=2, label=name or None
+            x,
+            y,
+            spread,
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linestyle=style,
+            elinewidth=0.9,
+            capsize=2,
+            label=name or None,
         )
     if not numeric:
-        axes.set_xticks(list(places.values()), [str(value) for value in places], rotation=20, ha="right")
+        crowded = len(places) > MOST_LEVEL
+        turn: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+        axes.set_xticks(list(places.values()), ticks.names, **turn)
         axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.set_xlabel(axis)
+    axes.set_xlabel(ticks.label)
     axes.set_ylabel(label)
 
 

@@ -26,7 +26,8 @@ def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, floa
         level: in (0, 1).
 
     Returns:
-        Lower and upper bound, on a grid of 0.0005 that is rounded outwards; (0, 1) without values.
+        Lower and upper bound, on a grid of 0.0005 that is rounded outwards; (0, 1) without values. The mean of the
+        values lies between them, also where the later values differ from the earlier ones.
     """
     x = np.asarray(values, dtype=np.float64)
     n = x.size
@@ -51,4 +52,4 @@ def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, floa
     if kept.size == 0:  # the values contradict one common mean
         return 0.0, 1.0
     low, high = max(kept[0] - 1, 0), min(kept[-1] + 1, _GRID - 1)
-    return float(means[low]), float(means[high])
+    return min(float(means[low]), float(x.mean())), max(float(means[high]), float(x.mean()))

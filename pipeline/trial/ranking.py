@@ -18,7 +18,7 @@ from pipeline.errors import UserError, nearest
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import mean_interval
 from pipeline.trial.repeats import Pool, repeats
-from pipeline.trial.table import Row, plain, shown
+from pipeline.trial.table import Row, labels, readable, shown
 
 COLUMNS = ("model", "item", "correct")
 ITEMS = ("all", "selected", "clean")
@@ -142,15 +142,17 @@ def ranking_tables(rows: Sequence[Row], settings: Sequence[str]) -> list[Table]:
     """The rankings for a terminal: none without rows."""
     if not rows:
         return []
-    table = Table(*settings, "selection", "model", title="Mean accuracy (and rank) of the models")
-    agreement = Table(*settings, "selection", title="Spearman's correlation with the ranking on the truly clean items")
+    table = Table(*labels(settings), "selection", "model", title="Mean accuracy (and rank) of the models")
+    agreement = Table(
+        *labels(settings), "selection", title="Spearman's correlation with the ranking on the truly clean items"
+    )
     for name in ("all items", "selected as clean", "truly clean"):
         table.add_column(name, justify="right")
     for name in ("all items", "selected as clean"):
         agreement.add_column(name, justify="right")
     before: tuple[Any, ...] | None = None
-    for row in rows:
-        head = [*(plain(row[s]) for s in settings), row["selection"]]
+    for row in readable(rows, settings):
+        head = [*(row[s] for s in settings), row["selection"]]
         table.add_row(*head, row["model"], *(f"{row[f'accuracy_{s}']:.3f} ({row[f'rank_{s}']:g})" for s in ITEMS))
         if tuple(head) != before:
             cells = [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,14 +148,44 @@ def to_arrow(rows: Sequence[Row]) -> pa.Table:
     return pa.table(columns)
 
 
+def labels(settings: Sequence[str]) -> list[str]:
+    """What people read for the paths of a sweep: `selections.0.alpha` is alpha, if no other setting is."""
+    short = [path.split(".", 2)[-1] if path.startswith("selections.") else path for path in settings]
+    return [one if short.count(one) == 1 else path for one, path in zip(short, settings, strict=True)]
+
+
+def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
+    """The rows with their sweep settings as text for people: of paths in one folder, only what differs."""
+    shorter: dict[str, dict[Any, str]] = {}
+    for setting in settings:
+        values = list(dict.fromkeys(row[setting] for row in rows))
+        paths = [value for value in values if isinstance(value, str) and os.sep in value]
+        alike = len(values) > 1 and len(paths) == len(values) and len(set(map(os.path.isabs, paths))) == 1
+        folder = os.path.commonpath(paths) + os.sep if alike else ""
+        shorter[setting] = {value: plain(value).removeprefix(folder) for value in values}
+    return [{**row, **{s: shorter[s][row[s]] for s in settings}} for row in rows]
+
+
+def _blocks(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[str], Row]]:
+    """Each row and its cells of settings, which are said once and set off by a rule where a few rows share them."""
+    before: list[str] | None = None
+    keys = [[row[s] for s in settings] for row in readable(rows, settings)]
+    shared = len({tuple(key) for key in keys}) < len(keys)
+    for key, row in zip(keys, rows, strict=True):
+        if shared and before is not None and key != before:
+            table.add_section()
+        yield (key if key != before else [""] * len(key)), row
+        before = key
+
+
 def detector_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The detectors' rows for a terminal."""
-    table = Table(*settings, "detector", title="Trained against untrained documents, 95% intervals")
+    table = Table(*labels(settings), "detector", title="Trained against untrained documents, 95% intervals")
     for name in ("AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)):
         table.add_column(name, justify="right")
-    for row in rows:
+    for head, row in _blocks(table, rows, settings):
         figures = [_cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
-        table.add_row(*(plain(row[s]) for s in settings), row["detector"], *figures)
+        table.add_row(*head, row["detector"], *figures)
     return table
 
 
@@ -162,12 +193,12 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The selections' rows for a terminal."""
     total = sorted({row["repeats"] for row in rows})
     title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals"
-    table = Table(*settings, "selection", "procedure", "detectors", "guarantee", title=title)
+    table = Table(*labels(settings), "selection", "procedure", "detectors", "guarantee", title=title)
     for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate"):
         table.add_column(name, justify="right")
-    for row in rows:
+    for head, row in _blocks(table, rows, settings):
         table.add_row(
-            *(plain(row[s]) for s in settings),
+            *head,
             row["selection"],
             row["procedure"],
             row["detectors"],

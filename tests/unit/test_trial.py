@@ -24,7 +24,7 @@ from pipeline.trial.intervals import mean_interval
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
 from pipeline.trial.splits import Split, choose_trained, split
-from pipeline.trial.table import as_text, audit_row, selection_rows, selection_table, to_arrow
+from pipeline.trial.table import as_text, audit_row, labels, readable, selection_rows, selection_table, to_arrow
 
 
 def trial(**settings: Any) -> dict[str, Any]:
@@ -210,6 +210,14 @@ def test_an_interval_is_never_more_certain_than_the_repeats_allow() -> None:
     assert mean_interval(np.empty(0)) == (0.0, 1.0)
 
 
+def test_an_interval_holds_the_mean_of_its_own_values_however_they_drift() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        values = np.clip(np.concatenate([rng.normal(0.47, 0.12, 60), rng.normal(0.35, 0.12, 40)]), 0, 1)
+        low, high = mean_interval(values)
+        assert low <= values.mean() <= high
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     trained=st.lists(st.integers(-5, 5), min_size=1, max_size=60),
@@ -238,6 +246,31 @@ def test_the_bootstrap_interval_of_an_auc_covers_it() -> None:
         assert auc.high is not None
         covered += auc.low <= true <= auc.high
     # percentile bootstrap at n = 80 undercovers by about a point; 4 standard errors of .94 in 200
+    assert covered / 200 >= 0.94 - 4 * np.sqrt(0.94 * 0.06 / 200)
+
+
+@pytest.mark.parametrize(("value", "high_score"), [(1.0, 1.0), (0.0, -1.0)])
+def test_a_perfect_figure_is_not_reported_as_certain(value: float, high_score: float) -> None:
+    samples = [(np.full(20, high_score), np.zeros(30)), (np.full(25, high_score), np.zeros(12))]
+    found = detection(samples, seed=0, resamples=50)
+    assert found.auc.value == value
+    # Clopper & Pearson for n of n: 20 + 12 disjoint pairs, 20 + 25 trained documents
+    for estimate, chances in ((found.auc, 32), *((found.tpr[rate], 45) for rate in RATES)):
+        assert estimate.value == value
+        ends = (0.025 ** (1 / chances), 1.0) if value else (0.0, 1 - 0.025 ** (1 / chances))
+        assert (estimate.low, estimate.high) == pytest.approx(ends)
+
+
+def test_the_interval_of_a_perfect_figure_covers_a_truth_just_below_it() -> None:
+    rng = np.random.default_rng(3)
+    covered = 0
+    for seed in range(200):
+        trained = np.where(rng.random(20) < 0.04, -1.0, 1.0)  # the true AUC is .96
+        auc = detection([(trained, np.zeros(20))], seed, 100).auc
+        assert auc.low is not None
+        assert auc.high is not None
+        covered += auc.low <= 0.96 <= auc.high
+    # .96^20 = .44 of the samples are perfect and a bootstrap alone would call them certain; 4 standard errors of .94
     assert covered / 200 >= 0.94 - 4 * np.sqrt(0.94 * 0.06 / 200)
 
 
@@ -321,6 +354,31 @@ def test_an_audit_is_held_against_the_truth() -> None:
 
 
 # --- figures and the ranking
+
+
+def test_settings_are_shown_as_short_as_they_can_be_told_apart() -> None:
+    assert labels(["selections.*.alpha", "split.unseen"]) == ["alpha", "split.unseen"]
+    both = ["selections.0.alpha", "selections.1.alpha"]
+    assert labels(both) == both
+    rows = [
+        {"model.path": path, "alpha": 0.05} for path in ("work/family/small", "work/family/large", "work/family/large")
+    ]
+    assert [row["model.path"] for row in readable(rows, ["model.path"])] == ["small", "large", "large"]
+    assert readable(rows, ["alpha"])[0] == {"model.path": "work/family/small", "alpha": "0.05"}
+    assert readable(rows[:1], ["model.path"])[0]["model.path"] == "work/family/small"
+    mixed = [{"model.path": path} for path in ("/work/small", "org/large", None)]
+    assert [row["model.path"] for row in readable(mixed, ["model.path"])] == ["/work/small", "org/large", "None"]
+
+
+def test_a_table_says_the_settings_of_a_point_once() -> None:
+    two = [{"name": name, "detectors": [name]} for name in ("loss", "min_k")]
+    _, points = build_trial(trial(repeats=2, selections=two, sweep={"selections.*.alpha": [0.125, 0.25]}))
+    rows = []
+    for point in points:
+        rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))
+    lines = as_text([selection_table(rows, ["selections.*.alpha"])]).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("│")] == ["0.125", "│", "0.25", "│"]
+    assert sum(line.startswith("├") for line in lines) == 1
 
 
 def test_every_kind_of_sweep_is_drawn() -> None:
