@@ -1,11 +1,12 @@
-# make install, make demo, make test, make lint: each sets up what it needs.
+# make install, make demo, make trial NAME=alpha, make test, make lint: each sets up what it needs.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PASSAGES ?= 360
+NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo trial test lint format clean
 
 install: $(VENV)/.installed
 
@@ -18,6 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/python -m examples.demo.demo --passages $(PASSAGES)
+
+trial: install
+	$(BIN)/python -m examples.trials.run $(NAME)
 
 test: install
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest

@@ -50,6 +50,7 @@ class _Audit:
     """The audit of one contaminated model."""
 
     key: str
+    model: ModelConfig
     pool: Pool
     report: str
     rows: list[Row]  # its own selections held against the truth
@@ -163,7 +164,7 @@ class _Trial:
             path = f"selection/{summary['name']}/selected.parquet"
             selected = store.read_table(path, ["doc_id"])["doc_id"].to_pylist()
             rows.append({"audit": key, **table.audit_row(summary, selected, audited, members)})
-        return _Audit(key, pool, str(outcome.report), rows)
+        return _Audit(key, planned.model, pool, str(outcome.report), rows)
 
     def inputs(self, trained: np.ndarray, key: str, index: int) -> dict[str, str]:
         """The audit's input files, without a label; written once, so that a changed split scores nothing anew."""
@@ -246,11 +247,13 @@ class _Trial:
             curves = {column: roc(*_told_apart(pool, column)) for column in pool.scores.columns}
             self.store.write("figures/detectors.png", figures.roc_figure(curves, detectors))
         reports = [audit.report for audit in self.audits.values()]
+        models = [{"audit": audit.key, **audit.model.model_dump()} for audit in self.audits.values()]
         facts = {
             "documents": len(self.documents),
             "left_out": self.documents.left_out,
             "config": self.base.model_dump(mode="json"),
             "version": __version__,
+            "models": models,
             **rows,
         }
         self.store.write_json("trial.json", {**facts, "reports": reports})

@@ -80,11 +80,9 @@ def write_trial(folder: Path, passages: Path, seed: int) -> Path:
 
 def seenset(*arguments: str) -> int:
     """Run the command as a user would, with the output on the terminal; its exit code."""
-    beside = Path(sys.executable).parent / "seenset"
-    command = [str(beside)] if beside.exists() else [sys.executable, "-m", "ray_jobs.cli"]
     console.print(f"\n[bold]$ seenset {' '.join(arguments)}[/bold]", highlight=False, soft_wrap=True)
     sys.stdout.flush()
-    return subprocess.run([*command, *arguments], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "ray_jobs.cli", *arguments], check=False).returncode
 
 
 def run_demo(count: int, seed: int, work: Path) -> int:

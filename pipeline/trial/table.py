@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipeline.config import ESTIMATING, SelectionConfig
 from pipeline.trial.detection import RATES, UNDEFINED, Detection, Estimate
@@ -119,7 +119,7 @@ def audit_row(summary: Mapping[str, Any], selected: Sequence[str], audited: Sequ
 
 def audit_table(rows: Sequence[Row]) -> Table:
     """The audits' own selections for a terminal."""
-    table = Table("audit", "selection", "procedure", "detectors", title="The audits held against the truth")
+    table = Table("audit", "selection", "procedure", _detectors(), title="The audits held against the truth")
     for name in ("alpha", "audited", "trained in", "selected", "right", "share false", "power"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -193,7 +193,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The selections' rows for a terminal."""
     total = sorted({row["repeats"] for row in rows})
     title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals"
-    table = Table(*labels(settings), "selection", "procedure", "detectors", "guarantee", title=title)
+    table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate"):
         table.add_column(name, justify="right")
     for head, row in _blocks(table, rows, settings):
@@ -214,6 +214,11 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     if any(row["holds"] is False for row in rows):
         table.caption = "! the repeats contradict the target"
     return table
+
+
+def _detectors() -> Column:
+    """One line a selection, however many detectors it reads."""
+    return Column("detectors", no_wrap=True, overflow="ellipsis", max_width=28)
 
 
 def as_text(tables: Sequence[Table]) -> str:

@@ -97,6 +97,8 @@ def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_t
     assert (audit["audited"], audit["trained"]) == (200, 100)
     assert audit["power"] > 0.3
     assert Path(outcome.reports[0]).exists()
+    (model,) = outcome.facts["models"]
+    assert (Path(model["path"]) / "model.safetensors").exists()
     folder = Path(outcome.folder)
     assert len(pq.read_table(folder / "selections.parquet")) == len(SELECTIONS)
     assert "Selections held against the truth" in (folder / "tables.txt").read_text()

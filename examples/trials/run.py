@@ -1,0 +1,100 @@
+"""Run the trials of this folder: prepare what they name, then `seenset trial`.
+
+    python -m examples.trials.run alpha procedures      # or: all
+
+Everything goes to examples/trials/work and is used again by the next trial and the next call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from examples.demo.demo import ensure_passages, seenset
+from examples.models import HUB_NAME, smollm2
+from examples.trials.benchmark import EXERCISES, answer_all, make_benchmark, read_items
+from examples.trials.family import make_family
+from pipeline.errors import ExitCode, UserError
+from pipeline.trial.config import TrialConfig, load_trial
+
+FOLDER = Path("examples/trials")
+WORK = FOLDER / "work"
+NAMES = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion", "model_size", "ranking")
+PASSAGES = 600
+
+console = Console()
+
+
+def prepare(config: TrialConfig) -> None:
+    """Make what a trial names and is not there yet: passages, benchmark, models trained from scratch.
+
+    Raises:
+        UserError: too few passages in the installed packages.
+    """
+    WORK.mkdir(parents=True, exist_ok=True)
+    if "benchmark.jsonl" in config.documents.paths[0]:
+        make_benchmark(WORK / "benchmark.jsonl", WORK / "pupils")
+        return
+    passages = ensure_passages(WORK, PASSAGES, seed=0)
+    if Path(config.model.path).parent == WORK / "family":
+        texts = [json.loads(line)["text"] for line in passages.read_text(encoding="utf-8").splitlines()]
+        make_family(WORK / "family", texts)
+
+
+def run_trial(name: str) -> int:
+    """One trial, as a user would run it; the exit code of the first command that fails, or 0.
+
+    Raises:
+        UserError: as `prepare`, or the trial's configuration is wrong.
+    """
+    path = FOLDER / f"{name}.yaml"
+    config, _ = load_trial(str(path))
+    prepare(config)
+    arguments = ["trial", str(path)]
+    if config.model.path == HUB_NAME:
+        for key, value in smollm2().items():
+            arguments += ["--set", f"model.{key}={value}"]
+    code = seenset(*arguments)
+    if name != "ranking" or code:
+        return code
+    return seenset(*arguments, "--ranking", str(answer(config)))
+
+
+def answer(config: TrialConfig) -> Path:
+    """Let every model answer the benchmark, the contaminated one in the place of its base; the file of results."""
+    found = json.loads((Path(config.run) / "trial.json").read_text(encoding="utf-8"))["models"]
+    folders = {name: WORK / "pupils" / name for name in EXERCISES}
+    folders[Path(config.model.path).name] = Path(found[0]["path"])
+    path = WORK / "results.parquet"
+    shares = answer_all(read_items(WORK / "benchmark.jsonl"), folders, path)
+    shown = ", ".join(f"{name} {share:.3f}" for name, share in shares.items())
+    console.print(f"right answers, contaminated model included: {shown}", highlight=False)
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line and run; an error that the user can mend is one line and exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*NAMES, "all"], help=f"all, {', '.join(NAMES)}")
+    names = parser.parse_args(arguments).names
+    for name in NAMES if "all" in names else names:
+        start = time.monotonic()
+        try:
+            code = run_trial(name)
+        except UserError as error:
+            print(f"trials: {error}", file=sys.stderr)
+            return int(ExitCode.USER_ERROR)
+        if code:
+            return code
+        console.print(f"{name}: {time.monotonic() - start:.0f} s", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The trials in examples/trials: they load, share one contaminated model, and ask what they say they ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import LlamaForCausalLM
+
+from examples.trials import run
+from examples.trials.benchmark import (
+    BOXES,
+    EXERCISES,
+    ITEMS,
+    SIZE,
+    answers,
+    make_items,
+    read_items,
+    write_items,
+)
+from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
+from pipeline.finetune import FinetuneConfig
+from pipeline.trial.config import Point, TrialConfig, load_trial
+from pipeline.trial.splits import choose_trained, split
+
+SHARING = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion")
+FOLDER = Path(__file__).parents[2] / "examples/trials"
+
+
+def trial(name: str) -> tuple[TrialConfig, list[Point]]:
+    return load_trial(str(FOLDER / f"{name}.yaml"))
+
+
+def test_every_trial_in_the_folder_can_be_run_by_name() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == set(run.NAMES)
+    assert len({trial(name)[0].run for name in run.NAMES}) == len(run.NAMES)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_six_trials_share_one_contaminated_model_and_its_scores(name: str) -> None:
+    config, points = trial(name)
+    first, _ = trial(SHARING[0])
+    for one in (config, *(point.config for point in points)):
+        for section in ("work", "model", "documents", "contaminate", "detectors", "max_tokens", "seed", "models"):
+            assert getattr(one, section) == getattr(first, section), section
+    assert config.roles() == first.roles()  # calibration sizes decide who is trained in
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_the_documents_suffice_for_every_point(name: str) -> None:
+    config, points = trial(name)
+    family = np.arange(ITEMS if name == "ranking" else run.PASSAGES)
+    for point in points:
+        trained = choose_trained(family, point.config.contaminate.share, config.roles(), 0)
+        split(trained, family, point.config.roles(), point.config.split, 0, 0, 0)
+
+
+def test_half_of_the_benchmark_is_trained_in() -> None:
+    config, _ = trial("ranking")
+    assert choose_trained(np.arange(ITEMS), config.contaminate.share, config.roles(), 0).sum() == ITEMS / 2
+    assert Path(config.model.path).name in EXERCISES
+
+
+def test_the_items_are_distinct_and_their_answers_right() -> None:
+    items = make_items(ITEMS + 3000, seed=0)
+    assert len({item.question for item in items}) == len(items)
+    for item in items:
+        assert item.text == f"{item.question}{item.answer}."
+        words = item.question.split()
+        if item.kind == "arithmetic":
+            assert words[-4] in words[:-4]
+            assert int(item.answer) == int(words[-4]) + int(words[-2])
+        else:
+            assert item.answer == str(BOXES[words[-2]])
+    assert {item.kind for item in items[:ITEMS]} == {"arithmetic", "lookup"}
+    assert make_items(ITEMS, seed=0) == items[:ITEMS]  # so exercises never move an item
+
+
+def test_a_question_is_read_as_the_beginning_of_its_text() -> None:
+    items = make_items(50, seed=0)
+    tokenizer = make_tokenizer([item.text for item in items], SIZE.vocabulary)
+    for item in items:
+        question, text = (tokenizer(text)["input_ids"] for text in (item.question, item.text))
+        assert text[: len(question)] == question
+
+
+def test_the_family_grows() -> None:
+    counts = [
+        sum(weight.numel() for weight in LlamaForCausalLM(size.config()).parameters()) for size in FAMILY.values()
+    ]
+    assert counts == sorted(counts)
+    assert [f"{count / 1e6:.1f}M" for count in counts] == list(FAMILY)
+    _, points = trial("model_size")
+    assert [Path(point.config.model.path).name for point in points] == list(FAMILY)
+
+
+def test_a_model_that_knows_the_items_answers_them(tmp_path: Path) -> None:
+    items = make_items(12, seed=0)
+    training = FinetuneConfig(method="full", epochs=100, batch_size=12, learning_rate=5e-3, dtype="float32")
+    from_scratch(tmp_path / "model", Size(hidden=64, layers=1, vocabulary=320), [i.text for i in items], training)
+    given = answers(tmp_path / "model", [item.question for item in items])
+    assert sum(one == item.answer for one, item in zip(given, items, strict=True)) >= 11
+
+
+def test_items_are_read_as_they_were_written(tmp_path: Path) -> None:
+    items = make_items(10, seed=0)
+    write_items(items, tmp_path / "items.jsonl")
+    assert list(read_items(tmp_path / "items.jsonl").values()) == items
