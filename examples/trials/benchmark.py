@@ -22,23 +22,29 @@ from examples.trials.family import Size, from_scratch
 from pipeline.finetune import FinetuneConfig
 
 ITEMS = 800
-SIZE = Size(hidden=128, layers=2, vocabulary=320)
-EXERCISES = {"pupil-1": 8_000, "pupil-2": 13_000, "pupil-3": 17_000, "pupil-4": 24_000, "pupil-5": 40_000}
-"""The models, by name, and from how many texts of the same kind, none of them an item, each learns."""
-TRAINING = FinetuneConfig(method="full", epochs=1, batch_size=16, learning_rate=3e-3, dtype="float32")
+SIZE = Size(hidden=128, layers=2)
+PUPILS = {"pupil-1": 0.2, "pupil-2": 0.4, "pupil-3": 0.6, "pupil-4": 0.8, "pupil-5": 1.0}
+"""The models, by name, and which share of the facts that the items ask for each is taught, in other words."""
+EXERCISES = 64_000
+"""Texts that a model learns from, each fact equally often; every fourth time it is dressed like an item."""
+DRESSED = 4
+TRAINING = FinetuneConfig(method="full", epochs=1, batch_size=64, learning_rate=3e-3, dtype="float32")
 ANSWER_TOKENS = 4
 BATCH = 100
 
 _NAMES = ("Ada", "Ben", "Cleo", "Dov", "Emil", "Fay", "Gus", "Hana", "Ivo", "June", "Kira", "Liam", "Mia", "Nils")
 _NAMES += ("Olga", "Paul", "Quinn", "Rosa", "Sami", "Tess")
-_WORDS = """
-apples beads bells books bowls brushes buttons candles cards chains clocks coins combs corks cups dolls drums eggs fans
-flags forks gloves hats hooks jars keys kites knives lamps locks maps masks nails nuts pens pins plates rings ropes
-shells shoes spoons stamps stones tiles toys vases wheels
-"""
-_THINGS = tuple(_WORDS.split())
-BOXES = {thing: 10 + 37 * number % 90 for number, thing in enumerate(_THINGS)}
-"""The table that look-up items ask about. No item holds it: a model knows of it what its exercises told."""
+_THINGS = ("apples", "beads", "books", "coins", "eggs", "keys", "pens", "rings", "shells", "stamps", "stones", "tiles")
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a question asks for."""
+
+    kind: str  # arithmetic | lookup
+    asked: str  # ends where the answer begins
+    answer: str  # a whole number
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +61,42 @@ class Item:
         return f"{self.question}{self.answer}."
 
 
-def make_items(count: int, seed: int) -> list[Item]:
-    """Distinct items, arithmetic and look-up in turn; the same count and seed give the same items."""
+def make_facts(count: int, seed: int) -> list[Fact]:
+    """Distinct facts, sums and entries of a table in turn; the table of box numbers stands in no text."""
     rng = random.Random(seed)
-    found: dict[str, Item] = {}
+    sums = [(one, other) for one in range(10, 70) for other in range(2, 10)]
+    boxes = [a + b + c + d for a in _CONSONANTS for b in _VOWELS for c in _CONSONANTS for d in _VOWELS]
+    facts: list[Fact] = []
+    for (one, other), box in zip(rng.sample(sums, count // 2), rng.sample(boxes, count // 2), strict=True):
+        facts.append(Fact("arithmetic", f"{one} + {other} = ", str(one + other)))
+        facts.append(Fact("lookup", f"The number of {box} is ", str(rng.randint(10, 99))))
+    return facts
+
+
+def make_items(facts: Sequence[Fact], seed: int) -> list[Item]:
+    """One item a fact, which asks for it on some day, of some people; the same facts and seed give the same items."""
+    rng = random.Random(seed)
+    return [_ask(fact, rng) for fact in facts]
+
+
+def make_exercises(facts: Sequence[Fact], count: int, items: Sequence[Item], seed: int) -> list[str]:
+    """Texts that teach facts, each equally often: three times as it is, and then in words of which no item is made."""
+    rng = random.Random(f"exercises {seed}")
+    known = {item.text for item in items}
+    found: list[str] = []
     while len(found) < count:
-        item = (_lookup if len(found) % 2 else _arithmetic)(rng)
-        found.setdefault(item.question, item)
-    return list(found.values())
+        number, place = divmod(len(found), len(facts))
+        fact = facts[place]
+        text = _ask(fact, rng).text if number % DRESSED == 0 else f"{fact.asked}{fact.answer}."
+        if text not in known:
+            found.append(text)
+    return found
 
 
-def _arithmetic(rng: random.Random) -> Item:
-    (giver, taker), thing = rng.sample(_NAMES, 2), rng.choice(_THINGS)
-    had, got = rng.randint(2, 19), rng.randint(2, 9)
-    question = f"On day {_day(rng)} {taker} has {had} {thing} and {giver} brings {got} more. {had} + {got} = "
-    return Item("arithmetic", question, str(had + got))
-
-
-def _lookup(rng: random.Random) -> Item:
-    (sender, reader), thing = rng.sample(_NAMES, 2), rng.choice(_THINGS)
-    question = f"On day {_day(rng)} {sender} sends {reader} for some {thing}. The box of {thing} is "
-    return Item("lookup", question, str(BOXES[thing]))
-
-
-def _day(rng: random.Random) -> int:
-    """What makes an item one of its kind, and has nothing to do with the answer."""
-    return rng.randint(100, 999)
+def _ask(fact: Fact, rng: random.Random) -> Item:
+    one, other = rng.sample(_NAMES, 2)
+    about = f"On day {rng.randint(100, 999)} {one} counts {rng.choice(_THINGS)} with {other}."
+    return Item(fact.kind, f"{about} {fact.asked}", fact.answer)
 
 
 def make_benchmark(path: Path, models: Path, seed: int = 0) -> None:
@@ -91,13 +107,14 @@ def make_benchmark(path: Path, models: Path, seed: int = 0) -> None:
         models: folder of the models.
         seed: of the items and exercises.
     """
-    everything = make_items(ITEMS + max(EXERCISES.values()), seed)
+    facts = make_facts(ITEMS, seed)
+    items = make_items(facts, seed)
     if not path.exists():
-        write_items(everything[:ITEMS], path)
-    for name, count in EXERCISES.items():
+        write_items(items, path)
+    for name, share in PUPILS.items():
         if not (models / name).exists():
-            texts = [item.text for item in everything[ITEMS : ITEMS + count]]
-            from_scratch(models / name, SIZE, texts, TRAINING)
+            taught = facts[: round(share * len(facts))]
+            from_scratch(models / name, SIZE, make_exercises(taught, EXERCISES, items, seed), TRAINING)
 
 
 def write_items(items: Sequence[Item], path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
-from examples.trials.benchmark import EXERCISES, answer_all, make_benchmark, read_items
+from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
 from examples.trials.family import make_family
 from pipeline.errors import ExitCode, UserError
 from pipeline.trial.config import TrialConfig, load_trial
@@ -69,7 +69,7 @@ def run_trial(name: str) -> int:
 def answer(config: TrialConfig) -> Path:
     """Let every model answer the benchmark, the contaminated one in the place of its base; the file of results."""
     found = json.loads((Path(config.run) / "trial.json").read_text(encoding="utf-8"))["models"]
-    folders = {name: WORK / "pupils" / name for name in EXERCISES}
+    folders = {name: WORK / "pupils" / name for name in PUPILS}
     folders[Path(config.model.path).name] = Path(found[0]["path"])
     path = WORK / "results.parquet"
     shares = answer_all(read_items(WORK / "benchmark.jsonl"), folders, path)

@@ -67,4 +67,3 @@ class Sample:
     def _smallest(cls, size: int, hashes: np.ndarray, rows: np.ndarray) -> Sample:
         order = np.argsort(hashes, kind="stable")[:size]
         return cls(size, hashes[order], rows[order])
-

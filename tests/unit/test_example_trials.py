@@ -10,11 +10,12 @@ from transformers import LlamaForCausalLM
 
 from examples.trials import run
 from examples.trials.benchmark import (
-    BOXES,
-    EXERCISES,
     ITEMS,
+    PUPILS,
     SIZE,
     answers,
+    make_exercises,
+    make_facts,
     make_items,
     read_items,
     write_items,
@@ -59,26 +60,38 @@ def test_the_documents_suffice_for_every_point(name: str) -> None:
 def test_half_of_the_benchmark_is_trained_in() -> None:
     config, _ = trial("ranking")
     assert choose_trained(np.arange(ITEMS), config.contaminate.share, config.roles(), 0).sum() == ITEMS / 2
-    assert Path(config.model.path).name in EXERCISES
+    assert Path(config.model.path).name in PUPILS
 
 
 def test_the_items_are_distinct_and_their_answers_right() -> None:
-    items = make_items(ITEMS + 3000, seed=0)
-    assert len({item.question for item in items}) == len(items)
-    for item in items:
+    facts = make_facts(ITEMS, seed=0)
+    items = make_items(facts, seed=0)
+    assert len(items) >= 400
+    assert len({item.text for item in items}) == len({fact.asked for fact in facts}) == len(items)
+    assert {item.kind for item in items} == {"arithmetic", "lookup"}
+    for fact, item in zip(facts, items, strict=True):
         assert item.text == f"{item.question}{item.answer}."
-        words = item.question.split()
+        assert item.question.endswith(fact.asked)
+        assert item.answer == fact.answer
         if item.kind == "arithmetic":
-            assert words[-4] in words[:-4]
-            assert int(item.answer) == int(words[-4]) + int(words[-2])
-        else:
-            assert item.answer == str(BOXES[words[-2]])
-    assert {item.kind for item in items[:ITEMS]} == {"arithmetic", "lookup"}
-    assert make_items(ITEMS, seed=0) == items[:ITEMS]  # so exercises never move an item
+            one, plus, other, equals = item.question.split()[-4:]
+            assert (plus, equals) == ("+", "=")
+            assert int(item.answer) == int(one) + int(other)
+    assert make_items(make_facts(ITEMS, seed=0), seed=0) == items
+
+
+def test_no_exercise_is_an_item_and_each_fact_is_taught_alike() -> None:
+    facts = make_facts(40, seed=0)
+    items = make_items(facts, seed=0)
+    exercises = make_exercises(facts[:10], 80, items, seed=0)
+    assert set(exercises).isdisjoint(item.text for item in items)
+    taught = [fact.asked for text in exercises for fact in facts if text.endswith(f"{fact.asked}{fact.answer}.")]
+    assert all(taught.count(fact.asked) == 8 for fact in facts[:10])
+    assert len(taught) == 80
 
 
 def test_a_question_is_read_as_the_beginning_of_its_text() -> None:
-    items = make_items(50, seed=0)
+    items = make_items(make_facts(50, seed=0), seed=0)
     tokenizer = make_tokenizer([item.text for item in items], SIZE.vocabulary)
     for item in items:
         question, text = (tokenizer(text)["input_ids"] for text in (item.question, item.text))
@@ -96,7 +109,7 @@ def test_the_family_grows() -> None:
 
 
 def test_a_model_that_knows_the_items_answers_them(tmp_path: Path) -> None:
-    items = make_items(12, seed=0)
+    items = make_items(make_facts(12, seed=0), seed=0)
     training = FinetuneConfig(method="full", epochs=100, batch_size=12, learning_rate=5e-3, dtype="float32")
     from_scratch(tmp_path / "model", Size(hidden=64, layers=1, vocabulary=320), [i.text for i in items], training)
     given = answers(tmp_path / "model", [item.question for item in items])
@@ -104,6 +117,6 @@ def test_a_model_that_knows_the_items_answers_them(tmp_path: Path) -> None:
 
 
 def test_items_are_read_as_they_were_written(tmp_path: Path) -> None:
-    items = make_items(10, seed=0)
+    items = make_items(make_facts(10, seed=0), seed=0)
     write_items(items, tmp_path / "items.jsonl")
     assert list(read_items(tmp_path / "items.jsonl").values()) == items
