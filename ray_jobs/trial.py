@@ -244,7 +244,8 @@ class _Trial:
             self.store.write("figures/detectors.png", figures.detector_figure(detectors, varied))
         else:
             pool = audited[0][0].pool
-            curves = {column: roc(*_told_apart(pool, column)) for column in pool.scores.columns}
+            defined = [row["detector"] for row in detectors if row["auc"] is not None]
+            curves = {column: roc(*_told_apart(pool, column)) for column in defined}
             self.store.write("figures/detectors.png", figures.roc_figure(curves, detectors))
         reports = [audit.report for audit in self.audits.values()]
         models = [{"audit": audit.key, **audit.model.model_dump()} for audit in self.audits.values()]

@@ -41,7 +41,7 @@ def detection(samples: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resam
     A false positive is an untrained document at or above a threshold. The TPR at a rate is the largest of any
     threshold whose FPR does not exceed the rate. Trained and untrained documents are resampled apart, within models.
 
-    No resample of a figure that is exactly 1 or 0 differs from it, though n documents cannot make it certain. There
+    Hardly a resample of a figure within 1/n of 1 or 0 differs from it, though n documents cannot make it certain. There
     the interval also reaches as far as Clopper and Pearson's for n successes in n: to .025^(1/n), or to 1 - .025^(1/n)
     above 0. n counts independent chances to fail, summed over models: the trained documents for a TPR, whose threshold
     is taken as given, and for AUC as many disjoint pairs as there are documents of the smaller kind, all ordered alike.
@@ -77,11 +77,11 @@ def roc(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _estimate(value: float, low: float, high: float, chances: int) -> Estimate:
-    """The bootstrap's interval, and beyond it what so few chances cannot exclude where the figure is 1 or 0."""
+    """The bootstrap's interval, and beyond it what so few chances cannot exclude where the figure is nearly 1 or 0."""
     reach = ((1 - LEVEL) / 2) ** (1 / chances)
-    if value == 1:
+    if value >= 1 - 1 / chances:
         low = min(low, reach)
-    elif value == 0:
+    elif value <= 1 / chances:
         high = max(high, 1 - reach)
     return Estimate(value, low, high)
 

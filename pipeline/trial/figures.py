@@ -58,7 +58,7 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: Sequen
     """ROC curves of the detectors on one contaminated model: a PNG.
 
     Args:
-        curves: detector -> FPR and TPR, each (thresholds + 1,).
+        curves: detector -> FPR and TPR, each (thresholds + 1,); none where nothing or everything was trained in.
         rows: of the same detectors, for the AUC.
     """
     areas = {row["detector"]: row["auc"] for row in rows}
@@ -70,7 +70,10 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: Sequen
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
         axes.set_xlabel("share of untrained documents at or above the threshold (FPR)")
         axes.set_ylabel("share of trained ones (TPR)")
-        figure.legend(loc="outside upper left", ncols=3, alignment="left", title="AUC")
+        if curves:
+            figure.legend(loc="outside upper left", ncols=3, alignment="left", title="AUC")
+        else:
+            axes.set_title("not defined: the documents are all trained in, or none is")
         return _png(figure)
 
 

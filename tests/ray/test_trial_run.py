@@ -160,6 +160,22 @@ def test_a_sweep_over_the_contamination_trains_each_once(make_trial: Callable[..
     assert written(Path(outcome.facts["config"]["work"])) == files
 
 
+@pytest.mark.parametrize(("share", "undefined", "defined"), [(0, "power", "fdr"), (1, "fdr", "power")])
+def test_a_share_of_0_or_1_runs_and_reports_what_is_defined(
+    make_trial: Callable[..., Path], share: int, undefined: str, defined: str
+) -> None:
+    contaminate = {"method": "full", "epochs": 1, "dtype": "float32", "share": share}
+    outcome = run(make_trial(f"share{share}", contaminate=contaminate, repeats=3))
+    (row,) = outcome.facts["selections"]
+    assert row[undefined] is None
+    assert row[defined] is not None
+    (audit,) = outcome.facts["audits"]
+    assert audit["trained"] == (200 if share else 0)
+    aucs = [row["auc"] for row in outcome.facts["detectors"]]
+    assert all((auc is None) == (share == 0) for auc in aucs)
+    assert "not defined" in (Path(outcome.folder) / "tables.txt").read_text()
+
+
 class Interrupting(Console):
     """A console at which somebody presses Ctrl-C as a certain line comes."""
 

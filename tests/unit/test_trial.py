@@ -274,6 +274,14 @@ def test_the_interval_of_a_perfect_figure_covers_a_truth_just_below_it() -> None
     assert covered / 200 >= 0.94 - 4 * np.sqrt(0.94 * 0.06 / 200)
 
 
+def test_one_misordered_pair_is_no_more_certain_than_none() -> None:
+    trained = np.arange(100.0) + 99.5
+    perfect, nearly = (detection([(trained, other)], seed=0).auc for other in (np.arange(99.0), np.arange(101.0)))
+    assert (perfect.value, nearly.value) == (1.0, pytest.approx(1 - 1 / 10_100))
+    assert nearly.low is not None
+    assert nearly.low <= 0.025 ** (1 / 100)
+
+
 def test_a_detector_without_members_is_not_defined() -> None:
     found = detection([(np.empty(0), np.arange(5.0))], seed=0)
     assert found.auc.value is None
