@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,8 +80,10 @@ def contaminate(
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     try:
-        opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
-        train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step)
+        with warnings.catch_warnings():  # peft calls by an old name what transformers will rename
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
+            train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step)
     finally:
         torch.set_num_threads(threads)
         gc.collect()
