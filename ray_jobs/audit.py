@@ -16,6 +16,7 @@ from pipeline.report import write_report
 from pipeline.scored import Scored, read_scored
 from pipeline.scoring import STAGE, fingerprint_of
 from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts
+from ray_jobs import interrupts
 from ray_jobs.progress import Counts, Reporter
 from ray_jobs.selection import select_all
 
@@ -148,6 +149,7 @@ def _score(
         reporter.update(status.counts)
         for result in score(plan.config, fingerprint, todo, store, lock.owner):
             lock.check()
+            interrupts.check()
             if isinstance(result, Receipt):
                 status.counts.add(result, fresh=True)
             else:
@@ -155,6 +157,7 @@ def _score(
             status.tick()
             reporter.update(status.counts)
         reporter.update(status.counts, last=True)
+    interrupts.check()
     if status.counts.failures:
         first = status.counts.failures[0]
         raise IncompleteError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from rich.table import Table
 from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
+from ray_jobs import interrupts
 
 app = typer.Typer(
     add_completion=False,
@@ -178,7 +178,7 @@ def trial(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error that a user can mend is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.listen()
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except UserError as error:
@@ -195,10 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _message_of(error: TyperException) -> str:
     formatted = getattr(error, "format_message", error.__str__)
     return str(formatted())
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> None:
