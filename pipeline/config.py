@@ -146,7 +146,7 @@ class ResourcesConfig(Section):
     )
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="Padded tokens in a batch; auto is 512 on a CPU and 16384 on a GPU."
+        "auto", description="Padded tokens in a batch; auto is 2048 on a CPU and 16384 on a GPU."
     )
     shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
