@@ -62,7 +62,7 @@ class Item:
 
 
 def make_facts(count: int, seed: int) -> list[Fact]:
-    """Distinct facts, sums and entries of a table in turn; the table of box numbers stands in no text."""
+    """Distinct facts, sums and entries of a table in turn; the table is made up."""
     rng = random.Random(seed)
     sums = [(one, other) for one in range(10, 70) for other in range(2, 10)]
     boxes = [a + b + c + d for a in _CONSONANTS for b in _VOWELS for c in _CONSONANTS for d in _VOWELS]

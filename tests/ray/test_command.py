@@ -27,14 +27,21 @@ def seenset(*arguments: str, timeout: float = 240) -> subprocess.CompletedProces
     return subprocess.run([*SEENSET, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """The one line of an error that a user can mend; the command runs in this process."""
+def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    """Output and errors of a command that runs in this process."""
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     output = capsys.readouterr()
-    assert ended.value.code == code, output.err
-    assert output.err.count("\n") == 1, output.err
-    return output.err
+    assert (ended.value.code or 0) == code, output.err
+    return output.out, output.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """The one line of an error that a user can mend."""
+    _, error = here(capsys, *arguments, code=code)
+    assert error.count("\n") == 1, error
+    return error
 
 
 def selection_digest(run: Path) -> dict[str, str]:
@@ -42,12 +49,14 @@ def selection_digest(run: Path) -> dict[str, str]:
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def test_a_killed_driver_resumes_to_the_same_bytes(make_audit: MakeAudit, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_driver_resumes_to_the_same_bytes(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(make_audit([sentence(i, 60) for i in range(1200)], [sentence(10_000 + i, 60) for i in range(200)]))
     shards = "resources.shard_bytes=4000"
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    first = seenset("run", path, "--set", f"run={whole}", "--set", shards)
-    assert first.returncode == 0, first.stderr
+    here(capsys, "run", path, "--set", f"run={whole}", "--set", shards)
 
     command = [*SEENSET, "run", path, "--set", f"run={cut}", "--set", shards]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -59,7 +68,7 @@ def test_a_killed_driver_resumes_to_the_same_bytes(make_audit: MakeAudit, tmp_pa
     process.wait()
     done = len(list((cut / "receipts/score").glob("[a-z]*.json")))
     assert 3 <= done < total, "the driver should have died in mid-run"
-    status = json.loads(seenset("status", str(cut), "--json").stdout)
+    status = json.loads(here(capsys, "status", str(cut), "--json")[0])
     assert status["state"] == "incomplete"
     assert status["shards_done"] >= done
 
@@ -72,14 +81,14 @@ def test_a_killed_driver_resumes_to_the_same_bytes(make_audit: MakeAudit, tmp_pa
     assert sum(r.n_in for r in read_receipts(Store(str(cut)), "score")) == 1400
 
 
-def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path) -> None:
+def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     longer = [sentence(i, 80) for i in range(60)]  # which zlib takes for members: enough to select some
     path, folder = str(make_audit(longer)), str(tmp_path / "run")
     planned = json.loads(seenset("plan", path, "--json").stdout)
     assert planned["roles"]["unseen"]["shards"] >= 1
     assert planned["selections"][0]["minimum_selectable"] >= 1
     assert planned["estimated_seconds_one_worker"] > 0
-    assert "documents" in seenset("plan", path).stdout
+    assert "documents" in here(capsys, "plan", path)[0]
     assert not (tmp_path / "run").exists(), "a plan writes nothing"
 
     done = seenset("run", path)
@@ -88,14 +97,14 @@ def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path) -> Non
     assert "\x1b" not in done.stdout, "no bar and no colours where nobody watches"
     assert (tmp_path / "run/report/report.html").exists()
 
-    again = json.loads(seenset("run", path, "--json").stdout)
+    again = json.loads(here(capsys, "run", path, "--json")[0])
     assert again["state"] == "complete"
-    status = json.loads(seenset("status", folder, "--json").stdout)
+    status = json.loads(here(capsys, "status", folder, "--json")[0])
     assert (status["state"], status["documents"], status["exit_code"]) == ("complete", 100, 0)
-    assert "complete" in seenset("status", folder).stdout
-    chosen = json.loads(seenset("select", folder, "--set", "selections.0.alpha=0.3", "--json").stdout)
+    assert "complete" in here(capsys, "status", folder)[0]
+    chosen = json.loads(here(capsys, "select", folder, "--set", "selections.0.alpha=0.3", "--json")[0])
     assert chosen["selections"][0]["alpha"] == 0.3
-    assert "report.html" in seenset("report", folder, "--no-text").stdout
+    assert "report.html" in here(capsys, "report", folder, "--no-text")[0]
     assert longer[0] not in (tmp_path / "run/report/report.html").read_text()
     some = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
     assert seenset("select", folder, *some).returncode == 4

@@ -22,7 +22,7 @@ COLUMNS |= {f"{ours}(k={k})": f"{theirs}_{k}" for k in SHARES for ours, theirs i
 
 @pytest.mark.usefixtures("cluster")
 def test_runs_with_one_and_two_actors_give_the_recorded_scores(
-    shared_folder: Path, smollm2_file: Path, tmp_path: Path
+    shared_folder: Path, smollm2_folder: Path, tmp_path: Path
 ) -> None:
     rows = [json.loads(line) for line in (shared_folder / "golden/smollm2_wikimia.jsonl").open(encoding="utf-8")][::4]
     with open(tmp_path / "golden.jsonl", "w") as file:
@@ -34,7 +34,7 @@ def test_runs_with_one_and_two_actors_give_the_recorded_scores(
         config = build_config(
             {
                 "run": str(tmp_path / f"run{actors}"),
-                "model": {"path": str(smollm2_file)},
+                "model": {"path": str(smollm2_folder)},
                 "corpus": {"audit": {"path": str(tmp_path / "golden.jsonl")}},
                 "detectors": [
                     "loss",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from made_up import sentence, write_jsonl
+from made_up import sentence, write_audit, write_jsonl
 from rich.console import Console
 
 from pipeline.config import AuditConfig, load_config
@@ -22,6 +23,7 @@ from ray_jobs.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
+Rerun = Callable[..., Outcome]
 
 
 def run(path: Path, *overrides: str, **arguments: Any) -> Outcome:
@@ -41,6 +43,30 @@ def scores(folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The folder of an audit that has run: tests that go on with it take a copy."""
+    folder = tmp_path_factory.mktemp("audit")
+    run(write_audit(folder, tiny_model_folder))
+    return folder
+
+
+@pytest.fixture
+def finished(run_once: Path, tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs the finished audit again in a copy of its run directory: (*overrides, **arguments) -> outcome."""
+    shutil.copytree(run_once / "run", tmp_path / "run")
+    return partial(run, run_once / "audit.yaml", f"run={tmp_path / 'run'}")
+
+
+@pytest.fixture
+def moved(run_once: Path) -> Iterator[Path]:
+    """Where the audited file of the finished audit was: it is away while the test runs."""
+    path, away = run_once / "audit.jsonl", run_once / "away.jsonl"
+    shutil.move(path, away)
+    yield path
+    shutil.move(away, path)
+
+
 def test_every_document_is_scored_once_and_the_same_with_one_or_two_actors(
     make_audit: MakeAudit, tmp_path: Path
 ) -> None:
@@ -57,26 +83,23 @@ def test_every_document_is_scored_once_and_the_same_with_one_or_two_actors(
     assert results[1] == results[2]
 
 
-def test_a_second_run_scores_nothing_again_and_says_the_same(make_audit: MakeAudit, tmp_path: Path) -> None:
-    path = make_audit()
-    run(path)
+def test_a_second_run_scores_nothing_again_and_says_the_same(finished: Rerun, tmp_path: Path) -> None:
+    finished()  # which notes that the run directory has moved
     before = digest(tmp_path / "run")
-    outcome = run(path)
+    outcome = finished()
     assert outcome.counts["documents_per_s"] == 0
     after = digest(tmp_path / "run")
     changed = {name for name in after if before.get(name) != after[name]}
     assert changed <= {"status.json"}
 
 
-def test_lost_shards_are_scored_again_to_the_same_bytes(make_audit: MakeAudit, tmp_path: Path) -> None:
-    path = make_audit()
-    run(path)
+def test_lost_shards_are_scored_again_to_the_same_bytes(finished: Rerun, tmp_path: Path) -> None:
     before = digest(tmp_path / "run" / "selection")
     receipts = sorted((tmp_path / "run" / "receipts" / "score").glob("*.json"))
     for receipt in receipts[::2]:
         receipt.unlink()
     shutil.rmtree(tmp_path / "run" / "selection")
-    run(path)
+    finished()
     assert digest(tmp_path / "run" / "selection") == before
 
 
@@ -89,29 +112,22 @@ def test_lost_shards_are_scored_again_to_the_same_bytes(make_audit: MakeAudit, t
         ("resources.shard_bytes=999", "resources.shard_bytes 1500, now 999"),
     ],
 )
-def test_a_setting_that_changes_scores_is_refused_on_resume_by_name(
-    make_audit: MakeAudit, override: str, field: str
-) -> None:
-    path = make_audit()
-    run(path)
+def test_a_setting_that_changes_scores_is_refused_on_resume_by_name(finished: Rerun, override: str, field: str) -> None:
     with pytest.raises(UserError) as caught:
-        run(path, override)
+        finished(override)
     assert field in str(caught.value)
 
 
-def test_an_input_that_changed_is_refused_on_resume(make_audit: MakeAudit, tmp_path: Path) -> None:
-    path = make_audit()
-    run(path)
-    text = (tmp_path / "audit.jsonl").read_text()
-    (tmp_path / "audit.jsonl").write_text(text.replace("Text 0", "Text X"))
+def test_an_input_that_changed_is_refused_on_resume(finished: Rerun, moved: Path) -> None:
+    text = moved.with_name("away.jsonl").read_text()
+    moved.write_text(text.replace("Text 0", "Text X"))
     with pytest.raises(UserError, match=r"rows: .*audit-000000"):
-        run(path)
+        finished()
 
 
-def test_the_number_of_workers_is_no_part_of_the_fingerprint(make_audit: MakeAudit) -> None:
-    path = make_audit()
-    run(path, "resources.actors=2")
-    run(path, "resources.actors=1", "selections.0.alpha=0.5")
+def test_the_number_of_workers_is_no_part_of_the_fingerprint(finished: Rerun) -> None:
+    outcome = finished("resources.actors=2", "selections.0.alpha=0.5")
+    assert outcome.counts["documents_per_s"] == 0
 
 
 def test_a_second_driver_on_a_live_run_is_turned_away(make_audit: MakeAudit, tmp_path: Path) -> None:
@@ -241,10 +257,8 @@ def test_both_directions_and_many_selections_read_the_same_scores(make_audit: Ma
         assert summary["minimum_selectable"] >= 1
 
 
-def test_select_answers_anew_without_a_model(make_audit: MakeAudit, tmp_path: Path) -> None:
-    path = make_audit()
-    run(path)
-    shutil.move(str(tmp_path / "audit.jsonl"), str(tmp_path / "moved.jsonl"))
+@pytest.mark.usefixtures("finished", "moved")
+def test_select_answers_anew_without_a_model(tmp_path: Path) -> None:
     before = digest(tmp_path / "run" / "scores")
     summaries = select_again(
         str(tmp_path / "run"), ["selections.0.alpha=0.9", "selections.0.procedure=ptdi"], texts=False
