@@ -22,7 +22,7 @@ from benchmarks.small_model import WORDS, save_small_model
 from pipeline.config import AuditConfig, build_config
 from pipeline.corpus import Shard
 from pipeline.plan import make_plan, settle, versions
-from pipeline.scoring import Scorer, fingerprint_of
+from pipeline.scoring import STAGE, Scorer, fingerprint_of
 from pipeline.store import Receipt, Store
 from ray_jobs.score import score
 
@@ -84,7 +84,7 @@ def _config(root: Path, corpus: str, run: str) -> AuditConfig:
 
 def _planned(config: AuditConfig, store: Store) -> tuple[dict[str, object], tuple[Shard, ...]]:
     fingerprint = fingerprint_of(config)
-    return fingerprint, settle(make_plan(config), fingerprint, store).shards
+    return fingerprint, settle(make_plan(config), {STAGE: fingerprint}, store).shards
 
 
 def _job(root: Path, corpus: str, run: str) -> float:
@@ -110,9 +110,9 @@ def _loop(root: Path, run: str) -> float:
     store = Store(config.run)
     fingerprint, shards = _planned(config, store)
     scorer = Scorer(config, fingerprint)
-    scorer.score_shard(shards[0], store)
+    scorer.process(shards[0], store)
     began = time.perf_counter()
-    documents = sum(scorer.score_shard(shard, store).n_in for shard in shards[1:])
+    documents = sum(scorer.process(shard, store).n_in for shard in shards[1:])
     return documents / (time.perf_counter() - began)
 
 

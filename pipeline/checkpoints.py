@@ -16,6 +16,7 @@ from pipeline.errors import UserError, nearest
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
 PICKLES = ("*.bin", "*.pt", "*.pth")
 NOT_CAUSAL = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
+NOT_SEQ2SEQ = ("EncoderModel", "Classification", "QuestionAnswering")
 HUB_SECONDS = 10
 
 
@@ -167,8 +168,12 @@ def _hub_names(config: ModelConfig) -> list[str] | None:
     return [entry.rfilename for entry in found.siblings or []]
 
 
-def load_config(config: ModelConfig, source: Checkpoint) -> Any:
-    """The model's configuration, if it is that of a causal language model."""
+def load_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool = False) -> Any:
+    """The model's configuration, if it is that of a causal language model, or if `seq2seq` of an encoder-decoder one.
+
+    Raises:
+        UserError: it cannot be read, or the model is of another kind.
+    """
     from transformers import AutoConfig
 
     if not source.gguf:
@@ -182,8 +187,12 @@ def load_config(config: ModelConfig, source: Checkpoint) -> Any:
         loaded = AutoConfig.from_pretrained(
             source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
         )
-    own_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
     names = loaded.architectures or []
+    if seq2seq and loaded.is_encoder_decoder:
+        if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
+            raise UserError(f"model {config.path} writes no text: {', '.join(names) or loaded.model_type}")
+        return loaded
+    own_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
     if not own_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
         raise UserError(f"model {config.path} is no causal language model: {', '.join(names) or loaded.model_type}")
     return loaded
@@ -203,9 +212,18 @@ def causal_class(loaded: Any) -> str | None:
     return name if name is None or isinstance(name, str) else name[0]
 
 
+def seq2seq_class(loaded: Any) -> str | None:
+    """Name of the sequence-to-sequence class of a configuration, if it has one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(loaded.model_type)
+    return name if name is None or isinstance(name, str) else name[0]
+
+
 def max_positions(loaded: Any) -> int | None:
-    """Positions that the model has, if its configuration says."""
-    value = getattr(loaded.get_text_config(), "max_position_embeddings", None)
+    """Positions that the model has, if its configuration says; of T5, those that it was trained with."""
+    known = loaded.get_text_config()
+    value = getattr(known, "max_position_embeddings", None) or getattr(known, "n_positions", None)
     return int(value) if isinstance(value, int) and value > 0 else None
 
 
@@ -242,13 +260,13 @@ def adapter_folder(config: ModelConfig) -> Path:
     return folder
 
 
-def check_adapter(config: ModelConfig) -> Path:
-    """The adapter's folder, if it is one of a causal language model and no pickle."""
+def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
+    """The adapter's folder, if it is one for the task and no pickle."""
     folder = adapter_folder(config)
     with in_one_line(config, f"adapter {config.adapter}"):
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    if settings.get("task_type") not in (None, "CAUSAL_LM"):
-        raise UserError(f"adapter {config.adapter} is for {settings['task_type']}, the model for CAUSAL_LM")
+    if settings.get("task_type") not in (None, task):
+        raise UserError(f"adapter {config.adapter} is for {settings['task_type']}, the model for {task}")
     if not (folder / "adapter_model.safetensors").is_file():
         if not (folder / "adapter_model.bin").is_file():
             raise UserError(f"adapter {config.adapter}: no adapter_model.safetensors in it")

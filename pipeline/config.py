@@ -34,6 +34,15 @@ class ModelConfig(Section):
     allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
 
 
+class ParaphraserConfig(ModelConfig):
+    """A model that rewrites documents: sequence-to-sequence, or causal with a chat template."""
+
+    path: str = Field("humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file.")
+    temperature: float = Field(1.9, gt=0, description="Of the sampling; higher makes draws differ more.")
+    top_k: int = Field(50, ge=1, description="Only the k likeliest tokens are drawn from.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest that have this share together.")
+
+
 class SourceConfig(Section):
     """Where the documents of one role come from."""
 
@@ -161,6 +170,7 @@ class AuditConfig(Section):
     run: str = Field(description="Run directory: a local path or an fsspec URL.")
     model: ModelConfig = Field(description="The audited model.")
     reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
+    paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
     detectors: list[DetectorEntry] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"],
@@ -205,7 +215,9 @@ def _check_selections(config: AuditConfig) -> None:
     for detector in detectors:
         if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
             raise UserError(f"detector {detector.name} needs reference_model, which is not given")
-    columns = [detector.column for detector in detectors]
+        if config.paraphraser is None and any(needed.draw for needed in detector.needs):
+            raise UserError(f"detector {detector.name} needs paraphraser, which is not given")
+    columns = {detector.column: detector for detector in detectors}
     names: set[str] = set()
     for index, selection in enumerate(config.selections):
         where = f"selections.{index}"
@@ -216,6 +228,9 @@ def _check_selections(config: AuditConfig) -> None:
             if column not in columns:
                 raise UserError(f"{where}: detector {column!r} is not scored; {nearest(column, columns, 'scored')}")
         _check_selection(config, selection, where)
+        if selection.procedure == "ktd" and not columns[selection.detectors[0]].signed:
+            column = selection.detectors[0]
+            raise UserError(f"{where}: procedure ktd needs a signed statistic such as knockoff; {column} has one sign")
 
 
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:

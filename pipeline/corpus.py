@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -86,6 +86,12 @@ class Shard:
     def by_bytes(self) -> bool:
         """Whether start and stop count bytes (uncompressed JSONL) and not rows."""
         return self.format == "jsonl" and compression_of(self.path) is None
+
+
+def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
+    """The run's fingerprint and what the shard reads: which rows of which content, through which columns."""
+    rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
+    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column]}
 
 
 def compression_of(path: str) -> str | None:

@@ -25,6 +25,7 @@ from pipeline.checkpoints import (
     locate,
     matching,
     max_positions,
+    seq2seq_class,
     weight_files,
 )
 from pipeline.config import ModelConfig
@@ -47,6 +48,16 @@ class LanguageModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Seq2SeqModel:
+    """An encoder-decoder model such as T5, ready to be asked: eval mode, no gradients."""
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device  # where token ids go
+    max_tokens: int | None  # tokens that it reads, and as many that it writes, if it says
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """One document as the model reads it."""
 
@@ -65,21 +76,58 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
     Raises:
         UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
     """
+    opened = _open(config, gpus, seq2seq=False)
+    assert isinstance(opened, LanguageModel)
+    return opened
+
+
+def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel | Seq2SeqModel:
+    """Load a model that rewrites texts: a causal one, or an encoder-decoder one where the checkpoint is of that kind.
+
+    Arguments and errors are those of `open_model`.
+    """
+    return _open(config, gpus, seq2seq=True)
+
+
+def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel | Seq2SeqModel:
+    """A causal model, or if `seq2seq` allows it an encoder-decoder one."""
     _quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.path}: {gpus:g} GPUs an actor were asked for and torch sees none")
     source = locate(config, weights=True)
     check_weights(config, source)
     tokenizer = _load_tokenizer(config, source)
-    model = _load_weights(config, source, gpus)
+    loaded = load_config(config, source, seq2seq=seq2seq) if seq2seq or not source.gguf else None
+    two_sided = loaded is not None and seq2seq and loaded.is_encoder_decoder
+    model = _load_weights(config, source, gpus, loaded, seq2seq=two_sided)
     if config.adapter is not None:
-        model = _merge_adapter(config, model)
+        model = _merge_adapter(config, model, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     model.eval().requires_grad_(False)
-    return LanguageModel(model, tokenizer, model.get_input_embeddings().weight.device, max_positions(model.config))
+    device = model.get_input_embeddings().weight.device
+    positions = max_positions(model.config)
+    return (
+        Seq2SeqModel(model, tokenizer, device, positions)
+        if two_sided
+        else LanguageModel(model, tokenizer, device, positions)
+    )
 
 
-def check_model(config: ModelConfig) -> dict[str, Any]:
+def open_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of a model, without its weights.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    _quieten()
+    return _load_tokenizer(config, locate(config, weights=False))
+
+
+def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, Any]:
     """Check without loading weights that a model can be opened.
+
+    Args:
+        config: Which model, and how.
+        paraphraser: By `open_paraphraser`, which opens encoder-decoder models too.
 
     Returns:
         "architecture", "dtype", "max_tokens" (None if the model does not say) and "parameters" (None if only
@@ -91,15 +139,17 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
     _quieten()
     source = locate(config, weights=False)
     check_weights(config, source)
-    loaded = load_config(config, source)
+    loaded = load_config(config, source, seq2seq=paraphraser)
+    two_sided = paraphraser and loaded.is_encoder_decoder
     _load_tokenizer(config, source)
     if config.adapter is not None:
-        check_adapter(config)
+        check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     if config.quantization is not None:
         _quantization(config)
-    architecture = (loaded.architectures or [causal_class(loaded) or loaded.model_type])[0]
+    known = seq2seq_class(loaded) if two_sided else causal_class(loaded)
+    architecture = (loaded.architectures or [known or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
-    parameters = _count_parameters(config, loaded)
+    parameters = _count_parameters(config, loaded, seq2seq=two_sided)
     return {
         "architecture": architecture,
         "dtype": dtype,
@@ -108,13 +158,17 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _count_parameters(config: ModelConfig, loaded: Any) -> int | None:
-    """Parameters of the model, shared ones once, from a copy of it that holds no weights."""
-    from transformers import AutoModelForCausalLM
+def _auto_class(*, seq2seq: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    return AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+
+
+def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int | None:
+    """Parameters of the model, shared ones once, from a copy of it that holds no weights."""
     try:
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(loaded, trust_remote_code=config.trust_remote_code)
+            empty = _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
     except Exception:  # an estimate is all that it is for: whatever a model's code raises, loading decides
         return None
     return sum(parameter.numel() for parameter in empty.parameters())
@@ -142,7 +196,7 @@ def fingerprint_model(config: ModelConfig) -> dict[str, str]:
         folder = adapter_folder(config)
         adapter = digest(matching(folder, ["adapter_config.json", "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
-    dtype = dtype_name(config, source, None if source.gguf else load_config(config, source))
+    dtype = dtype_name(config, source, None if source.gguf else load_config(config, source, seq2seq=True))
     return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": config.quantization or "none"}
 
 
@@ -198,10 +252,7 @@ def _load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
         )
 
 
-def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    loaded = None if source.gguf else load_config(config, source)
+def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, *, seq2seq: bool) -> Any:
     settings: dict[str, Any] = dict(source.gguf_argument)
     if not source.gguf:
         settings["use_safetensors"] = None if config.allow_pickle else True
@@ -212,7 +263,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float) -> Any:
     dtype = dtype_name(config, source, loaded)
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
-        return AutoModelForCausalLM.from_pretrained(
+        return _auto_class(seq2seq=seq2seq).from_pretrained(
             source.folder,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=config.trust_remote_code,
@@ -233,9 +284,9 @@ def _quantization(config: ModelConfig) -> Any:
     return BitsAndBytesConfig(load_in_8bit=config.quantization == "8bit", load_in_4bit=config.quantization == "4bit")
 
 
-def _merge_adapter(config: ModelConfig, model: Any) -> Any:
+def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
     """The model with the adapter added to its weights."""
-    folder = check_adapter(config)
+    folder = check_adapter(config, task)
     from peft import PeftModel
 
     with in_one_line(config, f"adapter {config.adapter}"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from importlib import metadata
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 
 from pipeline import __version__
 from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
-from pipeline.corpus import InputFile, Shard, estimated_rows, find_inputs, number_rows, plan_shards
+from pipeline.corpus import InputFile, Shard, estimated_rows, find_inputs, number_rows, plan_shards, shard_fingerprint
 from pipeline.detectors import parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.models import check_model
-from pipeline.scoring import STAGE, shard_fingerprint
+from pipeline.scoring import STAGE
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.grid import Grid
@@ -27,6 +28,7 @@ from pipeline.selection.step_up import calibration_needed, harmonic_bound, minim
 from pipeline.store import Store, read_receipts
 
 BYTES_PER_TOKEN = 4.0
+COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
 PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
 
 
@@ -48,11 +50,13 @@ class Plan:
         return count, exact
 
     def passes(self) -> list[dict[str, Any]]:
-        """The passes that the detectors need, each run once a document."""
+        """The passes that the detectors need, each run once a document and once a paraphrase of it."""
         planned = plan_passes(parse_detectors(self.config.detectors))
+        draws = Counter(replace(p, draw=0) for p in planned if p.draw)
         return [
-            {"kind": p.kind, "model": p.model, "text": p.text, "statistics": sorted(statistics)}
-            for p, statistics in planned.items()
+            {"kind": p.kind, "model": p.model, "text": p.text, "paraphrases": draws[p], "statistics": sorted(read)}
+            for p, read in planned.items()
+            if not p.draw
         ]
 
     def text_bytes(self) -> int:
@@ -78,10 +82,16 @@ def versions() -> dict[str, str]:
     return {**found, **{name: metadata.version(name) for name in PACKAGES}}
 
 
-def settle(plan: Plan, fingerprint: Mapping[str, Any], store: Store) -> Plan:
+def settle(plan: Plan, fingerprints: Mapping[str, Mapping[str, Any]], store: Store) -> Plan:
     """Write the manifest and the shard table, or check that the ones in the run directory still hold.
 
-    Returns the plan with its rows numbered.
+    Args:
+        plan: of the run.
+        fingerprints: stage -> all that could change what it computes; scoring among them.
+        store: the run directory.
+
+    Returns:
+        The plan with its rows numbered.
 
     Raises:
         UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
@@ -96,7 +106,9 @@ def settle(plan: Plan, fingerprint: Mapping[str, Any], store: Store) -> Plan:
     else:
         shards = tuple(number_rows(plan.shards))
     plan = Plan(plan.config, plan.inputs, shards, plan.limit)
-    _check_receipts(plan, fingerprint, store)
+    for stage, fingerprint in fingerprints.items():
+        _check_receipts(plan, stage, fingerprint, store)
+    fingerprint = fingerprints[STAGE]
     store.write_json("shards.json", [shard.to_dict() for shard in shards])
     if before is not None and before["fingerprint"] == dict(fingerprint) and "model" in before:
         model = before["model"]
@@ -129,10 +141,10 @@ def _check_layout(plan: Plan, before: Mapping[str, Any], store: Store) -> None:
             raise UserError(f"run {store.url} was cut with resources.{key} {was}, now {getattr(ours, key)}")
 
 
-def _check_receipts(plan: Plan, fingerprint: Mapping[str, Any], store: Store) -> None:
+def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
     """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
     shards = {shard.id: shard for shard in plan.shards}
-    for receipt in read_receipts(store, STAGE):
+    for receipt in read_receipts(store, stage):
         shard = shards.get(receipt.shard)
         if shard is None:
             raise UserError(
@@ -150,7 +162,8 @@ def _check_receipts(plan: Plan, fingerprint: Mapping[str, Any], store: Store) ->
             )
             where = f" (shard {shard.id}, {shard.name})" if {"rows", "columns"} & set(differing) else ""
             raise UserError(
-                f"run {store.url} was scored with other settings: {fields}{where}; use another run directory"
+                f"run {store.url} holds the work of stage {stage} with other settings: {fields}{where}; "
+                "use another run directory"
             )
 
 
@@ -163,9 +176,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:12]}..."
 
 
-def pending(plan: Plan, store: Store) -> list[Shard]:
-    """The shards without a receipt."""
-    done = {name.removesuffix(".json") for name in store.names(f"receipts/{STAGE}", ".json")}
+def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:
+    """The shards without a receipt of a stage."""
+    done = {name.removesuffix(".json") for name in store.names(f"receipts/{stage}", ".json")}
     return [shard for shard in plan.shards if shard.id not in done]
 
 
@@ -188,7 +201,8 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     passes = plan.passes()
     seconds = None
     if model.get("parameters"):
-        seconds = 2 * model["parameters"] * tokens * len(passes) / (0.5 * measured_flops(model["dtype"]))
+        reads = sum(COST[entry["kind"]] * (1 + entry["paraphrases"]) for entry in passes)
+        seconds = 2 * model["parameters"] * tokens * reads / (0.5 * measured_flops(model["dtype"]))
     return {
         "run": config.run,
         "model": {"path": config.model.path, **model},

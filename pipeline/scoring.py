@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,18 +16,20 @@ import torch
 
 from pipeline import __version__
 from pipeline.config import AuditConfig
-from pipeline.corpus import Shard
-from pipeline.detectors import Detector, Evidence, parse_detectors, plan_passes
+from pipeline.corpus import Shard, shard_fingerprint
+from pipeline.detectors import Detector, Evidence, draws_of, parse_detectors, plan_passes
 from pipeline.documents import Document, id_key, read_shard, text_keys
+from pipeline.journal import Journal
 from pipeline.models import LanguageModel, fingerprint_model, open_model, tokenize
+from pipeline.paraphrases import Paraphrases, paraphrase_fingerprint, read_paraphrases
 from pipeline.passes import FORWARD, Pass
-from pipeline.passes.forward import forward
+from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.passes.gradient import coverage, gradient_norms
 from pipeline.store import Receipt, Store, receipt_name, write_receipt
 
 STAGE = "score"
 WINDOW_DOCUMENTS = 4096
 WINDOW_BYTES = 1 << 23
-MAX_STARTS = 12
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -70,6 +72,8 @@ def fingerprint_of(config: AuditConfig) -> dict[str, Any]:
     if any(p.model == "reference" for p in plan_passes(detectors)) and config.reference_model is not None:
         reference = fingerprint_model(config.reference_model)
         fingerprint.update({f"reference_{key}": value for key, value in reference.items()})
+    if draws_of(detectors):
+        fingerprint.update(paraphrase_fingerprint(config))
     fingerprint["detectors"] = [detector.column for detector in detectors]
     fingerprint["max_tokens"] = config.max_tokens
     fingerprint["batch_tokens"] = config.resources.batch_tokens
@@ -77,18 +81,12 @@ def fingerprint_of(config: AuditConfig) -> dict[str, Any]:
     return fingerprint
 
 
-def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
-    """The run's fingerprint and what the shard reads: which rows of which content, through which columns."""
-    rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
-    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column]}
-
-
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """A document that passed its checks, tokenised for every pass."""
 
     document: Document
-    text: str  # the part of the text that max_tokens keeps
+    texts: tuple[str, ...]  # the parts that max_tokens keeps: of the text, and of each of its paraphrases
     truncated: bool
     ids: Mapping[Pass, list[int]]
 
@@ -113,18 +111,21 @@ class Scorer:
         self.fingerprint = fingerprint
         self.detectors: tuple[Detector, ...] = parse_detectors(config.detectors)
         self.passes = plan_passes(self.detectors)
+        self.draws = draws_of(self.detectors)
         if gpus == 0:
             torch.set_num_threads(config.resources.cpus_per_actor)
         self.models: dict[str, LanguageModel] = {"target": open_model(config.model, gpus=gpus)}
         if any(p.model == "reference" for p in self.passes):
             assert config.reference_model is not None
             self.models["reference"] = open_model(config.reference_model, gpus=gpus)
+        gradient = any(p.kind == "gradient" for p in self.passes)
+        self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([config.max_tokens, *limits])
         wanted = config.resources.batch_tokens
         self.batch_tokens = wanted if wanted != "auto" else BATCH_TOKENS["cuda" if gpus else "cpu"]
 
-    def score_shard(self, shard: Shard, store: Store, driver: str = "") -> Receipt:
+    def process(self, shard: Shard, store: Store, driver: str = "") -> Receipt:
         """Score a shard and file its receipt; an already filed receipt is returned as it is.
 
         Raises:
@@ -134,20 +135,21 @@ class Scorer:
         if done is not None:
             return Receipt(**done)
         began = time.monotonic()
-        journal = _Journal(store, shard, driver)
+        journal = Journal(store, STAGE, shard, driver)
         output = _Output()
-        for window in _in_background(lambda: self._windows(shard, output)):
+        for window in _in_background(lambda: self._windows(shard, store, output)):
             for batch in _batches(window, self.batch_tokens):
                 self._score_guarded(batch, journal, output)
         receipt = self._file(shard, store, output, time.monotonic() - began)
         journal.close()
         return receipt
 
-    def _windows(self, shard: Shard, output: _Output) -> Iterator[list[_Prepared]]:
+    def _windows(self, shard: Shard, store: Store, output: _Output) -> Iterator[list[_Prepared]]:
         """Checked and tokenised documents, a bounded number at a time; the bad go to the output."""
         seen: set[str] = set()
         window: list[Document] = []
         size = 0
+        paraphrased = read_paraphrases(store, shard) if self.draws else {}
         for document in read_shard(shard):
             if document.doc_id in seen:
                 output.refuse(document, "duplicate_id", "the id stands earlier in the shard")
@@ -156,23 +158,38 @@ class Scorer:
             if document.problem is not None:
                 output.refuse(document, *document.problem)
                 continue
+            drawn = paraphrased.get(document.row)
+            if drawn is not None and drawn.problem is not None:
+                output.refuse(document, "model_error", drawn.problem)
+                continue
             window.append(document)
-            size += len(document.text)
+            size += len(document.text) * (1 + self.draws)
             if len(window) >= WINDOW_DOCUMENTS or size >= WINDOW_BYTES:
-                yield self._prepare(window, output)
+                yield self._prepare(window, paraphrased, output)
                 window, size = [], 0
         if window:
-            yield self._prepare(window, output)
+            yield self._prepare(window, paraphrased, output)
 
-    def _prepare(self, documents: list[Document], output: _Output) -> list[_Prepared]:
-        target = tokenize(self.models["target"].tokenizer, [d.text for d in documents], self.max_tokens)
-        kept = [d.text[: tokens.kept] for d, tokens in zip(documents, target, strict=True)]
+    def _prepare(
+        self, documents: list[Document], paraphrased: Mapping[int, Paraphrases], output: _Output
+    ) -> list[_Prepared]:
+        tokenizer = self.models["target"].tokenizer
+        target = tokenize(tokenizer, [d.text for d in documents], self.max_tokens)
+        kept = [[d.text[: tokens.kept] for d, tokens in zip(documents, target, strict=True)]]
         ids: dict[Pass, list[list[int]]] = {FORWARD: [tokens.ids for tokens in target]}
+        for draw in range(1, self.draws + 1):
+            texts = [paraphrased[d.row].texts[draw - 1] for d in documents]
+            tokens = tokenize(tokenizer, texts, self.max_tokens)
+            kept.append([text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)])
+            ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in tokens]
         for needed in self.passes:
-            if needed not in ids:
-                texts = [text.lower() for text in kept] if needed.text == "lowercase" else kept
+            same = replace(needed, kind="forward")
+            if same not in ids:
+                texts = kept[needed.draw]
+                texts = [text.lower() for text in texts] if needed.text == "lowercase" else texts
                 tokens = tokenize(self.models[needed.model].tokenizer, texts, self.max_tokens)
-                ids[needed] = [entry.ids for entry in tokens]
+                ids[same] = [entry.ids for entry in tokens]
+            ids[needed] = ids[same]
         prepared = []
         for index, document in enumerate(documents):
             shortest = min(len(sequences[index]) for sequences in ids.values())
@@ -180,20 +197,21 @@ class Scorer:
                 output.refuse(document, "too_short", f"{shortest} tokens; a score needs 2")
                 continue
             each = {needed: sequences[index] for needed, sequences in ids.items()}
-            prepared.append(_Prepared(replace(document, text=""), kept[index], target[index].truncated, each))
+            texts_of_one = tuple(variant[index] for variant in kept)
+            prepared.append(_Prepared(replace(document, text=""), texts_of_one, target[index].truncated, each))
         return prepared
 
-    def _score_guarded(self, batch: list[_Prepared], journal: _Journal, output: _Output) -> None:
+    def _score_guarded(self, batch: list[_Prepared], journal: Journal, output: _Output) -> None:
         """Score a batch; one that killed its worker twice goes one document at a time, and so finds the culprit."""
-        if not journal.deadly(batch):
-            journal.enter(batch)
+        if not journal.deadly(_batch_key(batch)):
+            journal.enter(_batch_key(batch))
             self._score_batch(batch, output)
             return
         for entry in batch:
-            if journal.deadly([entry]):
+            if journal.deadly(_batch_key([entry])):
                 output.refuse(entry.document, "model_error", "its worker died twice while this was scored")
                 continue
-            journal.enter([entry])
+            journal.enter(_batch_key([entry]))
             self._score_batch([entry], output)
 
     def _score_batch(self, batch: list[_Prepared], output: _Output) -> None:
@@ -221,11 +239,16 @@ class Scorer:
 
     def _scores(self, batch: list[_Prepared]) -> torch.Tensor:
         """Scores of a batch: float64, (documents, detectors)."""
-        found = {}
+        found: dict[Pass, TokenStatistics] = {}
+        norms: dict[Pass, torch.Tensor] = {}
         for needed, statistics in self.passes.items():
-            model = self.models[needed.model]
-            found[needed] = forward(model, [entry.ids[needed] for entry in batch], statistics)
-        evidence = Evidence([entry.text for entry in batch], found)
+            model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
+            if needed.kind == "gradient":
+                norms[needed] = gradient_norms(model, ids)
+            else:
+                found[needed] = forward(model, ids, statistics)
+        texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
+        evidence = Evidence(texts, found, norms, paraphrases)
         return torch.stack([detector.score(evidence).double().cpu() for detector in self.detectors], dim=1)
 
     def _file(self, shard: Shard, store: Store, output: _Output, seconds: float) -> Receipt:
@@ -251,48 +274,9 @@ class Scorer:
             tokens=sum(len(entry.ids[FORWARD]) for entry, _ in output.scored),
             n_truncated=sum(entry.truncated for entry, _ in output.scored),
             seconds=round(seconds, 3),
+            gradient=self.gradient,
         )
         return write_receipt(store, STAGE, receipt)
-
-
-class _Journal:
-    """Attempts at one shard, counted durably: a document that kills its worker must not do so for ever.
-
-    The first attempt only notes that it began. Later ones of the same driver also note the batch in flight, so
-    that a batch, and then a document, that was in flight at two deaths is known.
-    """
-
-    def __init__(self, store: Store, shard: Shard, driver: str) -> None:
-        self.store = store
-        self.name = f"attempts/{STAGE}/{shard.id}.json"
-        before = store.read_json(self.name)
-        if before is None or before["driver"] != driver:
-            before = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
-        self.deaths: dict[str, int] = before["deaths"]
-        if before["at"] is not None:
-            self.deaths[before["at"]] = self.deaths.get(before["at"], 0) + 1
-        self.starts = before["starts"] + 1
-        self.driver = driver
-        if self.starts > MAX_STARTS:
-            raise RuntimeError(f"shard {shard.id} of {shard.name}: its worker died {before['starts']} times")
-        self._write(None)
-
-    def deadly(self, batch: Sequence[_Prepared]) -> bool:
-        """Whether two workers died with exactly this batch in flight."""
-        return self.deaths.get(_batch_key(batch), 0) >= 2
-
-    def enter(self, batch: Sequence[_Prepared]) -> None:
-        """Note the batch in flight, if an earlier attempt died."""
-        if self.starts > 1:
-            self._write(_batch_key(batch))
-
-    def close(self) -> None:
-        """The shard has its receipt."""
-        self.store.remove(self.name)
-
-    def _write(self, at: str | None) -> None:
-        value = {"driver": self.driver, "starts": self.starts, "deaths": self.deaths, "at": at}
-        self.store.write_json(self.name, value)
 
 
 def _batch_key(batch: Sequence[_Prepared]) -> str:
@@ -356,7 +340,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _score_table(shard: Shard, output: _Output, columns: Sequence[str]) -> pa.Table:
     entries = [entry for entry, _ in output.scored]
-    keys = [text_keys(entry.text) for entry in entries]
+    keys = [text_keys(entry.texts[0]) for entry in entries]
     data: dict[str, list[Any]] = {
         "doc_id": [entry.document.doc_id for entry in entries],
         "role": [shard.role] * len(entries),

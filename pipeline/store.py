@@ -189,6 +189,7 @@ class Receipt:
     n_truncated: int = 0
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
 
     def __post_init__(self) -> None:
         """Refuse a receipt that loses a document."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline import paraphrases
 from pipeline.config import AuditConfig, build_config
 from pipeline.corpus import Shard
+from pipeline.detectors import draws_of, parse_detectors
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.plan import Plan, make_plan, pending, settle
 from pipeline.report import write_report
@@ -17,10 +20,14 @@ from pipeline.scored import Scored, read_scored
 from pipeline.scoring import STAGE, fingerprint_of
 from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts
 from ray_jobs import interrupts
+from ray_jobs.actors import Failure
+from ray_jobs.paraphrase import paraphrase
 from ray_jobs.progress import Counts, Reporter
+from ray_jobs.score import score
 from ray_jobs.selection import select_all
 
 STATUS_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +56,14 @@ def run_audit(
     plan = make_plan(config, limit)
     store = Store(config.run)
     with RunLock(store) as lock:
-        fingerprint = fingerprint_of(config)
-        plan = settle(plan, fingerprint, store)
+        stages = _stages(config)
+        plan = settle(plan, {stage: stages[stage].fingerprint for stage in stages}, store)
         status = _Status(store, Counts(len(plan.shards)))
         try:
-            _score(plan, fingerprint, store, lock, status, reporter)
+            for stage in stages.values():
+                _finish(stage, plan, store, lock, status, reporter)
             scored = read_scored(store, plan.shards)
+            _note_gradient(store, scored)
             _check_budget(config, scored)
             summaries = select_all(config, scored, limit)
             selected = any(summary["n_selected"] for summary in summaries)
@@ -132,22 +141,42 @@ def run_status(run: str) -> dict[str, Any]:
     return {**value, **fresh, "selections": [summary for summary in summaries if summary is not None]}
 
 
-def _score(
-    plan: Plan, fingerprint: dict[str, Any], store: Store, lock: RunLock, status: _Status, reporter: Reporter
-) -> None:
-    todo = pending(plan, store)
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What is done with every shard before selection, in the order of `_stages`."""
+
+    name: str
+    fingerprint: dict[str, Any]
+    job: Callable[..., Iterator[Receipt | Failure]]
+
+
+def _stages(config: AuditConfig) -> dict[str, _Stage]:
+    """The stages that the detectors need; scoring is the last."""
+    found = []
+    if draws_of(parse_detectors(config.detectors)):
+        found.append(_Stage(paraphrases.STAGE, paraphrases.stage_fingerprint(config), paraphrase))
+    found.append(_Stage(STAGE, fingerprint_of(config), score))
+    return {stage.name: stage for stage in found}
+
+
+def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: _Status, reporter: Reporter) -> None:
+    """Let the actors do what is missing of a stage.
+
+    Raises:
+        IncompleteError: a shard could not be finished.
+    """
+    todo = pending(plan, stage.name, store)
+    status.counts = Counts(len(plan.shards), stage.name)
     waiting = {shard.id for shard in todo}
-    for receipt in read_receipts(store, STAGE):
+    for receipt in read_receipts(store, stage.name):
         if receipt.shard not in waiting:
             status.counts.add(receipt, fresh=False)
     status.write("running", None)
     if not todo:
         return
-    from ray_jobs.score import score
-
     with reporter:
         reporter.update(status.counts)
-        for result in score(plan.config, fingerprint, todo, store, lock.owner):
+        for result in stage.job(plan.config, stage.fingerprint, todo, store, lock.owner):
             lock.check()
             interrupts.check()
             if isinstance(result, Receipt):
@@ -161,8 +190,8 @@ def _score(
     if status.counts.failures:
         first = status.counts.failures[0]
         raise IncompleteError(
-            f"{len(status.counts.failures)} of {len(plan.shards)} shards could not be scored: {first}; "
-            "the others are kept: mend it and run again"
+            f"{len(status.counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "
+            f"{first}; the others are kept: mend it and run again"
         )
 
 
@@ -180,6 +209,15 @@ def _check_budget(config: AuditConfig, scored: Scored) -> None:
             f"{bad} of {total} documents were quarantined ({listed}), more than error_budget "
             f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
         )
+
+
+def _note_gradient(store: Store, scored: Scored) -> None:
+    """Add to the manifest over what the gradient norm was taken, and how: only the loaded model could tell."""
+    found = next((receipt.gradient for receipt in scored.receipts if receipt.gradient is not None), None)
+    if found is not None:
+        if found["reason"]:
+            _log.warning("gradient_norm took one backward pass a document: %s", found["reason"])
+        store.write_json("manifest.json", {**store.read_json("manifest.json"), "gradient": found})
 
 
 class _Status:

@@ -224,7 +224,8 @@ def _print_plan(facts: dict[str, Any]) -> None:
     if facts["limit"] is not None:
         console.print(f"a sample: the first {facts['limit']:,} documents of each role")
     for entry in facts["passes"]:
-        console.print(f"pass {entry['kind']}: {entry['model']} model, {entry['text']} text", highlight=False)
+        more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
+        console.print(f"pass {entry['kind']}: {entry['model']} model, {entry['text']} text{more}", highlight=False)
     console.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
     seconds = facts["estimated_seconds_one_worker"]
     if seconds is not None:

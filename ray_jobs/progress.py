@@ -20,6 +20,7 @@ class Counts:
     """Documents and shards so far; rates are of this driver's own work."""
 
     shards: int
+    stage: str = "score"
     shards_done: int = 0
     documents: int = 0
     scored: int = 0
@@ -49,6 +50,7 @@ class Counts:
         left = self.shards - self.shards_done
         eta = round(seconds / self.fresh_shards * left, 1) if self.fresh_shards else None
         return {
+            "stage": self.stage,
             "shards": self.shards,
             "shards_done": self.shards_done,
             "documents": self.documents,
@@ -65,8 +67,9 @@ class Counts:
         """One line for a person."""
         d = self.to_dict()
         eta = "-" if d["eta_s"] is None else duration(d["eta_s"])
+        stage = "" if self.stage == "score" else f"{self.stage}: "
         return (
-            f"shards {self.shards_done}/{self.shards}  documents {self.documents:,}  "
+            f"{stage}shards {self.shards_done}/{self.shards}  documents {self.documents:,}  "
             f"{d['documents_per_s']:,.1f} documents/s  {d['tokens_per_s']:,.0f} tokens/s  "
             f"ETA {eta}  quarantined {self.quarantined:,}"
         )

@@ -90,7 +90,7 @@ def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Ite
         return
     import ray
 
-    from ray_jobs.score import connect
+    from ray_jobs.actors import connect
 
     connect()
     rows = ray.data.from_items([{"index": index} for index in range(len(receipts))])

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from benchmarks.small_model import save_small_model
 from pipeline.config import ModelConfig
@@ -19,6 +21,23 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_small_model(folder, hidden=32)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_t5_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random T5 with the tokenizer of the tiny Llama; its weights are wide, so that its answers vary."""
+    folder = tmp_path_factory.mktemp("models") / "t5"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": len(tokenizer)}
+    ids = {"pad_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(**sizes, **ids))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(0, 0.4)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

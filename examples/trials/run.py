@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +26,17 @@ from pipeline.trial.config import TrialConfig, load_trial
 
 FOLDER = Path("examples/trials")
 WORK = FOLDER / "work"
-NAMES = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion", "model_size", "ranking")
+NAMES = (
+    "alpha",
+    "procedures",
+    "share",
+    "calibration_size",
+    "label_noise",
+    "fusion",
+    "model_size",
+    "ranking",
+    "knockoffs",
+)
 PASSAGES = 600
 
 console = Console()
@@ -42,6 +53,10 @@ def prepare(config: TrialConfig) -> None:
         make_benchmark(WORK / "benchmark.jsonl", WORK / "pupils")
         return
     passages = ensure_passages(WORK, PASSAGES, seed=0)
+    if few := re.fullmatch(r"passages_(\d+)\.jsonl", Path(config.documents.paths[0]).name):
+        lines = passages.read_text(encoding="utf-8").splitlines(keepends=True)
+        (WORK / few[0]).write_text("".join(lines[: int(few[1])]), encoding="utf-8")
+        return
     if Path(config.model.path).parent == WORK / "family":
         texts = [json.loads(line)["text"] for line in passages.read_text(encoding="utf-8").splitlines()]
         make_family(WORK / "family", texts)
@@ -57,9 +72,10 @@ def run_trial(name: str) -> int:
     config, _ = load_trial(str(path))
     prepare(config)
     arguments = ["trial", str(path)]
-    if config.model.path == HUB_NAME:
-        for key, value in smollm2().items():
-            arguments += ["--set", f"model.{key}={value}"]
+    for role in ("model", "reference_model", "paraphraser"):
+        if getattr(getattr(config, role), "path", None) == HUB_NAME:
+            for key, value in smollm2().items():
+                arguments += ["--set", f"{role}.{key}={value}"]
     code = seenset(*arguments)
     if name != "ranking" or code:
         return code

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pipeline.passes.forward import TokenStatistics
 
-_FAMILIES = ("pipeline.detectors.likelihood",)
+_FAMILIES = ("pipeline.detectors.likelihood", "pipeline.detectors.gradient", "pipeline.detectors.knockoff")
 
 Needs = Mapping[Pass, frozenset[str]]
 Score = Callable[..., "Tensor"]
@@ -34,11 +34,22 @@ class Evidence:
     """What the passes measured on a batch of documents, in the same order everywhere."""
 
     texts: Sequence[str]  # the part of each text that max_tokens keeps
-    passes: Mapping[Pass, TokenStatistics]
+    passes: Mapping[Pass, TokenStatistics]  # of the forward passes
+    norms: Mapping[Pass, Tensor] = field(default_factory=dict)  # of the gradient passes: (documents,) float64, >= 0
+    paraphrases: Sequence[Sequence[str]] = ()  # for each draw the kept parts of the documents' paraphrases
+    draw: int = 0  # which variant of the documents is read, here and in the passes
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
-        """The statistics of one pass."""
-        return self.passes[needed]
+        """The statistics of one forward pass."""
+        return self.passes[replace(needed, draw=self.draw)]
+
+    def norm(self, needed: Pass) -> Tensor:
+        """The norms of one gradient pass, (documents,) float64."""
+        return self.norms[replace(needed, draw=self.draw)]
+
+    def of_draw(self, draw: int) -> Evidence:
+        """The same measured on the documents' paraphrases of one draw, from 1."""
+        return replace(self, texts=self.paraphrases[draw - 1], draw=draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,10 @@ class Detector:
     arguments: dict[str, Any]
     needs: Needs
     function: Score
+    signed: bool  # whether it has both signs: a difference, of which 0 means nothing
+
+    def __str__(self) -> str:
+        return self.column
 
     def score(self, evidence: Evidence) -> Tensor:
         """Scores of the batch, (documents,) float64, higher = more member-like; NaN where the model gave NaN."""
@@ -61,6 +76,7 @@ class _Entry:
     function: Score
     needs: Needs | Callable[..., Needs]
     checks: Mapping[str, Callable[[Any], Any]]
+    signed: bool
     defaults: Mapping[str, Any]
 
 
@@ -68,19 +84,22 @@ _known: dict[str, _Entry] = {}
 
 
 def detector(
-    needs: Needs | Callable[..., Needs], checks: Mapping[str, Callable[[Any], Any]] | None = None
+    needs: Needs | Callable[..., Needs],
+    checks: Mapping[str, Callable[[Any], Any]] | None = None,
+    signed: bool = False,
 ) -> Callable[[Score], Score]:
     """Make a function a detector that a config can name.
 
     Args:
         needs: The statistics that it reads of each pass, or a function of its arguments that says so.
         checks: For each argument, a function that returns the value to use, or raises ValueError with the limit.
+        signed: Whether its scores have both signs, which `ktd` needs.
     """
 
     def register(function: Score) -> Score:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         defaults = {parameter.name: parameter.default for parameter in parameters}
-        _known[function.__name__] = _Entry(function, needs, checks or {}, defaults)
+        _known[function.__name__] = _Entry(function, needs, checks or {}, signed, defaults)
         return function
 
     return register
@@ -120,6 +139,11 @@ def plan_passes(detectors: Sequence[Detector]) -> dict[Pass, frozenset[str]]:
     return planned
 
 
+def draws_of(detectors: Sequence[Detector]) -> int:
+    """How many paraphrases of each document the detectors read; 0 when none."""
+    return max((needed.draw for needed in plan_passes(detectors)), default=0)
+
+
 def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
     if isinstance(entry, dict) and len(entry) != 1:
         raise UserError(f"detectors: one name an entry, got {len(entry)}: {', '.join(map(str, entry)) or 'none'}")
@@ -153,4 +177,4 @@ def _detector(name: str, known: _Entry, given: Mapping[str, Any]) -> Detector:
     arguments = {**known.defaults, **settings}
     shown = ", ".join(f"{argument}={value}" for argument, value in settings.items())
     needs = known.needs(**arguments) if callable(known.needs) else known.needs
-    return Detector(f"{name}({shown})" if shown else name, name, arguments, needs, known.function)
+    return Detector(f"{name}({shown})" if shown else name, name, arguments, needs, known.function, known.signed)

@@ -88,7 +88,7 @@ def lowercase(evidence: Evidence) -> Tensor:
     return mean_of_all(lowered.log_prob, lowered.mask) / loss(evidence)
 
 
-@detector(needs={FORWARD: LOG_PROB, REFERENCE: LOG_PROB})
+@detector(needs={FORWARD: LOG_PROB, REFERENCE: LOG_PROB}, signed=True)
 def reference(evidence: Evidence) -> Tensor:
     """Mean token log-probability less that under the reference model, each with its own tokenizer (Carlini 2021)."""
     other = evidence[REFERENCE]
@@ -102,7 +102,7 @@ def min_k(evidence: Evidence, k: float = 0.2) -> Tensor:
     return mean_of_lowest(t.log_prob, t.mask, k)
 
 
-@detector(needs={FORWARD: frozenset({"log_prob", "mean", "variance"})}, checks={"k": share})
+@detector(needs={FORWARD: frozenset({"log_prob", "mean", "variance"})}, checks={"k": share}, signed=True)
 def min_k_plus_plus(evidence: Evidence, k: float = 0.2) -> Tensor:
     """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4)."""
     t = evidence[FORWARD]

@@ -10,11 +10,13 @@ from typing import Literal
 class Pass:
     """One way to put a text through a model."""
 
-    kind: Literal["forward"]
+    kind: Literal["forward", "gradient"]
     model: Literal["target", "reference"] = "target"
     text: Literal["plain", "lowercase"] = "plain"
+    draw: int = 0  # 0: the document; i: its i-th paraphrase
 
 
 FORWARD = Pass("forward")
 LOWERCASE = Pass("forward", text="lowercase")
 REFERENCE = Pass("forward", model="reference")
+GRADIENT = Pass("gradient")

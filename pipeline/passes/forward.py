@@ -86,7 +86,7 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
+class Tail:
     """How a model's logits follow from its hidden states: softcap(head(hidden) * factor)."""
 
     base: nn.Module
@@ -103,23 +103,23 @@ class _Tail:
         return logits
 
 
-_tails: weakref.WeakKeyDictionary[nn.Module, _Tail | None] = weakref.WeakKeyDictionary()
+_tails: weakref.WeakKeyDictionary[nn.Module, Tail | None] = weakref.WeakKeyDictionary()
 
 
-def _tail(model: Any) -> _Tail | None:
+def tail_of(model: Any) -> Tail | None:
     """The model's tail, proved on a short input; None if its logits follow from the hidden states otherwise."""
     if model not in _tails:
         _tails[model] = _find_tail(model)
     return _tails[model]
 
 
-def _find_tail(model: Any) -> _Tail | None:
+def _find_tail(model: Any) -> Tail | None:
     base, head = getattr(model, "base_model", None), model.get_output_embeddings()
     if base is None or base is model or head is None:
         return None
     config = model.config.get_text_config()
     factor = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    tail = _Tail(base, head, factor, getattr(config, "final_logit_softcapping", None))
+    tail = Tail(base, head, factor, getattr(config, "final_logit_softcapping", None))
     device = model.get_input_embeddings().weight.device
     probe = torch.arange(min(8, config.vocab_size), device=device)[None]
     whole = model(input_ids=probe, use_cache=False).logits.float()
@@ -138,7 +138,7 @@ def _logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
     A tile is overwritten when the next one is asked for. The attention mask is left out: behind a causal mask no
     token sees the padding to its right.
     """
-    tail = _tail(model)
+    tail = tail_of(model)
     if tail is None:
         yield from _whole_logits(model, padded, mask)
         return

@@ -85,6 +85,7 @@ def _facts(run: Run, excerpts: dict[_Place, str], figures: dict[str, list[Drawn]
             "seed": run.manifest.get("seed", config.get("seed")),
             "versions": run.manifest.get("versions") or {},
             "fingerprint": run.manifest.get("fingerprint") or {},
+            "gradient": run.manifest.get("gradient"),
             "inputs": run.manifest.get("inputs") or [],
             "config": config,
         },

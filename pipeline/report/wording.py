@@ -226,6 +226,12 @@ def notices(run: Run) -> list[str]:
             f"This is a sample: only the first {run.limit:,} documents of each role were read. "
             "Nothing here is about the whole corpus."
         )
+    gradient = run.manifest.get("gradient") or {}
+    if left_out := gradient.get("quantised"):
+        found.append(
+            f"The model is quantised: gradient_norm is the norm over the {gradient['differentiable']:,} parameter "
+            f"tensors that can be differentiated, and leaves out {left_out:,} quantised ones."
+        )
     if run.state in ("failed", "incomplete"):
         found.append(f"The run ended in the state “{run.state}”: what stands here may be partial.")
     unread = len(run.shards) - run.n_receipts

@@ -17,6 +17,7 @@ from pipeline.config import (
     AuditConfig,
     DetectorEntry,
     ModelConfig,
+    ParaphraserConfig,
     ResourcesConfig,
     Role,
     SelectionConfig,
@@ -68,6 +69,7 @@ class TrialConfig(Section):
     )
     model: ModelConfig = Field(description="A model that has not seen the documents.")
     reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
+    paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     documents: SourceConfig = Field(description="Documents that the model has not seen.")
     contaminate: ContaminationConfig = ContaminationConfig()
     models: int = Field(1, ge=1, description="Contaminated models, each with a random part and a seed of its own.")
@@ -179,6 +181,15 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
     group = "group" if config.documents.group is not None else None
     corpus = {role: {"path": path, "text": "text", "id": "id", "group": group} for role, path in files.items()}
     shared = config.model_dump(
-        include={"reference_model", "detectors", "max_tokens", "error_budget", "selections", "resources", "seed"}
+        include={
+            "reference_model",
+            "paraphraser",
+            "detectors",
+            "max_tokens",
+            "error_budget",
+            "selections",
+            "resources",
+            "seed",
+        }
     )
     return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, **shared})

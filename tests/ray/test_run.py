@@ -93,6 +93,15 @@ def test_a_second_run_scores_nothing_again_and_says_the_same(finished: Rerun, tm
     assert changed <= {"status.json"}
 
 
+def test_the_manifest_says_how_gradient_norms_were_taken(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit(detectors=["loss", "min_k", "zlib", "gradient_norm"])
+    for _ in range(2):
+        assert run(path).exit_code == ExitCode.DONE
+        found = json.loads((tmp_path / "run" / "manifest.json").read_text())
+        assert (found["gradient"]["method"], found["gradient"]["quantised"]) == ("batched", 0)
+        assert {"kind": "gradient", "model": "target", "text": "plain", "statistics": ["norm"]} in found["passes"]
+
+
 def test_lost_shards_are_scored_again_to_the_same_bytes(finished: Rerun, tmp_path: Path) -> None:
     before = digest(tmp_path / "run" / "selection")
     receipts = sorted((tmp_path / "run" / "receipts" / "score").glob("*.json"))

@@ -110,8 +110,8 @@ def test_every_statistic_is_that_of_float64_brute_force(kind):
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "cohere", "granite", "gpt2", "opt"])
 def test_known_models_go_by_their_hidden_states_and_unknown_tails_do_not(kind):
     with torch.inference_mode():
-        assert module._tail(make(kind).model) is not None
-        assert module._tail(make("of unknown tail").model) is None
+        assert module.tail_of(make(kind).model) is not None
+        assert module.tail_of(make("of unknown tail").model) is None
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "of unknown tail"])

@@ -11,11 +11,19 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, T5EncoderModel
 
 from pipeline.config import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models import check_model, fingerprint_model, open_model, tokenize
+from pipeline.models import (
+    LanguageModel,
+    Seq2SeqModel,
+    check_model,
+    fingerprint_model,
+    open_model,
+    open_paraphraser,
+    tokenize,
+)
 from pipeline.passes.forward import forward
 
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice.", ""]
@@ -136,6 +144,42 @@ def test_a_masked_language_model_is_refused(folder):
     small = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=99)
     BertForMaskedLM(small).save_pretrained(folder)
     assert "no causal language model: BertForMaskedLM" in refusal(ModelConfig(path=str(folder)))
+
+
+def test_a_paraphraser_is_of_the_kind_that_its_checkpoint_says(tiny_model_folder, tiny_t5_folder, tmp_path):
+    causal, two_sided = ModelConfig(path=str(tiny_model_folder)), ModelConfig(path=str(tiny_t5_folder))
+    assert isinstance(open_paraphraser(causal), LanguageModel)
+    opened = open_paraphraser(two_sided)
+    assert isinstance(opened, Seq2SeqModel)
+    assert not opened.model.training
+    assert not any(parameter.requires_grad for parameter in opened.model.parameters())
+    facts = check_model(two_sided, paraphraser=True)
+    parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    told = {"architecture": "T5ForConditionalGeneration", "dtype": "float32", "max_tokens": None}
+    assert facts == {**told, "parameters": parameters}
+    assert check_model(causal, paraphraser=True) == check_model(causal)
+    assert fingerprint_model(two_sided)["model"] != fingerprint_model(causal)["model"]
+    assert "no causal language model: T5ForConditionalGeneration" in refusal(two_sided)
+
+
+def test_a_paraphraser_is_refused_as_other_models_are(tiny_t5_folder, tmp_path):
+    half = shutil.copytree(tiny_t5_folder, tmp_path / "half")
+    T5EncoderModel.from_pretrained(tiny_t5_folder).save_pretrained(half)
+    judge = shutil.copytree(tiny_t5_folder, tmp_path / "judge")
+    settings = json.loads((judge / "config.json").read_text()) | {"architectures": ["T5ForSequenceClassification"]}
+    (judge / "config.json").write_text(json.dumps(settings))
+    pickled = shutil.copytree(tiny_t5_folder, tmp_path / "pickled")
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    refused = (
+        (half, "no causal language model: T5EncoderModel"),
+        (judge, "writes no text: T5ForSequenceClassification"),
+        (pickled, "allow_pickle: true"),
+    )
+    for folder, message in refused:
+        for ask in (lambda c: check_model(c, paraphraser=True), open_paraphraser):
+            with pytest.raises(UserError, match=message):
+                ask(ModelConfig(path=str(folder)))
 
 
 def test_code_that_ships_with_a_model_is_refused_unless_trusted(folder):

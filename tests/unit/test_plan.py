@@ -19,7 +19,8 @@ def outlook(tmp_path: Path, known: int | None = 100, **selection: Any) -> dict[s
             path = tmp_path / f"{role}.jsonl"
             path.write_text("".join(json.dumps({"text": f"{role} {i}"}) + "\n" for i in range(count)))
             corpus[role] = {"path": str(path)}
-    asked = {"name": "a", "detectors": ["loss"], "alpha": 0.1, **selection}
+    signed = selection.get("procedure") == "ktd"
+    asked = {"name": "a", "detectors": ["min_k_plus_plus" if signed else "loss"], "alpha": 0.1, **selection}
     config = build_config({"run": "run", "model": {"path": "m"}, "corpus": corpus, "selections": [asked]})
     found: dict[str, Any] = forecast(make_plan(config), {"dtype": "float32"})["selections"][0]
     return found

@@ -239,6 +239,16 @@ def test_a_selection_from_other_scores_is_called_out(tmp_path: Path) -> None:
     assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
 
 
+def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: Path) -> None:
+    store = build_run(tmp_path)
+    manifest = store.read_json("manifest.json")
+    store.write_json("manifest.json", {**manifest, "gradient": {"differentiable": 62, "quantised": 210}})
+    top, _ = report(store)[0].text.split("1. The answer")
+    assert "the norm over the 62 parameter tensors that can be differentiated, and leaves out 210 quantised" in top
+    store.write_json("manifest.json", {**manifest, "gradient": {"differentiable": 272, "quantised": 0}})
+    assert "quantised" not in report(store)[0].text
+
+
 def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     store.write_json("status.json", {"state": "incomplete"})

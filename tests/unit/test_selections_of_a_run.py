@@ -18,7 +18,7 @@ from benchmarks.small_model import WORDS
 from pipeline.config import build_config
 from pipeline.errors import UserError
 from pipeline.plan import make_plan, settle
-from pipeline.scoring import Scorer, fingerprint_of
+from pipeline.scoring import STAGE, Scorer, fingerprint_of
 from pipeline.store import Store
 from ray_jobs import selection as job
 from ray_jobs.audit import select_again
@@ -49,16 +49,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
             "run": str(root / "run"),
             "model": {"path": str(tiny_model_folder)},
             "corpus": {r: {"path": str(root / f"{r}.jsonl"), "id": "id", "group": "group"} for r in roles},
-            "detectors": ["loss", "zlib", "min_k"],
+            "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
             "resources": {"shard_bytes": 4000},
         }
     )
     store = Store(config.run)
     fingerprint = fingerprint_of(config)
-    plan = settle(make_plan(config), fingerprint, store)
+    plan = settle(make_plan(config), {STAGE: fingerprint}, store)
     scorer = Scorer(config, fingerprint)
     for shard in plan.shards:
-        scorer.score_shard(shard, store)
+        scorer.process(shard, store)
     both = [{"name": d, "detectors": ONE, "direction": d} for d in ("members", "clean")]
     select_again(config.run, [f"selections={json.dumps(both)}"], texts=False)
     return root
@@ -115,13 +115,15 @@ def test_the_knockoff_filter_reads_any_signed_column(run: Path) -> None:
     for path in (run / "scores").glob("*.parquet"):
         table = pq.read_table(path)
         wide = np.where(np.array(table["zlib"]) > -0.05, 1.0, -1.0) * (1 + np.arange(len(table)) / 1000)
-        pq.write_table(table.set_column(table.column_names.index("min_k"), "min_k", pa.array(wide)), path)
-    summary = select(run, {"procedure": "ktd", "detectors": ["min_k"], "alpha": 0.1})[0]
+        pq.write_table(
+            table.set_column(table.column_names.index("min_k_plus_plus"), "min_k_plus_plus", pa.array(wide)), path
+        )
+    summary = select(run, {"procedure": "ktd", "detectors": ["min_k_plus_plus"], "alpha": 0.1})[0]
     assert "sign_symmetry" in summary["diagnostics"]
     assert summary["guarantee"] == "heuristic"
     assert summary["minimum_selectable"] == 10
     everything = pa.concat_tables([pq.read_table(p) for p in (run / "scores").glob("audit-*.parquet")])
-    w = np.array(everything["min_k"])
+    w = np.array(everything["min_k_plus_plus"])
     steps = sorted(abs(w[w != 0]))
     good = [t for t in steps if (1 + (w <= -t).sum()) / max(1, (w >= t).sum()) <= 0.1]
     assert summary["n_selected"] == (int((w >= min(good)).sum()) if good else 0)

@@ -1,0 +1,160 @@
+"""What exact gradient norms cost beside one backward pass a document. Prints one JSON line.
+
+Measured in one run, alternating, medians over rounds: on a shared machine only ratios mean anything.
+
+- speedup_64, speedup_128: documents/s of a batch over those of one forward and backward pass a document, whose
+  gradients are summed up and freed, for WikiMIA texts cut to so many tokens.
+- agreement: the largest relative difference between the two.
+- peak_ratio: peak memory beyond the loaded model, at 128 tokens, over that of a plain forward and backward pass of the
+  same batch with the gradients of all parameters. Each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from torch.nn import functional
+
+from benchmarks.scoring import load, pad, wikimia
+from pipeline.errors import UserError
+from pipeline.models import LanguageModel, tokenize
+from pipeline.passes.gradient import coverage, gradient_norms
+
+LENGTHS = (64, 128)
+TEXTS = 400  # of WikiMIA, among which to find long ones
+
+
+def backward(lm: LanguageModel, ids: list[list[int]]) -> None:
+    """One plain forward and backward pass; the gradients stay on the parameters."""
+    padded = pad(ids, lm.device)
+    logits = lm.model(input_ids=padded, use_cache=False).logits[:, :-1].float()
+    functional.cross_entropy(logits.flatten(0, 1), padded[:, 1:].flatten()).backward()
+
+
+def one_at_a_time(lm: LanguageModel, ids: list[list[int]]) -> torch.Tensor:
+    """Gradient norms as they are computed without this program, (documents,) float64."""
+    parameters = list(lm.model.parameters())
+    found = []
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    for one in ids:
+        backward(lm, [one])
+        norms = torch.stack([torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None])
+        found.append(torch.linalg.vector_norm(norms).double())
+        for parameter in parameters:
+            parameter.grad = None
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    return torch.stack(found)
+
+
+def seconds(job: Callable[[], Any]) -> tuple[float, Any]:
+    """How long a job takes, and what it returns."""
+    began = time.perf_counter()
+    found = job()
+    return time.perf_counter() - began, found
+
+
+def batch(lm: LanguageModel, documents: int, length: int) -> list[list[int]]:
+    """Token ids of the first texts that are long enough, cut to one length."""
+    ids = [tokens.ids for tokens in tokenize(lm, wikimia(TEXTS), length)]
+    found = [one for one in ids if len(one) == length][:documents]
+    if len(found) < documents:
+        raise UserError(f"{len(found)} of {TEXTS} texts have {length} tokens; --documents asks for {documents}")
+    return found
+
+
+def peak_mb(what: str, arguments: argparse.Namespace) -> float:
+    """Most resident memory beyond the loaded model while a batch of 128 tokens goes through it, in MiB."""
+    lm = load(arguments.model, "cpu", "float32")
+    ids = batch(lm, arguments.documents, 128)
+    coverage(lm.model)
+    gc.collect()
+    process, done, peak = psutil.Process(), threading.Event(), 0
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    if what == "plain":
+        lm.model.requires_grad_(True)
+        backward(lm, ids)
+    else:
+        gradient_norms(lm, ids)
+    done.set()
+    watcher.join()
+    return (peak - before) / 2**20
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything in the JSON line."""
+    own = [f"--model={arguments.model}", f"--documents={arguments.documents}"]
+    peaks = {}
+    for what in ("ours", "plain"):
+        command = [sys.executable, "-m", "benchmarks.gradient", f"--peak={what}", *own]
+        peaks[what] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    lm = load(arguments.model, "cpu", "float32")
+    speedups, milliseconds, agreement = {}, {}, 0.0
+    for length in LENGTHS:
+        ids = batch(lm, arguments.documents, length)
+        gradient_norms(lm, ids[:2])
+        one_at_a_time(lm, ids[:1])
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(arguments.rounds):
+            spent, found = seconds(lambda: gradient_norms(lm, ids))  # noqa: B023 - run at once
+            ours.append(spent)
+            spent, expected = seconds(lambda: one_at_a_time(lm, ids))  # noqa: B023
+            theirs.append(spent)
+            agreement = max(agreement, ((found - expected).abs() / expected).max().item())
+        speedups[f"speedup_{length}"] = round(statistics.median(theirs) / statistics.median(ours), 2)
+        milliseconds[str(length)] = round(1000 * statistics.median(ours) / len(ids), 1)
+    return {
+        "benchmark": "gradient",
+        "model": arguments.model,
+        "device": platform.machine(),
+        **speedups,
+        "agreement": float(f"{agreement:.2g}"),
+        "peak_ratio": round(peaks["ours"] / peaks["plain"], 2),
+        "peak_mb": {what: round(value) for what, value in peaks.items()},
+        "ms_per_document": milliseconds,
+        "documents": arguments.documents,
+        "rounds": arguments.rounds,
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--documents", type=int, default=16, help="documents in a batch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", default="smollm2", help="smollm2, random-1b, or a path")
+    parser.add_argument("--peak", choices=["ours", "plain"], help="only this peak, in MiB")
+    arguments = parser.parse_args()
+    try:
+        print(json.dumps(measure(arguments)) if arguments.peak is None else peak_mb(arguments.peak, arguments))
+    except UserError as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Detectors that read the gradient of a document's loss (METHODS, section 1)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pipeline.detectors import Evidence, detector
+from pipeline.passes import GRADIENT
+
+
+@detector(needs={GRADIENT: frozenset({"norm"})})
+def gradient_norm(evidence: Evidence) -> Tensor:
+    """Minus the L2 norm of the gradient of the mean cross-entropy over all parameters, <= 0 (KTD, Hu et al. 2025)."""
+    return -evidence.norm(GRADIENT)

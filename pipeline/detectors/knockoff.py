@@ -1,0 +1,59 @@
+"""A document's score against those of its paraphrases: how much its very words count (KTD, Hu et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.detectors import Detector, Evidence, Needs, detector, parse_detectors
+from pipeline.errors import UserError
+
+BASE = "gradient_norm"
+
+
+def base_detector(value: Any) -> Detector:
+    """A detector as a config names it: one column, and of the documents themselves.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, Detector):
+        return value
+    try:
+        found = parse_detectors([value])
+    except UserError as error:
+        raise ValueError(f"must be a detector: {error}") from None
+    if len(found) != 1 or any(needed.draw for needed in found[0].needs):
+        raise ValueError("must be one detector of the documents themselves")
+    return found[0]
+
+
+def number_of_draws(value: Any) -> int:
+    """A whole number of paraphrases, at least 1.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return value
+
+
+def _needs(base: Any, draws: int) -> Needs:
+    own = base_detector(base).needs
+    return {replace(needed, draw=draw): read for draw in range(draws + 1) for needed, read in own.items()}
+
+
+@detector(needs=_needs, checks={"base": base_detector, "draws": number_of_draws}, signed=True)
+def knockoff(evidence: Evidence, base: Any = BASE, draws: int = 10) -> Tensor:
+    """W: the base detector's score of the document less its mean score of `draws` paraphrases (KTD, eq. 4).
+
+    A paraphrase stands in for the document that the model might have been trained on instead; of an unseen document
+    neither should score higher. With draws = 1 that is vanilla knockoff inference. Members have W > 0.
+    """
+    score = base_detector(base).score
+    paraphrased = torch.stack([score(evidence.of_draw(draw)) for draw in range(1, draws + 1)])
+    return score(evidence) - paraphrased.mean(0)

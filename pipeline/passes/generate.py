@@ -1,0 +1,393 @@
+"""Sampled continuations of many prompts: each prompt is read once, whatever the number of its draws.
+
+A batch of prompts goes through the model (or the encoder) once; its cache is then repeated for the draws. A draw that
+is done leaves the batch, so that no row is computed for nothing. Every draw has a random stream of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.errors import UserError
+from pipeline.models import LanguageModel, Seq2SeqModel
+
+BATCH_TOKENS = {"cpu": 1 << 13, "cuda": 1 << 17}  # cached positions at a time, draws times (prompt + new tokens)
+COMPACT = 0.25  # share of finished rows at which a batch is made anew without them
+
+End = Literal["eos", "words", "tokens", "non_finite"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn: temperature, then the top k, then the top p of those.
+
+    Raises:
+        UserError: a value outside its limits.
+    """
+
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_k: int | None = None  # of the tokens, the k likeliest; None takes all
+    top_p: float = 1.0  # of those, the likeliest that together have this share of their probability
+    max_new_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be at least 1, or null for no limit, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One text to be continued, and how often.
+
+    The random stream of a draw follows from the seed of the run, `key` and the draw's number, and from nothing else:
+    draw 7 is the same draw whether 0 to 6 are asked for or not.
+    """
+
+    key: tuple[int, ...]  # whose continuations these are: a document, a piece of one
+    ids: Sequence[int]  # token ids, at least one
+    draws: Sequence[int]  # numbers of the draws
+    words: int | None = None  # a draw is done with this many whole words; None: never by words
+    max_new_tokens: int | None = None  # a limit of its own, below that of the sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What one draw gave, without the prompt and without special tokens."""
+
+    text: str  # goes on behind the last whole word that was asked for: the caller cuts it
+    ids: tuple[int, ...]  # new tokens, without the EOS
+    end: End  # why it ended; "tokens": at the limit; "non_finite": the model gave NaN
+
+
+def continuations(
+    lm: LanguageModel | Seq2SeqModel,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    seed: int,
+    *,
+    batch_tokens: int | None = None,
+) -> list[list[Continuation]]:
+    """Draw continuations of prompts; of a sequence-to-sequence model, its answers to them.
+
+    Args:
+        lm: The model.
+        prompts: What to continue. Batches are formed of these alone, prompts of like length together.
+        sampling: How tokens are drawn.
+        seed: Of the run.
+        batch_tokens: Most positions in the cache at a time, draws times (prompt and new tokens); one prompt with its
+            draws is the least. None takes `BATCH_TOKENS` of the device.
+
+    Returns:
+        For each prompt the continuations in the order of its draws. The same prompts and batch_tokens give the same
+        tokens, exactly. In other batches a model's logits may differ in their last bits, and a token differs where
+        its random number is that near to the edge between two tokens.
+
+    Raises:
+        UserError: a prompt leaves no room in the model, or the model keeps no cache.
+    """
+    device = "cpu" if lm.device.type == "cpu" else "cuda"
+    budget = batch_tokens or BATCH_TOKENS[device]
+    limits = [_limit(lm, prompt, sampling) for prompt in prompts]
+    found: list[list[Continuation]] = [[] for _ in prompts]
+    with torch.inference_mode():
+        for group in _batches(prompts, limits, budget):
+            rows = [
+                _Draw(seed, prompts[i], number, limits[i], owner)
+                for owner, i in enumerate(group)
+                for number in prompts[i].draws
+            ]
+            _run(lm, [prompts[i].ids for i in group], rows, sampling)
+            for row in rows:
+                text = _decode(lm.tokenizer, row.ids)
+                found[group[row.owner]].append(Continuation(text, tuple(row.ids), row.end or "tokens"))
+    return found
+
+
+def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling) -> int:
+    """Most new tokens of a prompt's draws."""
+    limit = min(sampling.max_new_tokens, prompt.max_new_tokens or sampling.max_new_tokens)
+    if not len(prompt.ids):
+        raise UserError(f"prompt {prompt.key} has no token; a model continues at least 1")
+    if lm.max_tokens is None:
+        return limit
+    room = lm.max_tokens - (0 if isinstance(lm, Seq2SeqModel) else len(prompt.ids))
+    if len(prompt.ids) > lm.max_tokens or room < 1:
+        raise UserError(f"a prompt of {len(prompt.ids)} tokens leaves no room in a model of {lm.max_tokens} positions")
+    return min(limit, room)
+
+
+def _batches(prompts: Sequence[Prompt], limits: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices of prompts of like length together, within the budget."""
+    group: list[int] = []
+    rows = limit = 0
+    for index in sorted(range(len(prompts)), key=lambda i: (len(prompts[i].ids), limits[i])):
+        wider = max(limit, limits[index])
+        more = rows + len(prompts[index].draws)
+        if group and more * (len(prompts[index].ids) + wider) > budget:
+            yield group
+            group, more, wider = [], len(prompts[index].draws), limits[index]
+        group.append(index)
+        rows, limit = more, wider
+    if group:
+        yield group
+
+
+class _Draw:
+    """One draw under way: its tokens, its random numbers, and whether it is done."""
+
+    __slots__ = ("due", "end", "ids", "limit", "owner", "uniforms", "words")
+
+    def __init__(self, seed: int, prompt: Prompt, number: int, limit: int, owner: int) -> None:
+        self.ids: list[int] = []
+        self.limit = limit
+        self.owner = owner  # place of its prompt in the batch
+        self.words = prompt.words
+        self.due = 0 if prompt.words is None else prompt.words + 1  # tokens at which words are counted next
+        self.end: End | None = None
+        name = repr((seed, tuple(map(int, prompt.key)), int(number)))
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+        self.uniforms = np.random.Generator(np.random.Philox(key=key)).random(limit)
+
+    def take(self, token: int, tokenizer: Any, eos: frozenset[int]) -> None:
+        """Add a token, and end if that was the last."""
+        if token < 0:
+            self.end = "non_finite"
+        elif token in eos:
+            self.end = "eos"
+        else:
+            self.ids.append(token)
+            if self.words is not None and len(self.ids) >= self.due:
+                missing = self.words - whole_words(_decode(tokenizer, self.ids))
+                if missing <= 0:
+                    self.end = "words"
+                self.due = len(self.ids) + missing  # a token hardly ever ends two words: looking later costs nothing
+            if self.end is None and len(self.ids) >= self.limit:
+                self.end = "tokens"
+
+
+def whole_words(text: str) -> int:
+    """How many whitespace-separated words of an unfinished text are whole: behind each comes whitespace."""
+    words = len(text.split())
+    return words if not words or text[-1].isspace() else words - 1
+
+
+def _decode(tokenizer: Any, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if ids else ""
+
+
+def _run(
+    lm: LanguageModel | Seq2SeqModel, ids: Sequence[Sequence[int]], rows: Sequence[_Draw], sampling: Sampling
+) -> None:
+    """Carry a batch of draws to their ends."""
+    if not rows:
+        return
+    eos = _eos(lm)
+    asked = _Answers(lm, ids) if isinstance(lm, Seq2SeqModel) else _Continuations(lm, ids)
+    logits = asked.first()
+    owners = torch.tensor([row.owner for row in rows], device=lm.device)
+    asked.keep(owners)
+    logits = logits[owners.to(logits.device)]
+    longest = max(row.limit for row in rows)
+    uniforms = torch.from_numpy(np.stack([np.pad(row.uniforms, (0, longest - row.limit)) for row in rows]))
+    uniforms = uniforms.to(logits.device)
+    live = list(rows)
+    for step in range(longest):
+        tokens = sample(logits, sampling, uniforms[:, step])
+        for row, token in zip(live, tokens.tolist(), strict=True):
+            if row.end is None:
+                row.take(token, lm.tokenizer, eos)
+        left = [place for place, row in enumerate(live) if row.end is None]
+        if not left:
+            return
+        if len(live) - len(left) >= COMPACT * len(live):
+            live = [live[place] for place in left]
+            kept = torch.tensor(left, device=lm.device)
+            asked.keep(kept)
+            kept = kept.to(tokens.device)
+            tokens, uniforms = tokens[kept], uniforms[kept]
+        logits = asked.next(tokens.clamp_min(0).to(lm.device))
+
+
+def _eos(lm: LanguageModel | Seq2SeqModel) -> frozenset[int]:
+    """Token ids that end a text, as the model or its tokenizer say."""
+    model: Any = lm.model
+    said = [getattr(getattr(model, "generation_config", None), "eos_token_id", None)]
+    said += [getattr(model.config, "eos_token_id", None), getattr(lm.tokenizer, "eos_token_id", None)]
+    return frozenset(
+        int(token) for value in said if value is not None for token in (value if isinstance(value, list) else [value])
+    )
+
+
+def sample(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
+    """Draw one token a row by inverting the distribution function, in the order of the token ids.
+
+    Args:
+        logits: (rows, vocabulary), any floating dtype.
+        sampling: Temperature, top k, top p: applied in this order, as transformers does, in float32. Of tokens that
+            tie for the k-th place, some are taken.
+        uniforms: (rows,) float64 in [0, 1).
+
+    Returns:
+        Token ids, (rows,); -1 where the logits are not finite. The order of the ids, unlike that of the probabilities,
+        is not changed by rounding, so that only a uniform at the very edge of a token can give another one.
+    """
+    values = logits.float()
+    if sampling.temperature == 0:
+        best, tokens = values.max(1)
+        return tokens.masked_fill(~best.isfinite(), -1)
+    values = values / sampling.temperature
+    ids: Tensor | None = None
+    if sampling.top_k is not None and sampling.top_k < values.shape[1]:
+        values, ids = values.topk(sampling.top_k, dim=1)
+    elif sampling.top_p < 1:
+        values, ids = values.sort(dim=1, descending=True)
+    p = values.softmax(1)
+    if sampling.top_p < 1:
+        p = p.masked_fill(p.cumsum(1) - p >= sampling.top_p, 0.0)  # the first stays, and so does NaN
+    if ids is not None:
+        ids, order = ids.sort(dim=1)
+        p = p.gather(1, order)
+    below = p.double().cumsum(1)
+    total = below[:, -1:]
+    sought = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    place = torch.searchsorted(below, sought, right=True).clamp_max(p.shape[1] - 1)
+    tokens = (place if ids is None else ids.gather(1, place)).squeeze(1)
+    return tokens.masked_fill(~total.squeeze(1).isfinite(), -1)
+
+
+@dataclass(slots=True)
+class _Continuations:
+    """A batch of prompts in a causal model: its cache, grown by a token at a time."""
+
+    lm: LanguageModel
+    ids: Sequence[Sequence[int]]
+    cache: Any = field(init=False)
+    mask: Tensor | None = field(init=False, default=None)  # None where no prompt is padded, which spares work
+    takes: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.takes = _takes(self.lm.model)
+        self.cache = _cache(self.lm.model)
+
+    def first(self) -> Tensor:
+        """Read the prompts, padded on the left; logits of what comes next, (prompts, vocabulary)."""
+        longest = max(map(len, self.ids))
+        padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in self.ids], device=self.lm.device)
+        lengths = torch.tensor([len(ids) for ids in self.ids], device=self.lm.device)
+        if (lengths < longest).any():
+            self.mask = (torch.arange(longest, device=self.lm.device) >= longest - lengths[:, None]).long()
+        return self._ask(padded)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows; one may be named several times."""
+        self.cache.reorder_cache(rows)
+        self.mask = None if self.mask is None else self.mask[rows]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Read a token a row, (rows,); logits of what comes next, (rows, vocabulary)."""
+        if self.mask is not None:
+            self.mask = functional.pad(self.mask, (0, 1), value=1)
+        return self._ask(tokens[:, None])
+
+    def _ask(self, ids: Tensor) -> Tensor:
+        settings: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.takes else {}
+        if self.mask is not None:
+            settings["attention_mask"] = self.mask
+            if "position_ids" in self.takes:
+                settings["position_ids"] = (self.mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        output = self.lm.model(input_ids=ids, past_key_values=self.cache, use_cache=True, **settings)
+        return output.logits[:, -1]
+
+
+@dataclass(slots=True)
+class _Answers:
+    """A batch of texts in a sequence-to-sequence model: encoded once, then answered by a token at a time."""
+
+    lm: Seq2SeqModel
+    ids: Sequence[Sequence[int]]
+    cache: Any = field(init=False)
+    mask: Tensor = field(init=False)
+    encoded: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        _takes(self.lm.model)
+        self.cache = _cache(self.lm.model)
+
+    def first(self) -> Tensor:
+        """Encode the texts, padded on the right; logits of the first token, (texts, vocabulary)."""
+        model: Any = self.lm.model
+        longest = max(map(len, self.ids))
+        padded = torch.tensor([list(ids) + [0] * (longest - len(ids)) for ids in self.ids], device=self.lm.device)
+        lengths = torch.tensor([len(ids) for ids in self.ids], device=self.lm.device)
+        self.mask = (torch.arange(longest, device=self.lm.device) < lengths[:, None]).long()
+        self.encoded = model.get_encoder()(input_ids=padded, attention_mask=self.mask).last_hidden_state
+        start = torch.tensor([_decoder_start(model)], device=self.lm.device)
+        return self._ask(start.expand(len(self.ids), -1))
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows; one may be named several times."""
+        self.cache.reorder_cache(rows)
+        self.mask = self.mask[rows]
+        self.encoded = self.encoded[rows.to(self.encoded.device)]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Read a token a row, (rows,); logits of what comes next, (rows, vocabulary)."""
+        return self._ask(tokens[:, None])
+
+    def _ask(self, ids: Tensor) -> Tensor:
+        output = self.lm.model(
+            decoder_input_ids=ids,
+            encoder_outputs=(self.encoded,),
+            attention_mask=self.mask,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+
+def _cache(model: Any) -> Any:
+    """An empty cache, of which rows can be taken and repeated."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    cache = DynamicCache(config=model.config)
+    return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
+
+
+def _takes(model: Any) -> frozenset[str]:
+    """Names of what a model's forward takes.
+
+    Raises:
+        UserError: it takes no cache.
+    """
+    names = frozenset(inspect.signature(model.forward).parameters)
+    if "past_key_values" not in names:
+        raise UserError(f"{type(model).__name__} cannot be sampled from: it takes no past_key_values")
+    return names
+
+
+def _decoder_start(model: Any) -> list[int]:
+    """The ids that the decoder starts with: its start token, and the one that some models force behind it."""
+    said = (model.generation_config, model.config)
+
+    def of(name: str) -> int | None:
+        return next((v for v in (getattr(source, name, None) for source in said) if isinstance(v, int)), None)
+
+    starts = (of("decoder_start_token_id"), of("bos_token_id"), of("pad_token_id"))
+    start = next((token for token in starts if token is not None), 0)
+    forced = of("forced_bos_token_id")
+    return [start] if forced is None else [start, forced]

@@ -1,0 +1,352 @@
+"""One backward pass -> the norm of each document's gradient over all parameters, exact, for a whole batch.
+
+A linear layer with inputs A (tokens, in) and gradients of its outputs B (tokens, out) has the gradient B'A, whose
+squared norm is sum((AA') * (BB')): whichever of the two products costs less is computed, and nothing is stored. The
+gradient of the logits is softmax less one-hot, so autograd starts at the last hidden states. The method is proved on
+each model with a short input; a model that it does not fit goes one document at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeline.models import LanguageModel
+from pipeline.passes.forward import Tail, tail_of
+from pipeline.passes.gradient_head import head_gradient
+from pipeline.passes.products import gram, gram_is_cheaper, inner, product_squares, square
+
+_log = logging.getLogger(__name__)
+
+_Squares = dict[tuple[int, ...], Tensor]  # ids of parameters -> squared norm of their gradients together, (documents,)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Over what a model's gradient norm is taken, and how."""
+
+    method: Literal["batched", "one at a time"]
+    reason: str  # why one at a time, in one line; empty for a batched model
+    uncovered: tuple[str, ...]  # parameters that no rule of the batched method covers
+    differentiable: int  # parameter tensors that the norm is taken over
+    quantised: int  # parameter tensors that it leaves out, because nothing can be differentiated by them
+
+
+def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
+    """L2 norm of the gradient of each document's mean cross-entropy over all parameters (Hu et al. 2025).
+
+    Args:
+        lm: The model. No gradient is left on its parameters.
+        ids: Token ids of each document. Lengths may differ; the batch is padded on the right.
+
+    Returns:
+        (documents,) float64 on the model's device, >= 0; NaN where the model gives NaN or the text has one token. It
+        does not depend on what else is in the batch, up to rounding.
+    """
+    if not ids:
+        return torch.zeros(0, dtype=torch.float64, device=lm.device)
+    found = coverage(lm.model)
+    if found.method == "batched":
+        squares = list(_batched(lm.model, ids, lm.device).values())
+        return torch.stack(squares).sum(0).sqrt()
+    each = [sum(_alone(lm.model, one, lm.device).values()) if len(one) > 1 else torch.nan for one in ids]
+    return torch.tensor([float(square) for square in each], dtype=torch.float64, device=lm.device).sqrt()
+
+
+_coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDictionary()
+
+
+def coverage(model: nn.Module) -> Coverage:
+    """Whether a model's documents go in batches, and which parameters count; found once a model, on a short input."""
+    if model not in _coverages:
+        _coverages[model] = found = _examine(model)
+        if found.reason:
+            _log.warning("gradient_norm takes one backward pass a document: %s", found.reason)
+    return _coverages[model]
+
+
+def _examine(model: nn.Module) -> Coverage:
+    counted = [parameter for parameter in model.parameters() if _differentiable(parameter)]
+    with torch.inference_mode():
+        tail = tail_of(model)
+    reason, uncovered = "", tuple(_uncovered(model, tail))
+    if uncovered:
+        more = f" and {len(uncovered) - 1} more" if len(uncovered) > 1 else ""
+        reason = f"no rule covers the parameter {uncovered[0]}{more}"
+    elif tail is None or tail.softcap is not None:
+        reason = "its logits are not a plain linear function of its hidden states"
+    else:
+        reason = _disproof(model)
+    method: Literal["batched", "one at a time"] = "one at a time" if reason else "batched"
+    return Coverage(method, reason, uncovered, len(counted), sum(1 for _ in model.parameters()) - len(counted))
+
+
+def _differentiable(parameter: Tensor | None) -> bool:
+    """Quantised weights are integers, or floating-point subclasses that hold packed ones."""
+    return type(parameter) is nn.Parameter and parameter.is_floating_point()
+
+
+def _uncovered(model: Any, tail: Tail | None) -> Iterator[str]:
+    """Names of the parameters whose gradient no rule gives: of an unknown module, or shared by two modules."""
+    head = tail.head if tail is not None else model.get_output_embeddings()
+    tied = {id(model.get_input_embeddings().weight), id(getattr(head, "weight", None))}
+    inside = set(tail.base.modules()) if tail is not None else set(model.modules())
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        rule: tuple[str, ...] = ("weight", "bias") if type(module) is nn.Linear and module is head else ()
+        if module in inside and module is not head:
+            rule = _OWN[kind] if (kind := _kind(module)) is not None else ()
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if not _differentiable(parameter):
+                if module is head:
+                    yield name
+                continue
+            shared = id(parameter) in seen and id(parameter) not in tied
+            seen.add(id(parameter))
+            if shared or name.rpartition(".")[2] not in rule:
+                yield name
+
+
+_Kind = Literal["linear", "embedding", "layer_norm", "rms_norm"]
+_OWN: dict[_Kind, tuple[str, ...]] = {
+    "linear": ("weight", "bias"),
+    "embedding": ("weight",),
+    "layer_norm": ("weight", "bias"),
+    "rms_norm": ("weight",),
+}
+
+
+def _kind(module: nn.Module) -> _Kind | None:
+    """Which rule fits a module, by its type. A wrong guess is found by the proof."""
+    name = type(module).__name__
+    if isinstance(module, nn.Linear) or (name == "Conv1D" and hasattr(module, "nf")):
+        return "linear"
+    if isinstance(module, nn.Embedding) and module.max_norm is None and not module.scale_grad_by_freq:
+        return "embedding" if type(module) is nn.Embedding or _has_offset(module) else None
+    if type(module) is nn.LayerNorm:
+        return "layer_norm"
+    return "rms_norm" if name.endswith("RMSNorm") and _epsilon(module) is not None else None
+
+
+def _has_offset(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "offset", None), int)  # OPT's position embedding
+
+
+def _epsilon(module: Any) -> float | None:
+    value = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return float(value) if isinstance(value, float) else None
+
+
+def _disproof(model: Any) -> str:
+    """Compare the batched method with autograd on two short documents: where it fails, in one line; empty if not."""
+    table = model.get_input_embeddings().weight
+    ids = [[token % model.config.get_text_config().vocab_size for token in range(*ends)] for ends in ((0, 9), (7, 12))]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    try:
+        batched = _batched(model, ids, table.device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # an architecture that the rules do not fit may raise anything
+        return f"the batched pass fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    relative, floor = (1e-4, 1e-5) if table.dtype == torch.float32 else (0.1, 0.02)
+    for row, document in enumerate(ids):
+        expected = _alone(model, document, table.device)
+        total = sum(expected.values()) ** 0.5
+        for key in [*batched, *((one,) for one in expected.keys() - {one for some in batched for one in some})]:
+            wanted = sum(expected.get(one, 0.0) for one in key) ** 0.5
+            found = batched[key][row].sqrt().item() if key in batched else 0.0
+            if abs(found - wanted) > relative * wanted + floor * total:  # False for NaN, which proves nothing
+                return f"the rule for the parameter {names[key[0]]} gives {found:.6g}, autograd {wanted:.6g}"
+    return ""
+
+
+def _alone(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, float]:
+    """Squared norm of the gradient by each parameter, from autograd. Each gradient is freed as soon as it is there."""
+    squares: dict[int, float] = {}
+
+    def note(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        squares[id(parameter)] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item() ** 2
+        parameter.grad = None
+
+    counted = [parameter for parameter in model.parameters() if _differentiable(parameter)]
+    before = [parameter.requires_grad for parameter in counted]
+    handles = []
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            for parameter in counted:
+                parameter.requires_grad_(True)
+                handles.append(parameter.register_post_accumulate_grad_hook(note))
+            tokens = torch.tensor([list(ids)], device=device)
+            logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+            functional.cross_entropy(logits, tokens[0, 1:].to(logits.device)).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, wanted in zip(counted, before, strict=True):
+            parameter.grad = None
+            parameter.requires_grad_(wanted)
+    return squares
+
+
+def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> _Squares:
+    """Squared norms of the gradients by the parameters, some of them together, each (documents,) float64."""
+    tail = tail_of(model)
+    assert tail is not None
+    longest = max(2, *map(len, ids))
+    table = model.get_input_embeddings()
+    with torch.inference_mode(False), torch.enable_grad():
+        # padded with a document's own token: that of another could be NaN in a damaged model
+        padded = torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids], device=device)
+        sweep = _Sweep(padded, torch.tensor([len(one) for one in ids], device=device))
+        handles = [handle for module in tail.base.modules() for handle in sweep.hook(module)]
+        try:
+            hidden = tail.base(input_ids=padded, use_cache=False).last_hidden_state
+        finally:
+            for handle in handles:
+                handle.remove()
+        head: Any = tail.head
+        with torch.no_grad():
+            tied = head.weight is table.weight
+            of_head = head_gradient(head, tail.factor, hidden.detach(), padded, sweep.shares, tied)
+            sweep.add((head.weight,), of_head.weight)
+            if of_head.bias is not None:
+                sweep.add((head.bias,), of_head.bias)
+        leaves = [leaf for _, _, leaf in sweep.embedded]
+        found = torch.autograd.grad(hidden, leaves, of_head.hidden, allow_unused=True)
+    with torch.no_grad():
+        sweep.embeddings(found, table, of_head.by_token)
+        sweep.close_all()
+    return sweep.squares
+
+
+class _Group:
+    """Linear layers that read the same input, whose Gram matrix is then computed once."""
+
+    __slots__ = ("given", "key", "out_features", "outer", "waiting", "weights")
+
+    def __init__(self, given: Tensor) -> None:
+        self.key = id(given)
+        self.given = given
+        self.outer: Tensor | None = None  # Gram matrix of the gradients of the outputs, summed over the layers
+        self.weights: list[Tensor] = []
+        self.out_features = 0
+        self.waiting = 0
+
+
+class _Sweep:
+    """A batch on its way through the model: what the layers read, until the gradient of what they gave comes by."""
+
+    def __init__(self, padded: Tensor, lengths: Tensor) -> None:
+        self.padded = padded
+        self.documents = len(padded)
+        n = (lengths - 1)[:, None]
+        position = torch.arange(padded.shape[1] - 1, device=padded.device)
+        self.shares = (position < n).float() / n  # of each position in the loss; NaN for a document without one
+        self.squares: _Squares = {}
+        self.groups: dict[int, _Group] = {}
+        self.embedded: list[tuple[nn.Embedding, Tensor, Tensor]] = []  # the ids and, as autograd's leaf, the vectors
+
+    def add(self, parameters: Sequence[Tensor], squares: Tensor) -> None:
+        """Count squared norms (documents,) for these parameters."""
+        key = tuple(map(id, parameters))
+        squares = squares.to(self.padded.device, torch.float64)
+        self.squares[key] = self.squares[key] + squares if key in self.squares else squares
+
+    def hook(self, module: nn.Module) -> Iterator[Any]:
+        """Listen to a module, if one of its own parameters counts."""
+        if not any(_differentiable(parameter) for parameter in module.parameters(recurse=False)):
+            return
+        kind = _kind(module)
+        if kind == "embedding":
+            yield module.register_forward_hook(self._embed, with_kwargs=True)
+        elif kind == "linear":
+            yield module.register_forward_hook(self._linear)
+        elif kind is not None:
+            yield module.register_forward_hook(partial(self._norm, kind))
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """(documents, rows, features), whether or not the model keeps documents and tokens apart."""
+        return values.reshape(self.documents, -1, values.shape[-1])
+
+    def _embed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        if type(module) is nn.Embedding:
+            ids = args[0] if args else kwargs["input"]
+        else:
+            ids = kwargs["position_ids"] + module.offset
+        shape = (self.documents, *output.shape[-2:])  # positions are looked up once for all documents
+        leaf = output.expand(shape).detach().requires_grad_()
+        self.embedded.append((module, ids.expand(shape[:2]), leaf))
+        return leaf
+
+    def _norm(self, kind: _Kind, module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        output.register_hook(partial(self._norm_gradient, kind, module, args[0].detach()))
+
+    def _norm_gradient(self, kind: _Kind, module: Any, given: Tensor, gradient: Tensor) -> None:
+        x, g = given.to(gradient.device).float(), gradient.float()
+        if kind == "layer_norm":
+            x = functional.layer_norm(x, module.normalized_shape, None, None, module.eps)
+        else:
+            x = functional.rms_norm(x, x.shape[-1:], None, _epsilon(module))
+        if _differentiable(module.weight):
+            self.add((module.weight,), square(self._rows(x.mul_(g)).sum(1)))
+        if _differentiable(getattr(module, "bias", None)):
+            self.add((module.bias,), square(self._rows(g).sum(1)))
+
+    def _linear(self, module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        group = self.groups.setdefault(id(args[0]), _Group(args[0]))
+        group.out_features += output.shape[-1]
+        group.waiting += 1
+        output.register_hook(partial(self._linear_gradient, module, group))
+
+    def _linear_gradient(self, module: Any, group: _Group, gradient: Tensor) -> None:
+        out = self._rows(gradient)
+        if _differentiable(module.bias):
+            self.add((module.bias,), square(out.sum(1, dtype=torch.float32)))
+        group.waiting -= 1
+        if _differentiable(module.weight):
+            given = self._rows(group.given.detach()).to(out.device)
+            if gram_is_cheaper(out.shape[1], given.shape[2], group.out_features):
+                own = gram(out)
+                group.outer = own if group.outer is None else group.outer.add_(own)
+                group.weights.append(module.weight)
+            else:
+                self.add((module.weight,), product_squares(given, out))
+        if group.waiting == 0:
+            self._close(group)
+
+    def _close(self, group: _Group) -> None:
+        if group.outer is not None:
+            given = self._rows(group.given.detach()).to(group.outer.device)
+            self.add(group.weights, inner(gram(given), group.outer))
+        self.groups.pop(group.key)
+        group.outer, group.given = None, group.given[:0].clone()  # autograd's graph may hold the group still
+
+    def close_all(self) -> None:
+        """Count the groups of which some layer's output served for nothing."""
+        for group in list(self.groups.values()):
+            self._close(group)
+
+    def embeddings(self, gradients: Sequence[Tensor | None], table: nn.Module, by_token: Tensor | None) -> None:
+        """Count the embeddings, from the gradients of their vectors (documents, tokens, hidden).
+
+        `by_token` holds the rows of the tied head's gradient that belong to the documents' tokens, or is None.
+        """
+        for (module, ids, _), gradient in zip(self.embedded, gradients, strict=True):
+            if gradient is None:
+                continue
+            if module.padding_idx is not None:
+                gradient = gradient.masked_fill((ids == module.padding_idx)[..., None], 0)  # as autograd has it
+            same = ids[:, :, None] == ids[:, None, :]
+            squares = inner(gram(gradient), same)
+            if module is table and by_token is not None:
+                squares = squares + 2 * inner(by_token.to(gradient.device), gradient)
+            self.add((module.weight,), squares)

@@ -1,0 +1,45 @@
+"""Squared norms of products of matrices that are never stored: one Gram matrix against another, or a product alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PRODUCT_ELEMENTS = 1 << 26  # of a product that exist at a time
+
+
+def square(values: Tensor) -> Tensor:
+    """Squared norm of each document's vector: (documents, features) -> (documents,) float64."""
+    return values.square().sum(1, dtype=torch.float64)
+
+
+def inner(left: Tensor, right: Tensor) -> Tensor:
+    """Inner product of each document's two matrices, (documents,) float64."""
+    return (left * right).flatten(1).sum(1, dtype=torch.float64)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Inner products of each document's rows: (documents, rows, features) -> (documents, rows, rows) float32."""
+    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(rows, rows.mT, out_dtype=torch.float32)
+    rows = rows.float()
+    return torch.bmm(rows, rows.mT)
+
+
+def gram_is_cheaper(rows: int, given: int, out: int) -> bool:
+    """Whether two Gram matrices of `rows` rows cost less than the product (out, given) of each document."""
+    return rows * (given + out) < given * out
+
+
+def product_squares(given: Tensor, out: Tensor) -> Tensor:
+    """Squared norm of out' given for each document: (documents, rows, *) twice -> (documents,) float64.
+
+    One document at a time, and of a large product one band.
+    """
+    given, out = given.float(), out.float()
+    bands = -(-given.shape[2] * out.shape[2] // PRODUCT_ELEMENTS)
+    each = [
+        sum(torch.linalg.vector_norm(band.T @ a).double() ** 2 for band in b.tensor_split(bands, dim=1))
+        for a, b in zip(given, out, strict=True)
+    ]
+    return torch.stack([torch.as_tensor(value) for value in each])

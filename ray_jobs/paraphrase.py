@@ -1,0 +1,23 @@
+"""The paraphrase job: shards -> paraphrasing actors -> receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.config import AuditConfig
+from pipeline.corpus import Shard
+from pipeline.paraphrases import Paraphraser
+from pipeline.store import Receipt, Store
+from ray_jobs.actors import Failure, map_shards
+
+
+def paraphrase(
+    config: AuditConfig, fingerprint: Mapping[str, Any], shards: Sequence[Shard], store: Store, driver: str
+) -> Iterator[Receipt | Failure]:
+    """Paraphrase shards on the cluster; receipts and failures come in the order in which shards end.
+
+    Raises:
+        UserError: the cluster cannot hold one actor.
+    """
+    return map_shards(Paraphraser, config, fingerprint, shards, store, driver)

@@ -1,0 +1,144 @@
+"""`detectors: [{knockoff: ...}]`: paraphrases are drawn once, scored with the documents, and filtered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from made_up import sentence
+from rich.console import Console
+from tiny_t5 import save_tiny_t5
+
+from benchmarks.small_model import save_small_model
+from pipeline.config import ModelConfig, load_config
+from pipeline.errors import UserError
+from pipeline.models import open_model, tokenize
+from pipeline.passes.forward import forward
+from pipeline.store import Store, read_receipts
+from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.progress import Reporter
+
+pytestmark = pytest.mark.usefixtures("cluster")
+MakeAudit = Callable[..., Path]
+DETECTORS = ["loss", {"knockoff": {"base": "loss", "draws": [1, 3]}}]
+SELECTIONS = [{"name": "w", "detectors": ["knockoff(base=loss, draws=3)"], "procedure": "ktd", "alpha": 0.2}]
+
+
+@pytest.fixture(scope="module")
+def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paraphraser") / "t5"
+    save_tiny_t5(folder)
+    return folder
+
+
+def run(path: Path, *overrides: str) -> Outcome:
+    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True))
+
+
+def rows(folder: Path, stage: str) -> dict[str, dict[str, Any]]:
+    found = {}
+    for receipt in read_receipts(Store(str(folder)), stage):
+        found.update({row["doc_id"]: row for row in pq.read_table(folder / receipt.data).to_pylist()})
+    return found
+
+
+def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
+    make_audit: MakeAudit, tmp_path: Path, paraphraser: Path, tiny_model_folder: Path
+) -> None:
+    path = make_audit(
+        [sentence(i) for i in range(30)],
+        [sentence(1000 + i) for i in range(20)],
+        detectors=DETECTORS,
+        selections=SELECTIONS,
+        paraphraser={"path": str(paraphraser)},
+        error_budget=1.0,  # some paraphrases of this model are a single token
+    )
+    outcome = run(path, "resources.actors=1")
+    assert outcome.counts["scored"] > 20
+    assert outcome.counts["scored"] + outcome.counts["quarantined"] == 50
+    folder = tmp_path / "run"
+    scored, drawn = rows(folder, "score"), rows(folder, "paraphrase")
+    assert scored.keys() <= drawn.keys()
+    lm = open_model(ModelConfig(path=str(tiny_model_folder)))
+
+    def loss(text: str) -> float:
+        ids = tokenize(lm.tokenizer, [text], 1024)[0].ids
+        return float(forward(lm, [ids], frozenset({"log_prob"})).log_prob.double().mean())
+
+    for doc_id in list(scored)[:8]:
+        each = [loss(text) for text in drawn[doc_id]["paraphrases"]]
+        assert len(set(drawn[doc_id]["paraphrases"])) > 1
+        for draws in (1, 3):
+            w = scored[doc_id]["loss"] - np.mean(each[:draws])
+            assert scored[doc_id][f"knockoff(base=loss, draws={draws})"] == pytest.approx(w, abs=1e-4)
+    (summary,) = outcome.selections
+    assert summary["diagnostics"]["sign_symmetry"]["sentence"]
+    assert summary["strict"]["guarantee"] == "finite-sample"
+    assert json.loads((folder / "selection/w/scores.json").read_text())["roles"].keys() == {"audit", "unseen"}
+    # the same again with two actors, bit for bit; and a resume draws and scores nothing anew
+    again = tmp_path / "again"
+    run(path, f"run={again}", "resources.actors=2")
+    assert rows(again, "paraphrase") == drawn
+    assert rows(again, "score") == scored
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if {"paraphrases", "scores"} & set(p.parts)}
+    run(path, "selections.0.alpha=0.3")
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
+    make_audit: MakeAudit, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mute = tmp_path_factory.mktemp("mute") / "t5"
+    save_tiny_t5(mute, mute=True)
+    path = make_audit(
+        [sentence(i) for i in range(6)],
+        [sentence(1000 + i) for i in range(4)],
+        detectors=DETECTORS,
+        selections=[],
+        paraphraser={"path": str(mute)},
+        error_budget=1.0,
+    )
+    outcome = run(path)
+    assert (outcome.counts["scored"], outcome.counts["quarantined"]) == (0, 10)
+    reasons = [
+        row for file in (tmp_path / "run/quarantine").glob("*.parquet") for row in pq.read_table(file).to_pylist()
+    ]
+    assert {row["reason"] for row in reasons} == {"model_error"}
+    assert all("paraphrase" in row["message"] for row in reasons)
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"paraphraser": None}, "detector knockoff needs paraphraser, which is not given"),
+        ({"detectors": [{"knockoff": {"draws": 0}}]}, "draws must be a whole number of at least 1, got 0"),
+        ({"detectors": [{"knockoff": {"base": "los"}}]}, "base must be a detector: unknown detector 'los'"),
+        ({"detectors": ["loss"]}, "procedure ktd needs a signed statistic such as knockoff; loss has one sign"),
+        ({"paraphraser": {"path": "target"}}, "is the audited model itself"),
+    ],
+)
+def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
+    make_audit: MakeAudit, tiny_model_folder: Path, paraphraser: Path, changed: dict[str, Any], part: str
+) -> None:
+    settings: dict[str, Any] = {"detectors": DETECTORS, "paraphraser": {"path": str(paraphraser)}, **changed}
+    if settings["paraphraser"] == {"path": "target"}:
+        settings["paraphraser"] = {"path": str(tiny_model_folder)}
+    column = "loss" if settings["detectors"] == ["loss"] else "knockoff(base=loss, draws=3)"
+    if settings["detectors"] in (["loss"], DETECTORS):
+        settings["selections"] = [{"name": "w", "detectors": [column], "procedure": "ktd", "alpha": 0.2}]
+    with pytest.raises(UserError) as caught:
+        run(make_audit([sentence(1)], [sentence(2)], **settings))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_causal_paraphraser_without_a_chat_template_is_refused(make_audit: MakeAudit, tmp_path: Path) -> None:
+    save_small_model(tmp_path / "other", hidden=32, seed=5)
+    path = make_audit([sentence(1)], [sentence(2)], detectors=DETECTORS, paraphraser={"path": str(tmp_path / "other")})
+    with pytest.raises(UserError, match="chat template"):
+        run(path)
