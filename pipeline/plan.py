@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from pipeline.scoring import STAGE
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.grid import Grid
+from pipeline.selection.knockoff import fewest
 from pipeline.selection.step_up import calibration_needed, harmonic_bound, minimum_selectable
 from pipeline.store import Store, read_receipts
 
@@ -223,9 +223,8 @@ def _outlook(selection: SelectionConfig, roles: Mapping[str, Any]) -> dict[str, 
     m = roles["audit"]["documents"]
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
     if selection.procedure == "ktd":
-        fewest = math.ceil(1 / alpha)
-        sentence = f"The knockoff filter selects at least {fewest:,} of {m:,} documents or none."
-        return {**facts, "minimum_selectable": fewest, "ok": fewest <= m, "sentence": sentence}
+        least, sentence = fewest(alpha, m)
+        return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
     role = NULL_ROLE[selection.direction]
     n = roles[role]["documents"]
     if selection.procedure == "adadetect":

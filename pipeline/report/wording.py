@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pipeline.config import ESTIMATING
 from pipeline.report.facts import Run, Selection
+from pipeline.selection.knockoff import fewest
 from pipeline.selection.step_up import calibration_needed
 
 _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
@@ -144,9 +145,11 @@ def _nothing(summary: dict[str, Any]) -> str:
         f"reach as far as a list at alpha = {percent(summary['alpha'])}."
     )
     least = summary["minimum_selectable"]
-    if least > summary["n_audit"] and summary.get("calibration", "pooled") != "pooled":
+    if summary["procedure"] == "ktd":
+        text += " " + fewest(Fraction(repr(float(summary["alpha"]))), summary["n_audit"])[1]
+    elif least > summary["n_audit"] and summary.get("calibration", "pooled") != "pooled":
         text += f" With {documents(summary['n_calibration'])} for calibration nothing could ever have been selected."
-    elif least > summary["n_audit"] and summary["procedure"] != "ktd":
+    elif least > summary["n_audit"]:
         text += " " + _never(summary)
     elif least > 1:
         text += (

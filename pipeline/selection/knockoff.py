@@ -7,6 +7,7 @@ the guarantee is untouched, and W with float32(|W|) = 0 is zero. `candidate_bins
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -106,6 +107,15 @@ def candidate_bins(high: SignedHigh, q: Fraction, above: int = -1) -> tuple[int,
             if len(found) == MOST_BINS or _holds(int(negative[h]), int(positive[h]), q):
                 break
     return tuple(found)
+
+
+def fewest(q: Fraction, m: int) -> tuple[int, str]:
+    """The fewest documents that the filter can select, ceil(1 / q), and a sentence on what that means for m of them."""
+    least = math.ceil(1 / q)
+    sentence = f"The knockoff filter selects at least {least:,} of {m:,} documents or none"
+    if least <= m:
+        return least, f"{sentence}."
+    return least, f"{sentence}, so it cannot select anything: give more documents, or allow a larger alpha."
 
 
 def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Cut | None:

@@ -367,7 +367,7 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
     terms = OWN_TERMS["ktd"]
     symmetry = knockoff.sign_symmetry(known.first)
     none = {"procedure": "bh", "n_selected": 0, "threshold": None, "guarantee": "finite-sample"}
-    fewest = -(-q.denominator // q.numerator)
+    least, _ = knockoff.fewest(q, m)
     return Answer(
         judge=partial(_judge_knockoff, cut, conformal.judge if conformal is not None else None),
         n_calibration=len(known.matrix),
@@ -378,7 +378,7 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
         assumption=terms.assumption,
         promise=terms.promise,
         details={} if cut.value is None else {"smallest_w_selected": cut.value},
-        resolution=lambda _: (fewest, len(known.matrix)),
+        resolution=lambda _: (least, len(known.matrix)),
         strict=conformal.strict if conformal is not None else none,
         diagnostics={"sign_symmetry": {"p_value": symmetry.p_value, "ok": symmetry.ok, "sentence": symmetry.sentence}},
     )

@@ -52,4 +52,6 @@ def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path
     found = outlook(tmp_path, known=None, procedure="ktd")
     assert found["ok"]
     assert "at least 10 of 200 documents or none" in found["sentence"]
-    assert not outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)["ok"]
+    beyond = outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)
+    assert not beyond["ok"]
+    assert "at least 1,000 of 200 documents or none, so it cannot select anything" in beyond["sentence"]

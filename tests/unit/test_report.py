@@ -128,6 +128,18 @@ def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
     assert "Here it never is." in page.text
 
 
+@pytest.mark.parametrize(("alpha", "said"), [(0.1, "10 of 240 documents or none."), (0.001, "1,000 of 240 documents")])
+def test_a_knockoff_filter_that_selects_nothing_says_how_few_it_could_have(
+    tmp_path: Path, alpha: float, said: str
+) -> None:
+    store = build_run(tmp_path, members=0.0)
+    amend(store, "members", procedure="ktd", alpha=alpha, guarantee="heuristic")
+    text = report(store)[0].text
+    assert f"The knockoff filter selects at least {said}" in text
+    assert ("cannot select anything" in text) == (alpha < 1 / 240)
+    assert "for calibration a selection holds" not in text
+
+
 def test_nothing_selected_in_the_clean_direction_does_not_accuse(tmp_path: Path) -> None:
     store = build_run(tmp_path, members=0.0)
     amend(store, "members", direction="clean")
