@@ -45,7 +45,7 @@ def write_audit(
         },
         "detectors": ["loss", "min_k", "zlib"],
         "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"shard_bytes": 1500},
+        "resources": {"shard_bytes": 1500, "actors": 1},
         **settings,
     }
     path = folder / "audit.yaml"

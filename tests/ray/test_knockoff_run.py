@@ -96,15 +96,15 @@ def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
     mute = tmp_path_factory.mktemp("mute") / "t5"
     save_tiny_t5(mute, mute=True)
     path = make_audit(
-        [sentence(i) for i in range(6)],
-        [sentence(1000 + i) for i in range(4)],
+        [sentence(i) for i in range(3)],
+        [sentence(1000 + i) for i in range(2)],
         detectors=DETECTORS,
         selections=[],
         paraphraser={"path": str(mute)},
         error_budget=1.0,
     )
     outcome = run(path)
-    assert (outcome.counts["scored"], outcome.counts["quarantined"]) == (0, 10)
+    assert (outcome.counts["scored"], outcome.counts["quarantined"]) == (0, 5)
     reasons = [
         row for file in (tmp_path / "run/quarantine").glob("*.parquet") for row in pq.read_table(file).to_pylist()
     ]
