@@ -16,6 +16,16 @@ from pipeline.config import ModelConfig
 from pipeline.models import LanguageModel, open_model
 
 
+SHARED = {"cluster", "smollm2", "smollm2_file", "smollm2_folder"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what needs the cluster or the real model in one process; the other one has the rest."""
+    for item in items:
+        if item.path.parent.name == "ray" or SHARED & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
 @pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer of its own."""
