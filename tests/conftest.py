@@ -15,7 +15,6 @@ from benchmarks.small_model import save_small_model
 from pipeline.config import ModelConfig
 from pipeline.models import LanguageModel, open_model
 
-
 SHARED = {"cluster", "smollm2", "smollm2_file", "smollm2_folder"}
 
 
