@@ -18,6 +18,7 @@ from pipeline.models import LanguageModel, open_model
 SHARED = {"cluster", "smollm2", "smollm2_file", "smollm2_folder"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep what needs the cluster or the real model in one process; the other one has the rest."""
     for item in items:
