@@ -24,7 +24,7 @@ trial: install
 	$(BIN)/python -m examples.trials.run $(NAME)
 
 test: install
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
 
 lint: install
 	$(BIN)/ruff check .

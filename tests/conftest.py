@@ -7,6 +7,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
@@ -15,15 +16,8 @@ from benchmarks.small_model import save_small_model
 from pipeline.config import ModelConfig
 from pipeline.models import LanguageModel, open_model
 
-SHARED = {"cluster", "smollm2", "smollm2_file", "smollm2_folder"}
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what needs the cluster or the real model in one process; the other one has the rest."""
-    for item in items:
-        if item.path.parent.name == "ray" or SHARED & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no error
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
