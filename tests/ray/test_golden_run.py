@@ -43,7 +43,7 @@ def test_runs_with_one_and_two_actors_give_the_recorded_scores(
                     {"min_k": {"k": SHARES}},
                     {"min_k_plus_plus": {"k": SHARES}},
                 ],
-                "resources": {"actors": actors, "shard_bytes": 1500},
+                "resources": {"actors": actors, "shard_bytes": 800},
             }
         )
         assert run_audit(config, Reporter(Console(), quiet=True)).counts["scored"] == len(rows)
