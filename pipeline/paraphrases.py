@@ -11,19 +11,22 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline import __version__
-from pipeline.config import AuditConfig
+from pipeline.config import AuditConfig, ModelConfig
 from pipeline.corpus import Shard, shard_fingerprint
 from pipeline.detectors import draws_of, parse_detectors
 from pipeline.documents import Document, id_key, read_shard
 from pipeline.errors import UserError
 from pipeline.journal import Journal
-from pipeline.models import fingerprint_model, open_paraphraser, open_tokenizer, tokenize
+from pipeline.models import check_model, fingerprint_model, open_paraphraser, open_tokenizer, tokenize
 from pipeline.paraphrasing import Draws, ParaphraseSettings, paraphrase
 from pipeline.passes.generate import Sampling
 from pipeline.store import Receipt, Store, receipt_name, write_receipt
 
 STAGE = "paraphrase"
 WINDOW_DOCUMENTS = 64
+AUDITED_ITSELF = (
+    "is the audited model itself; the knockoffs of a model must not come from it (KTD, definition 1): give another one"
+)
 SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
@@ -42,6 +45,22 @@ class Paraphrases:
     problem: str | None
 
 
+def check_paraphraser(config: AuditConfig) -> None:
+    """Check without reading weights that the paraphraser can be opened and does not stand where the audited model does.
+
+    Raises:
+        UserError: in one line, what is missing or refused.
+    """
+    assert config.paraphraser is not None
+    check_model(config.paraphraser, paraphraser=True)
+    if _place(config.paraphraser) == _place(config.model):
+        raise UserError(f"paraphraser {config.paraphraser.path} {AUDITED_ITSELF}")
+
+
+def _place(model: ModelConfig) -> tuple[str | None, ...]:
+    return model.path, model.revision, model.gguf_file, model.adapter
+
+
 def paraphrase_fingerprint(config: AuditConfig) -> dict[str, Any]:
     """All that could change a paraphrase.
 
@@ -51,10 +70,7 @@ def paraphrase_fingerprint(config: AuditConfig) -> dict[str, Any]:
     assert config.paraphraser is not None
     ours = fingerprint_model(config.paraphraser)
     if ours["model"] == fingerprint_model(config.model)["model"]:
-        raise UserError(
-            f"paraphraser {config.paraphraser.path} is the audited model itself; the knockoffs of a model must not "
-            "come from it (KTD, definition 1): give another one"
-        )
+        raise UserError(f"paraphraser {config.paraphraser.path} {AUDITED_ITSELF}")
     found: dict[str, Any] = {f"paraphraser_{key}": value for key, value in ours.items()}
     found["paraphraser_settings"] = asdict(_settings(config))
     found["draws"] = draws_of(parse_detectors(config.detectors))

@@ -51,6 +51,7 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     from pipeline.config import load_config
     from pipeline.models import check_model
+    from pipeline.paraphrases import check_paraphraser
     from pipeline.plan import forecast, make_plan
 
     audit = load_config(config, set_ or ())
@@ -58,6 +59,8 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
     model = check_model(audit.model)
     if audit.reference_model is not None:
         check_model(audit.reference_model)
+    if audit.paraphraser is not None:
+        check_paraphraser(audit)
     facts = forecast(planned, model)
     if json_:
         _print_json(facts)

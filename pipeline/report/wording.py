@@ -88,11 +88,19 @@ def answer(run: Run, selection: Selection) -> Answer:
     number = f"{chosen:,}" if chosen else "none"
     return Answer(
         name=selection.name,
-        headline=f"{audited}, {number} {verb} selected as {kind} the training data of {model}{_unsupported(summary)}.",
+        headline=f"{audited}, {number} {verb} selected as {kind} the training data of {model}"
+        f"{_unproved(summary)}{_unsupported(summary)}.",
         terms=_terms(summary) if chosen else _nothing(summary),
         doubts=tuple(_doubts(summary)),
         cautions=tuple(_cautions(selection)),
     )
+
+
+def _unproved(summary: dict[str, Any]) -> str:
+    """What the first sentence says of a selection whose share of wrong documents nothing bounds."""
+    if summary["guarantee"] in ("finite-sample", "asymptotic") or not summary["n_selected"]:
+        return ""
+    return ", by a procedure for which no guarantee is proved"
 
 
 def _unsupported(summary: dict[str, Any]) -> str:

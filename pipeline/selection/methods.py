@@ -380,7 +380,13 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
         details={} if cut.value is None else {"smallest_w_selected": cut.value},
         resolution=lambda _: (least, len(known.matrix)),
         strict=conformal.strict if conformal is not None else none,
-        diagnostics={"sign_symmetry": {"p_value": symmetry.p_value, "ok": symmetry.ok, "sentence": symmetry.sentence}},
+        diagnostics={
+            "sign_symmetry": {
+                "p_value": symmetry.p_value,
+                "ok": None if symmetry.ok else False,  # a test that finds nothing has not shown the assumption
+                "sentence": symmetry.sentence,
+            }
+        },
     )
 
 

@@ -21,6 +21,7 @@ from pipeline.models import open_model, tokenize
 from pipeline.passes.forward import forward
 from pipeline.store import Store, read_receipts
 from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -135,6 +136,22 @@ def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
         run(make_audit([sentence(1)], [sentence(2)], **settings))
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "part"), [("target", "is the audited model itself"), ("/no/such/model", "no model at /no/such/model")]
+)
+def test_a_plan_refuses_a_paraphraser_that_the_run_would(
+    make_audit: MakeAudit, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], path: str, part: str
+) -> None:
+    path = str(tiny_model_folder) if path == "target" else path
+    audit = make_audit(detectors=DETECTORS, selections=SELECTIONS, paraphraser={"path": path})
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(audit)])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
 
 
 def test_a_causal_paraphraser_without_a_chat_template_is_refused(make_audit: MakeAudit, tmp_path: Path) -> None:

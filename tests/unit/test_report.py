@@ -98,6 +98,7 @@ def test_without_a_known_guarantee_none_is_claimed(tmp_path: Path, guarantee: st
     sentence = facts["selections"][0]["answer"]["sentence"]
     assert "No guarantee is proved for this procedure (kernel)" in sentence
     assert "is at most" not in sentence
+    assert "by a procedure for which no guarantee is proved." in facts["selections"][0]["answer"]["headline"]
     assert "No procedure with a finite-sample guarantee was computed beside it." in sentence
     assert "none proved" in page.text
 
