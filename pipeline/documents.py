@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.corpus import Shard, compression_of
+from pipeline.corpus import Shard
 from pipeline.errors import UserError, nearest
+from pipeline.inputs import compression_of
 
 REASONS = (
     "empty",

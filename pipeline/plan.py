@@ -15,9 +15,10 @@ import torch
 
 from pipeline import __version__
 from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
-from pipeline.corpus import InputFile, Shard, estimated_rows, find_inputs, number_rows, plan_shards, shard_fingerprint
+from pipeline.corpus import Shard, number_rows, plan_shards, shard_fingerprint
 from pipeline.detectors import parse_detectors, plan_passes
 from pipeline.errors import UserError
+from pipeline.inputs import InputFile, estimated_rows, find_inputs
 from pipeline.models import check_model
 from pipeline.scoring import STAGE
 from pipeline.selection.conditional import simes_grid

@@ -13,9 +13,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from pipeline.config import AuditConfig, CorpusConfig, ModelConfig, SourceConfig
-from pipeline.corpus import Shard, find_inputs
+from pipeline.corpus import Shard
 from pipeline.documents import fetch_texts
 from pipeline.errors import UserError
+from pipeline.inputs import find_inputs
 from pipeline.report import wording
 from pipeline.report.facts import Listed, Run, Selection, read_run
 from pipeline.report.figures import Drawn, draw

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config import AuditConfig
-from pipeline.corpus import find_inputs, number_rows, plan_shards
+from pipeline.corpus import number_rows, plan_shards
+from pipeline.inputs import find_inputs
 from pipeline.selection import Decision, RankCounts, calibrate, decide, minimum_selectable, ranks, strict
 from pipeline.store import Receipt, Store, write_receipt
 

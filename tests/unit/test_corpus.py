@@ -16,9 +16,10 @@ import pytest
 import zstandard
 
 from pipeline.config import AuditConfig, SourceConfig
-from pipeline.corpus import Shard, find_inputs, number_rows, plan_shards
+from pipeline.corpus import Shard, number_rows, plan_shards
 from pipeline.documents import Document, fetch_texts, read_shard, text_keys
 from pipeline.errors import UserError
+from pipeline.inputs import find_inputs
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
 
