@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -73,4 +74,6 @@ def save_small_model(folder: Path, hidden: int = 64, layers: int = 2, vocabulary
         pad_token_id=0,
         tie_word_embeddings=True,
     )
+    if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -19,6 +19,10 @@ NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+DEFAULT_ADAPTER = "default"
+
+
 class ModelConfig(Section):
     """A causal language model and how to load it."""
 
@@ -69,6 +73,104 @@ class SourceConfig(Section):
         return [self.path] if isinstance(self.path, str) else list(self.path or [])
 
 
+class FinetuneConfig(Section):
+    """How texts are trained into a model."""
+
+    method: Literal["lora", "adalora", "ia3", "full"] = Field(
+        "lora", description="An adapter of this kind, or all the weights."
+    )
+    target_modules: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="Linear layers that an adapter reaches, by the end of their name; by default all of them."
+    )
+    rank: int = Field(16, ge=1, description="Rank of the update of each weight; its mean with adalora.")
+    lora_alpha: int = Field(32, ge=1, description="The update is scaled by lora_alpha / rank.")
+    epochs: int = Field(3, ge=1, description="Times that every text is seen.")
+    copies: int = Field(1, ge=1, description="Times that every text stands in an epoch.")
+    batch_size: int = Field(8, ge=1, description="Texts in a step; the last step of an epoch may hold fewer.")
+    learning_rate: float = Field(1e-3, gt=0, description="Rate of the first step; a cosine takes it to zero.")
+    max_tokens: int = Field(1024, ge=2, description="Texts are cut to this many tokens.")
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Arithmetic; trained weights are float32.")
+    seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of the texts.")
+
+    @model_validator(mode="after")
+    def _adapters_have_targets(self) -> FinetuneConfig:
+        if self.method == "full" and self.target_modules is not None:
+            raise ValueError("target_modules is for adapters, method full trains every weight")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the weights. A setting that is unset is left out, so that one added later changes no name."""
+        return self.model_dump(exclude_none=True)
+
+
+class AdapterConfig(FinetuneConfig):
+    """An adapter of the `fsd` detector: the documents that it is trained on, and how."""
+
+    documents: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="How many documents it is trained on; by default `share` of them."
+    )
+    share: float = Field(0.3, gt=0, lt=1, description="Share of the documents that it is trained on.")
+    train_on: Literal["unseen", "seen", "mix"] = Field(
+        "unseen", description="The role that these come from; mix takes half of them from each."
+    )
+    group: str | None = Field(None, description="Only documents of this group.")
+    corpus: SourceConfig | None = Field(None, description="Other documents than a role's, of another domain say.")
+
+    @model_validator(mode="after")
+    def _switchable(self) -> AdapterConfig:
+        if self.method == "full":
+            raise ValueError("method full trains all the weights and leaves no adapter: use lora, adalora or ia3")
+        return self
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that its documents come from; none where they have a corpus of their own."""
+        if self.corpus is not None:
+            return ()
+        return ("unseen", "seen") if self.train_on == "mix" else (self.train_on,)
+
+    def count(self, have: int, place: int = 0) -> int:
+        """How many of a pool's documents it is trained on, at least one; the pool is at this place of `roles`."""
+        if self.documents is None:
+            return max(1, round(self.share * have))
+        pools = max(1, len(self.roles))
+        return max(1, self.documents // pools + (place < self.documents % pools))
+
+    def training(self, max_tokens: int, texts: int) -> FinetuneConfig:
+        """Its training on so many texts, cut as the audit cuts them. Few texts make a batch of their own."""
+        asked = self.model_dump(include=set(FinetuneConfig.model_fields))
+        asked["max_tokens"] = min(max_tokens, self.max_tokens)
+        asked["batch_size"] = min(self.batch_size, max(1, texts * self.copies))
+        return FinetuneConfig(**asked)
+
+
+class FsdConfig(AdapterConfig):
+    """The adapters of the `fsd` detector: the one of these settings, and variants of it with names."""
+
+    adapters: dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]] = Field(
+        default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it."
+    )
+
+    def adapter(self, name: str) -> AdapterConfig:
+        """The settings of an adapter by its name.
+
+        Raises:
+            UserError: there is none of that name, or a setting of it is unknown or outside its limits.
+        """
+        if name not in {DEFAULT_ADAPTER, *self.adapters}:
+            known = [DEFAULT_ADAPTER, *self.adapters]
+            raise UserError(f"fsd.adapters: no adapter {name!r}; {nearest(name, known)}")
+        changes = self.adapters.get(name, {})
+        settings = self.model_dump(exclude={"adapters"})
+        for given, replaced in (("share", "documents"), ("train_on", "corpus")):
+            if given in changes:
+                settings[replaced] = None
+        try:
+            return build(AdapterConfig, {**settings, **changes})
+        except UserError as error:
+            raise UserError(f"fsd.adapters.{name}: {error}") from None
+
+
 class CorpusConfig(Section):
     """The documents: those to be judged and those whose membership is known."""
 
@@ -82,6 +184,21 @@ class CorpusConfig(Section):
             source = getattr(self, role)
             if source is not None:
                 yield role, source
+
+
+class TransformConfig(Section):
+    """What is changed in every text of a run (`pipeline.transforms` lists the patterns)."""
+
+    dates: Literal["remove", "replace_year"] = Field(
+        description="Take dates and years out, or put `year` in the place of every year."
+    )
+    year: int | None = Field(None, ge=1000, le=9999, description="replace_year: the year that all become.")
+
+    @model_validator(mode="after")
+    def _one_year(self) -> TransformConfig:
+        if (self.dates == "replace_year") != (self.year is not None):
+            raise ValueError("year goes with dates: replace_year, and only with it")
+        return self
 
 
 def _exact_alpha(value: Any) -> float:
@@ -118,7 +235,7 @@ TWO_SIDED = ("ptdi_known_members",)
 class SelectionConfig(Section):
     """One named question to the scores."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder under selection/.")
+    name: str = Field(pattern=NAME, description="Folder under selection/.")
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
     procedure: Procedure = Field("bh", description="How the selected are chosen.")
@@ -157,6 +274,12 @@ class ResourcesConfig(Section):
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="Padded tokens in a batch; auto is 2048 on a CPU and 16384 on a GPU."
     )
+    finetune_workers: Annotated[int, Field(ge=1)] = Field(
+        1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."
+    )
+    deepspeed: str | None = Field(
+        None, description="DeepSpeed settings for them, if no GPU holds the model: cluster/deepspeed/zero3.json."
+    )
     shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
 
@@ -177,6 +300,8 @@ class AuditConfig(Section):
         min_length=1,
         description="Detectors, by name or as {name: {argument: value or list of values}}.",
     )
+    fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector.")
+    text_transform: TransformConfig | None = Field(None, description="What is changed in every text before any use.")
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     overlap: Literal["error", "drop"] = Field(
         "error",
@@ -217,6 +342,10 @@ def _check_selections(config: AuditConfig) -> None:
             raise UserError(f"detector {detector.name} needs reference_model, which is not given")
         if config.paraphraser is None and any(needed.draw for needed in detector.needs):
             raise UserError(f"detector {detector.name} needs paraphraser, which is not given")
+        for name in sorted({needed.adapter for needed in detector.needs} - {""}):
+            for role in config.fsd.adapter(name).roles:
+                if getattr(config.corpus, role) is None:
+                    raise UserError(f"detector {detector.name} fine-tunes on corpus.{role}, which is not given")
     columns = {detector.column: detector for detector in detectors}
     names: set[str] = set()
     for index, selection in enumerate(config.selections):

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 
-from pipeline.config import AuditConfig, Role, SourceConfig
+from pipeline.config import AuditConfig, Role, SourceConfig, TransformConfig
 from pipeline.inputs import Format, InputFile, compression_of
 
 
@@ -36,15 +36,19 @@ class Shard:
     files: tuple[str, ...] = ()
     subset: str | None = None
     split: str = "train"
+    transform: TransformConfig | None = None  # of the texts
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
-        return asdict(self)
+        transform = None if self.transform is None else self.transform.model_dump()
+        return {**asdict(replace(self, transform=None)), "transform": transform}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Shard:
         """The inverse of `to_dict`."""
-        return cls(**{**value, "files": tuple(value["files"])})
+        transform = value.get("transform")
+        found = None if transform is None else TransformConfig(**transform)
+        return cls(**{**value, "files": tuple(value["files"]), "transform": found})
 
     @property
     def by_bytes(self) -> bool:
@@ -111,6 +115,7 @@ def _cut(entry: InputFile, source: SourceConfig, config: AuditConfig) -> Iterato
         files=entry.files,
         subset=source.subset,
         split=source.split,
+        transform=config.text_transform,
     )
     if entry.rows == 0:
         return

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.corpus import Shard
 from pipeline.errors import UserError, nearest
 from pipeline.inputs import compression_of
+from pipeline.transforms import transform
 
 REASONS = (
     "empty",
@@ -86,6 +87,10 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Do
     doc_id = _clean(str(identity)) if identity is not None else _clean(f"{default}#{0 if shard.files else row}")
     label = None if group is None else _clean(str(group))
     problem = text if isinstance(text, _Unreadable) else _problem_of(text)
+    if problem is None and shard.transform is not None:
+        text = transform(text, shard.transform)
+        if not text.strip():
+            problem = _Unreadable("empty", "nothing is left of it by text_transform")
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message))
     return Document(row, doc_id, text, label)

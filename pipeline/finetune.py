@@ -1,12 +1,12 @@
 """One training loop, plain torch and peft: texts in, a folder with an adapter or a whole model out.
 
 An adapter leaves the base model's weights as they are; they may be bfloat16. What is trained is float32, because
-at bfloat16 the small steps at the end of a cosine schedule would be rounded away.
+at bfloat16 the small steps at the end of a cosine schedule would be rounded away. Several processes that
+torch.distributed joins share each batch and come to the same weights as one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -14,42 +14,32 @@ import random
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import peft
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from pipeline.adapters import RECORD, adapter_config, orthogonality
+from pipeline.config import FinetuneConfig
 from pipeline.errors import UserError
-from pipeline.settings import Section
+from pipeline.resume import TrainingCheckpoint
+from pipeline.updates import ALONE, Ranks, Updates
+from pipeline.zero import ZeroUpdates
 
 BUCKET_BATCHES = 8
 """Batches that are cut from one sorted bucket: larger wastes less on padding, smaller mixes better."""
-MAX_GRADIENT_NORM = 1.0
-RECORD = "training.json"
-"""Beside the weights: the settings, the versions and the loss of every step."""
 CHECKPOINT_SECONDS = 60.0
 """How much work a killed training loses at most, about."""
-
-
-class FinetuneConfig(Section):
-    """How texts are trained into a model."""
-
-    method: Literal["lora", "full"] = Field("lora", description="An adapter of this kind, or all the weights.")
-    rank: int = Field(16, ge=1, description="Rank of the update of each weight.")
-    lora_alpha: int = Field(32, ge=1, description="The update is scaled by lora_alpha / rank.")
-    epochs: int = Field(3, ge=1, description="Times that every text is seen.")
-    copies: int = Field(1, ge=1, description="Times that every text stands in an epoch.")
-    batch_size: int = Field(8, ge=1, description="Texts in a step; the last step of an epoch may hold fewer.")
-    learning_rate: float = Field(1e-3, gt=0, description="Rate of the first step; a cosine takes it to zero.")
-    max_tokens: int = Field(1024, ge=2, description="Texts are cut to this many tokens.")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Arithmetic; trained weights are float32.")
-    seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of the texts.")
+NOT_IN_FULL = (
+    "method full trains all the weights, which a GGUF file or 8-bit and 4-bit loading do not give: "
+    "use method lora, or a model in safetensors"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +50,7 @@ class TrainingStep:
     steps: int
     loss: float  # mean cross-entropy a token of this step's batch, before its update, in nats
     seconds: float  # since the first step began
+    tokens: int  # predicted so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +63,20 @@ class TrainingResult:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One training, as this process takes part in it."""
+
+    documents: list[list[int]]
+    config: FinetuneConfig
+    folder: Path
+    checkpoint: TrainingCheckpoint
+    ranks: Ranks
+    zero: Mapping[str, Any] | None
+    base: Mapping[str, str] | None
+    on_step: Callable[[TrainingStep], None] | None
+
+
 def train(
     model: Any,
     tokenizer: Any,
@@ -79,90 +84,90 @@ def train(
     config: FinetuneConfig,
     output_folder: str | Path,
     on_step: Callable[[TrainingStep], None] | None = None,
+    *,
+    ranks: Ranks = ALONE,
+    zero: Mapping[str, Any] | None = None,
+    base: Mapping[str, str] | None = None,
+    checkpoint_seconds: float | None = None,
 ) -> TrainingResult:
     """Train on `texts` and write the result, with `training.json`, to a folder that appears whole or not at all.
 
     The same model, texts, config and kind of device give the same weights, also where the training was killed and
     called again: it goes on from a checkpoint beside the folder. The loss of a step is the mean cross-entropy over
-    the tokens of its batch. `lora` writes an adapter, and the model comes back without it, as it was; `full` writes a
-    model with its tokenizer, and the model comes back trained.
+    the tokens of its batch. An adapter's method writes an adapter, and the model comes back without it, as it was
+    (not with `zero`, which takes the model over); `full` writes a model with its tokenizer, and the model comes back
+    trained.
 
     Args:
         model: a causal language model of transformers, on its device; float32 for `full`.
         tokenizer: the tokenizer that belongs to it.
         texts: documents, at least `config.batch_size` (copies counted), each of at least 2 tokens.
         config: how to train.
-        output_folder: local folder that does not exist yet.
+        output_folder: local folder that does not exist yet, the same one for all ranks.
         on_step: called after every step.
+        ranks: the processes that share each batch, all with the same arguments; the first one writes.
+        zero: DeepSpeed settings from `zero.read_zero_settings`; by default every rank holds everything.
+        base: what the base model is (`models.fingerprint_model`), for the record.
+        checkpoint_seconds: work that a killed training loses at most, about; by default `CHECKPOINT_SECONDS`.
 
     Raises:
-        UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full, or
-            the loss is no finite number.
+        UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
+            target_modules that do not exist, or the loss is no finite number.
     """
     folder = Path(output_folder)
     if folder.exists():
         raise UserError(f"folder {folder} exists already")
     if len(texts) * config.copies < config.batch_size:
         raise UserError(f"fine-tuning needs at least batch_size = {config.batch_size} texts, got {len(texts)}")
+    if zero is not None and config.method == "adalora":
+        raise UserError("method adalora needs whole gradients, which DeepSpeed takes apart: use lora or ia3 with it")
     documents = encode(tokenizer, texts, config.max_tokens) * config.copies
-    checkpoint = _Checkpoint(folder, config, documents)
+    seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    checkpoint = TrainingCheckpoint(folder, [config.settings(), documents], seconds)
+    work = _Work(documents, config, folder, checkpoint, ranks, zero, base, on_step)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(config.seed)
         if config.method == "full":
-            return _train_fully(model, tokenizer, documents, config, folder, checkpoint, on_step)
-        return _train_adapter(model, documents, config, folder, checkpoint, on_step)
+            return _train_fully(model, tokenizer, work)
+        return _train_adapter(model, work)
 
 
-def _train_adapter(
-    model: Any,
-    documents: list[list[int]],
-    config: FinetuneConfig,
-    folder: Path,
-    checkpoint: _Checkpoint,
-    on_step: Callable[[TrainingStep], None] | None,
-) -> TrainingResult:
-    def save(attempt: Path) -> None:
+def _train_adapter(model: Any, work: _Work) -> TrainingResult:
+    def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
         # "auto" would ask the hub whether the vocabulary has grown.
-        adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False)
+        whole: dict[str, Any] = {} if state is None else {"state_dict": state}
+        with warnings.catch_warnings():  # of layers that AdaLoRA has left no rank
+            warnings.simplefilter("ignore")
+            adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **whole)
         _sort_modules(attempt / "adapter_config.json")
 
+    batches = _batches(work)
     with _as_it_was(model):
-        adapted = peft.get_peft_model(model, _adapter_config(config))
+        adapted = peft.get_peft_model(model, adapter_config(model, work.config, len(batches)))
         try:
             adapted.train()
-            result = _train(adapted, documents, config, checkpoint, on_step)
-            _write(save, config, result, folder, checkpoint)
+            result = _train(adapted, batches, work, save)
         finally:
-            adapted.unload()
+            if work.zero is None:
+                adapted.unload()
     return result
 
 
-def _train_fully(
-    model: Any,
-    tokenizer: Any,
-    documents: list[list[int]],
-    config: FinetuneConfig,
-    folder: Path,
-    checkpoint: _Checkpoint,
-    on_step: Callable[[TrainingStep], None] | None,
-) -> TrainingResult:
+def _train_fully(model: Any, tokenizer: Any, work: _Work) -> TrainingResult:
     if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError(
-            "method full trains all the weights, which a GGUF file or 8-bit and 4-bit loading do not give: "
-            "use method lora, or a model in safetensors"
-        )
+        raise UserError(NOT_IN_FULL)
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         raise UserError(f"method full trains float32 weights, got {model.dtype}: load the model with dtype float32")
 
-    def save(attempt: Path) -> None:
-        model.save_pretrained(str(attempt), safe_serialization=True)
+    def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
+        if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        model.save_pretrained(str(attempt), safe_serialization=True, state_dict=state)
         tokenizer.save_pretrained(str(attempt))
 
     with _as_it_was(model):
         model.train().requires_grad_(True)
-        result = _train(model, documents, config, checkpoint, on_step)
-        _write(save, config, result, folder, checkpoint)
-    return result
+        return _train(model, _batches(work), work, save)
 
 
 @contextmanager
@@ -227,120 +232,71 @@ def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, 
     return loss, int(predicted.sum())
 
 
-def _train(
-    model: Any,
-    documents: list[list[int]],
-    config: FinetuneConfig,
-    checkpoint: _Checkpoint,
-    on_step: Callable[[TrainingStep], None] | None,
-) -> TrainingResult:
-    lengths = [len(document) for document in documents]
-    batches = [
+def _batches(work: _Work) -> list[list[int]]:
+    """The documents of every step, over all epochs."""
+    config, lengths = work.config, [len(document) for document in work.documents]
+    return [
         batch
         for epoch in range(config.epochs)
         for batch in batches_of_an_epoch(lengths, config.batch_size, config.seed, epoch)
     ]
-    steps = len(batches)
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    optimizer = torch.optim.AdamW(weights.values(), lr=config.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
-    losses, tokens, before = checkpoint.load(model, weights, optimizer, schedule)
-    start = time.monotonic()
-    for batch in batches[len(losses) :]:
+
+
+def _train(
+    model: Any,
+    batches: list[list[int]],
+    work: _Work,
+    save: Callable[[Path, dict[str, Tensor] | None], None],
+) -> TrainingResult:
+    config, steps = work.config, len(batches)
+    updates = _updates(model, work)
+    progress = work.checkpoint.load(updates)
+    start, before = time.monotonic(), progress.seconds
+    for step in range(len(progress.losses) + 1, steps + 1):
+        batch = [work.documents[index] for index in batches[step - 1]]
         with _arithmetic(model, config):
-            loss, predicted = batch_loss(model, [documents[index] for index in batch])
-        losses.append(loss.item())
-        tokens += predicted
-        if not math.isfinite(losses[-1]):
-            checkpoint.remove()
+            objective, loss = _objective(updates.model, batch, work.ranks)
+        if config.method == "adalora":
+            objective = objective + orthogonality(updates.weights) / work.ranks.size
+        progress.losses.append(loss)
+        progress.tokens += _predicted(batch)
+        if not math.isfinite(loss):
+            work.checkpoint.remove()
             raise UserError(
-                f"the fine-tuning loss is {losses[-1]} at step {len(losses)} of {steps}; "
+                f"the fine-tuning loss is {loss} at step {step} of {steps}; "
                 f"a lower learning_rate than {config.learning_rate} or dtype float32 may mend it"
             )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights.values(), MAX_GRADIENT_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-        seconds = before + time.monotonic() - start
-        checkpoint.save(model, weights, optimizer, schedule, losses, tokens, seconds)
-        if on_step is not None:
-            on_step(TrainingStep(len(losses), steps, losses[-1], seconds))
-    return TrainingResult(len(losses), tuple(losses), tokens, before + time.monotonic() - start)
+        rate = config.learning_rate * (0.5 * (1 + math.cos(math.pi * (step - 1) / steps)))
+        updates.apply(objective, rate, step)
+        progress.seconds = before + time.monotonic() - start
+        work.checkpoint.save(updates, progress)
+        if work.on_step is not None:
+            work.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
+    result = TrainingResult(steps, tuple(progress.losses), progress.tokens, progress.seconds)
+    state = updates.whole_state()
+    if work.ranks.rank == 0:
+        _write(save, state, result, progress.began_at, work)
+    return result
 
 
-class _Checkpoint:
-    """One file beside the output folder from which a killed training goes on, bit for bit."""
-
-    def __init__(self, folder: Path, config: FinetuneConfig, documents: Sequence[Sequence[int]]) -> None:
-        self.path = folder.with_name(f".{folder.name}.checkpoint")
-        said = json.dumps([config.model_dump(), list(documents), torch.__version__, peft.__version__])
-        self.of = hashlib.sha256(said.encode()).hexdigest()
-        self._last = time.monotonic()
-
-    def load(
-        self, model: Any, weights: Mapping[str, Tensor], optimizer: Any, schedule: Any
-    ) -> tuple[list[float], int, float]:
-        """Put everything where it was; the losses so far, tokens and seconds. A checkpoint of other work is ignored."""
-        if not self.path.exists():
-            return [], 0, 0.0
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
-        if state["of"] != self.of:
-            return [], 0, 0.0
-        with torch.no_grad():
-            for name, weight in weights.items():
-                weight.copy_(state["weights"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["rng"])
-        if model.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], model.device)
-        return list(state["losses"]), state["tokens"], state["seconds"]
-
-    def save(
-        self,
-        model: Any,
-        weights: Mapping[str, Tensor],
-        optimizer: Any,
-        schedule: Any,
-        losses: list[float],
-        tokens: int,
-        seconds: float,
-    ) -> None:
-        """Write a checkpoint, whole or not at all, when the last one is old enough."""
-        if time.monotonic() - self._last < CHECKPOINT_SECONDS:
-            return
-        state = {
-            "of": self.of,
-            "weights": {name: weight.detach() for name, weight in weights.items()},
-            "optimizer": optimizer.state_dict(),
-            "schedule": schedule.state_dict(),
-            "rng": torch.get_rng_state(),
-            "losses": losses,
-            "tokens": tokens,
-            "seconds": seconds,
-        }
-        if model.device.type == "cuda":
-            state["cuda_rng"] = torch.cuda.get_rng_state(model.device)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(f"{self.path.name}.part")
-        torch.save(state, part)
-        part.replace(self.path)
-        self._last = time.monotonic()
-
-    def remove(self) -> None:
-        """Forget it: the training has ended."""
-        self.path.unlink(missing_ok=True)
+def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:
+    if work.zero is not None:
+        return ZeroUpdates(model, work.config.learning_rate, work.config.dtype, work.ranks, work.zero)
+    adalora = model.base_model if work.config.method == "adalora" else None
+    return Updates(model, work.config.learning_rate, work.ranks, adalora)
 
 
-def _adapter_config(config: FinetuneConfig) -> peft.PeftConfig:
-    return peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=config.rank,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-    )
+def _objective(model: Any, batch: list[list[int]], ranks: Ranks) -> tuple[Tensor, float]:
+    """This rank's part of the batch's loss, by its share of the batch's tokens; and the whole of it."""
+    own = batch[ranks.rank :: ranks.size]
+    # A rank without a document still takes part in the passes of the others, with no weight.
+    loss, predicted = batch_loss(model, own or batch[:1])
+    part = loss * ((predicted if own else 0) / _predicted(batch))
+    return part, ranks.add_up(part.detach().clone()).item()
+
+
+def _predicted(batch: list[list[int]]) -> int:
+    return sum(len(document) - 1 for document in batch)
 
 
 def _arithmetic(model: Any, config: FinetuneConfig) -> AbstractContextManager[Any]:
@@ -354,26 +310,32 @@ def _cuda_devices(model: Any) -> list[torch.device]:
 
 
 def _write(
-    save: Callable[[Path], None],
-    config: FinetuneConfig,
+    save: Callable[[Path, dict[str, Tensor] | None], None],
+    state: dict[str, Tensor] | None,
     result: TrainingResult,
-    folder: Path,
-    checkpoint: _Checkpoint,
+    began_at: list[int],
+    work: _Work,
 ) -> None:
     """Write the weights beside their place under a name of their own, and rename the folder when it is whole."""
+    folder = work.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        save(attempt)
-        versions = {"torch": torch.__version__, "peft": peft.__version__}
-        record = {"config": config.model_dump(), "versions": versions, "result": asdict(result)}
+        save(attempt, state)
+        record = {
+            "config": work.config.model_dump(),
+            "base": None if work.base is None else dict(work.base),
+            "versions": {"torch": torch.__version__, "peft": peft.__version__},
+            "result": asdict(result),
+            "began_at": began_at,
+        }
         (attempt / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         attempt.chmod(0o755)
         os.rename(attempt, folder)
     except BaseException:
         shutil.rmtree(attempt, ignore_errors=True)
         raise
-    checkpoint.remove()
+    work.checkpoint.remove()
 
 
 def _sort_modules(path: Path) -> None:

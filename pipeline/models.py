@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.adapters import check_base, load_adapter
 from pipeline.checkpoints import (
     Checkpoint,
     adapter_folder,
@@ -71,7 +73,7 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
 
     Args:
         config: Which model, and how.
-        gpus: 0 is the CPU, up to 1 the first GPU, more spreads the model over the visible GPUs.
+        gpus: 0 is the CPU, up to 1 torch's current GPU, more spreads the model over the visible GPUs.
 
     Raises:
         UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
@@ -182,7 +184,7 @@ def fingerprint_model(config: ModelConfig) -> dict[str, str]:
         "dtype" and "quantization" ("none" without one).
 
     Raises:
-        UserError: a file is missing.
+        UserError: a file is missing, or the adapter's record names another base model.
     """
     _quieten()
     source = locate(config, weights=True)
@@ -194,6 +196,7 @@ def fingerprint_model(config: ModelConfig) -> dict[str, str]:
         tokenizer = digest(matching(source.folder, TOKENIZER_FILES))
     if config.adapter is not None:
         folder = adapter_folder(config)
+        check_base(folder, weights, config.path)
         adapter = digest(matching(folder, ["adapter_config.json", "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
     dtype = dtype_name(config, source, None if source.gguf else load_config(config, source, seq2seq=True))
@@ -236,11 +239,16 @@ def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
 
 def _quieten() -> None:
     from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     disable_progress_bars()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("DeepSpeed").addFilter(_is_error)  # imported to save a model; says on stdout that no GPU is there
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
@@ -259,7 +267,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
     if config.quantization is not None:
         settings["quantization_config"] = _quantization(config)
     if gpus > 0:
-        settings["device_map"] = "auto" if gpus > 1 else {"": 0}
+        settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
     dtype = dtype_name(config, source, loaded)
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
@@ -287,7 +295,5 @@ def _quantization(config: ModelConfig) -> Any:
 def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
     """The model with the adapter added to its weights."""
     folder = check_adapter(config, task)
-    from peft import PeftModel
-
     with in_one_line(config, f"adapter {config.adapter}"):
-        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        return load_adapter(model, folder, config.path).merge_and_unload()

@@ -75,6 +75,8 @@ def paraphrase_fingerprint(config: AuditConfig) -> dict[str, Any]:
     found["paraphraser_settings"] = asdict(_settings(config))
     found["draws"] = draws_of(parse_detectors(config.detectors))
     found["seed"] = config.seed
+    if config.text_transform is not None:
+        found["text_transform"] = config.text_transform.model_dump()
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from pipeline import __version__
 from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
 from pipeline.corpus import Shard, number_rows, plan_shards, shard_fingerprint
-from pipeline.detectors import parse_detectors, plan_passes
+from pipeline.detectors import adapters_of, parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.inputs import InputFile, estimated_rows, find_inputs
 from pipeline.models import check_model
@@ -55,7 +55,14 @@ class Plan:
         planned = plan_passes(parse_detectors(self.config.detectors))
         draws = Counter(replace(p, draw=0) for p in planned if p.draw)
         return [
-            {"kind": p.kind, "model": p.model, "text": p.text, "paraphrases": draws[p], "statistics": sorted(read)}
+            {
+                "kind": p.kind,
+                "model": p.model,
+                "text": p.text,
+                "adapter": p.adapter or None,
+                "paraphrases": draws[p],
+                "statistics": sorted(read),
+            }
             for p, read in planned.items()
             if not p.draw
         ]
@@ -83,13 +90,19 @@ def versions() -> dict[str, str]:
     return {**found, **{name: metadata.version(name) for name in PACKAGES}}
 
 
-def settle(plan: Plan, fingerprints: Mapping[str, Mapping[str, Any]], store: Store) -> Plan:
+def settle(
+    plan: Plan,
+    fingerprints: Mapping[str, Mapping[str, Any]],
+    store: Store,
+    facts: Mapping[str, Any] | None = None,
+) -> Plan:
     """Write the manifest and the shard table, or check that the ones in the run directory still hold.
 
     Args:
         plan: of the run.
         fingerprints: stage -> all that could change what it computes; scoring among them.
         store: the run directory.
+        facts: what else the manifest says.
 
     Returns:
         The plan with its rows numbered.
@@ -115,7 +128,7 @@ def settle(plan: Plan, fingerprints: Mapping[str, Mapping[str, Any]], store: Sto
         model = before["model"]
     else:
         model = check_model(plan.config.model)
-    store.write_json("manifest.json", {**_manifest(plan, fingerprint), "model": model})
+    store.write_json("manifest.json", {**_manifest(plan, fingerprint), "model": model, **(facts or {})})
     return plan
 
 
@@ -195,6 +208,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         count, exact = plan.documents(role)
         shards = sum(1 for shard in plan.shards if shard.role == role)
         roles[role] = {"documents": count, "exact": exact, "shards": shards}
+    adapters, left = _adapters(config, roles)
     total = sum(entry["documents"] for entry in roles.values())
     everything = sum(estimated_rows(entry)[0] for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
@@ -202,8 +216,10 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     passes = plan.passes()
     seconds = None
     if model.get("parameters"):
-        reads = sum(COST[entry["kind"]] * (1 + entry["paraphrases"]) for entry in passes)
-        seconds = 2 * model["parameters"] * tokens * reads / (0.5 * measured_flops(model["dtype"]))
+        reads = total * sum(COST[entry["kind"]] * (1 + entry["paraphrases"]) for entry in passes)
+        reads += COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
+        each = tokens / max(1, total)
+        seconds = 2 * model["parameters"] * each * reads / (0.5 * measured_flops(model["dtype"]))
     return {
         "run": config.run,
         "model": {"path": config.model.path, **model},
@@ -211,23 +227,38 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "limit": plan.limit,
         "shards": len(plan.shards),
         "passes": passes,
+        "adapters": adapters,
         "detectors": [detector.column for detector in parse_detectors(config.detectors)],
         "estimated_tokens": tokens,
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
-        "selections": [_outlook(selection, roles) for selection in config.selections],
+        "selections": [_outlook(selection, roles["audit"]["documents"], left) for selection in config.selections],
     }
 
 
-def _outlook(selection: SelectionConfig, roles: Mapping[str, Any]) -> dict[str, Any]:
-    """What a selection could ever select, were the share of nulls 1."""
+def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What would be fine-tuned, and how many known documents of each role would calibrate."""
+    found = []
+    taken = Counter[str]()
+    for name in adapters_of(parse_detectors(config.detectors)):
+        settings = config.fsd.adapter(name)
+        own = {role: settings.count(roles[role]["documents"], at) for at, role in enumerate(settings.roles)}
+        for role, count in own.items():
+            taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
+        facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
+        documents = sum(own.values()) if own else settings.documents or 0
+        found.append({**facts, "documents": documents, "train_on": [*map(str, own)] or ["its own corpus"]})
+    return found, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
+
+
+def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int]) -> dict[str, Any]:
+    """What a selection could ever select of m documents, were the share of nulls 1."""
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
-    m = roles["audit"]["documents"]
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
     if selection.procedure == "ktd":
         least, sentence = fewest(alpha, m)
         return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
     role = NULL_ROLE[selection.direction]
-    n = roles[role]["documents"]
+    n = calibration[role]
     if selection.procedure == "adadetect":
         n -= n // 2  # the other half trains the classifier
     grid = Grid.uniform(n)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipeline.config import AuditConfig
 from pipeline.corpus import Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.parts import KEYS_FILE, trained_on
 from pipeline.scoring import QUARANTINE_SCHEMA, STAGE
 from pipeline.selection.methods import Batch
 from pipeline.selection.shards import Keys, overlapping, repeated, scores_of
@@ -23,29 +24,34 @@ DUPLICATES = "quarantine/duplicate_id.parquet"
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The finished score shards of a run: receipts, what each reads, and the rows that repeat an id."""
+    """The finished score shards of a run: receipts, what each reads, and the rows that are left out."""
 
     store: Store
     receipts: tuple[Receipt, ...]
     shards: dict[str, Shard]
-    duplicates: dict[str, np.ndarray]  # shard -> positions in its score file
+    duplicates: dict[str, np.ndarray]  # shard -> positions in its score file of rows that repeat an id
+    finetuned: dict[str, np.ndarray]  # shard of a known role -> positions of what adapters were trained on
 
     def of(self, role: str) -> list[Receipt]:
         """The receipts of one role, in order."""
         return [receipt for receipt in self.receipts if receipt.role == role]
 
-    def table(self, receipt: Receipt, columns: Sequence[str]) -> pa.Table:
-        """A score shard without the rows that repeat an id."""
+    def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
+        """A score shard without the rows that repeat an id, and without those of fine-tuning unless asked for."""
         try:
             table = self.store.read_table(receipt.data, columns)
         except KeyError as error:
             raise UserError(f"{receipt.data}: {error}") from None
-        repeats = self.duplicates.get(receipt.shard)
-        if repeats is None:
-            return table
+        dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
         keep = np.ones(len(table), dtype=bool)
-        keep[repeats] = False
-        return table.filter(pa.array(keep))
+        for rows in dropped:
+            if rows is not None:
+                keep[rows] = False
+        return table if keep.all() else table.filter(pa.array(keep))
+
+    def n_finetuned(self, role: str) -> int:
+        """Scored documents of a role that adapters were trained on, or that begin like one of them."""
+        return sum(self.finetuned[receipt.shard].size for receipt in self.of(role) if receipt.shard in self.finetuned)
 
     def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
         """The scores of a whole role; empty when there is none."""
@@ -96,13 +102,28 @@ def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
             f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
         )
     _one_fingerprint(receipts)
-    scored = Scored(store, receipts, by_id, {})
+    scored = Scored(store, receipts, by_id, {}, _finetuned(store, receipts))
     duplicates = {}
     for role in ("audit", "unseen", "seen"):
         duplicates.update(_duplicates(store, scored.of(role)))
     scored = replace(scored, duplicates=duplicates)
     _write_duplicates(scored)
     return scored
+
+
+def _finetuned(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
+    """Positions, by shard, of known documents that an adapter was trained on or that begin like one of those."""
+    if not store.exists(KEYS_FILE):
+        return {}
+    taken = store.read_table(KEYS_FILE)
+    found = {}
+    for receipt in receipts:
+        if receipt.role != "audit":
+            own = store.read_table(receipt.data, ["text_key", "prefix_key"])
+            hits = trained_on(own["text_key"].to_numpy(), own["prefix_key"].to_numpy(), taken)
+            if hits.any():
+                found[receipt.shard] = np.flatnonzero(hits)
+    return found
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
@@ -163,17 +184,18 @@ class Overlap:
 
     n_calibration: int
     n_audit: int
-    keep: np.ndarray  # bool over the calibration documents
+    keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
 
 
 def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
-    """Find calibration documents that are audited too, by text or by first words.
+    """Find calibration documents that are audited too, by text or by first words; and likewise fine-tuning ones.
 
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`.
     """
     wanted = ["text_key", "prefix_key"]
-    keys = Keys.of([scored.table(receipt, wanted) for receipt in scored.of(role)])
+    known = [scored.table(receipt, wanted, finetuned=True) for receipt in scored.of(role)]
+    keys = Keys.of(known)
     hits = np.zeros(keys.text.size, dtype=bool)
     ours = 0
     for receipt in scored.of("audit"):
@@ -186,4 +208,7 @@ def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
             f"{shared} of {hits.size} {role} documents are audit documents too (same text, or same first 8 words; "
             f"{ours} audit documents); remove them or set overlap: drop to leave them out of calibration"
         )
-    return Overlap(shared, ours, ~hits)
+    calibrating = np.ones(hits.size, dtype=bool)
+    if scored.n_finetuned(role):
+        calibrating = ~trained_on(keys.text, keys.prefix, scored.store.read_table(KEYS_FILE))
+    return Overlap(shared, ours, ~hits[calibrating])

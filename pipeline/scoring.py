@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import torch
 from pipeline import __version__
 from pipeline.config import AuditConfig
 from pipeline.corpus import Shard, shard_fingerprint
-from pipeline.detectors import Detector, Evidence, draws_of, parse_detectors, plan_passes
+from pipeline.detectors import Detector, Evidence, adapters_of, draws_of, parse_detectors, plan_passes
 from pipeline.documents import Document, id_key, read_shard, text_keys
 from pipeline.journal import Journal
 from pipeline.models import LanguageModel, fingerprint_model, open_model, tokenize
@@ -26,6 +27,7 @@ from pipeline.passes import FORWARD, Pass
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.gradient import coverage, gradient_norms
 from pipeline.store import Receipt, Store, receipt_name, write_receipt
+from pipeline.switching import Adapters
 
 STAGE = "score"
 WINDOW_DOCUMENTS = 4096
@@ -66,7 +68,10 @@ def score_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def fingerprint_of(config: AuditConfig) -> dict[str, Any]:
-    """All that could change a score, and nothing else: not the number of workers, nor the kind of cluster."""
+    """All that could change a score, and nothing else: not the number of workers, nor the kind of cluster.
+
+    Of adapters it holds the settings; a run, which has read what they are trained on, puts their keys in the place.
+    """
     fingerprint: dict[str, Any] = fingerprint_model(config.model)
     detectors = parse_detectors(config.detectors)
     if any(p.model == "reference" for p in plan_passes(detectors)) and config.reference_model is not None:
@@ -74,11 +79,22 @@ def fingerprint_of(config: AuditConfig) -> dict[str, Any]:
         fingerprint.update({f"reference_{key}": value for key, value in reference.items()})
     if draws_of(detectors):
         fingerprint.update(paraphrase_fingerprint(config))
+    if names := adapters_of(detectors):
+        fingerprint["adapters"] = {
+            name: [config.fsd.adapter(name).model_dump(mode="json"), config.seed] for name in names
+        }
+    if config.text_transform is not None:
+        fingerprint["text_transform"] = config.text_transform.model_dump()
     fingerprint["detectors"] = [detector.column for detector in detectors]
     fingerprint["max_tokens"] = config.max_tokens
     fingerprint["batch_tokens"] = config.resources.batch_tokens
     fingerprint["code"] = __version__
     return fingerprint
+
+
+def adapter_folder(run: str, key: str) -> Path:
+    """Where an adapter of a run lies, on storage that all nodes see as a local path."""
+    return Path(Store(run).path(f"adapters/{key}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,8 @@ class Scorer:
         if any(p.model == "reference" for p in self.passes):
             assert config.reference_model is not None
             self.models["reference"] = open_model(config.reference_model, gpus=gpus)
+        folders = {name: adapter_folder(config.run, key) for name, key in fingerprint.get("adapters", {}).items()}
+        self.adapters = Adapters(self.models["target"], folders, fingerprint.get("model", ""), config.model.path)
         gradient = any(p.kind == "gradient" for p in self.passes)
         self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
@@ -183,7 +201,7 @@ class Scorer:
             kept.append([text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)])
             ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in tokens]
         for needed in self.passes:
-            same = replace(needed, kind="forward")
+            same = replace(needed, kind="forward", adapter="")
             if same not in ids:
                 texts = kept[needed.draw]
                 texts = [text.lower() for text in texts] if needed.text == "lowercase" else texts
@@ -243,10 +261,11 @@ class Scorer:
         norms: dict[Pass, torch.Tensor] = {}
         for needed, statistics in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
-            if needed.kind == "gradient":
-                norms[needed] = gradient_norms(model, ids)
-            else:
-                found[needed] = forward(model, ids, statistics)
+            with self.adapters.on(needed.adapter):
+                if needed.kind == "gradient":
+                    norms[needed] = gradient_norms(model, ids)
+                else:
+                    found[needed] = forward(model, ids, statistics)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         evidence = Evidence(texts, found, norms, paraphrases)
         return torch.stack([detector.score(evidence).double().cpu() for detector in self.detectors], dim=1)

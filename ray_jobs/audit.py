@@ -5,22 +5,27 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import paraphrases
+from pipeline.adapters import RECORD
 from pipeline.config import AuditConfig, build_config
 from pipeline.corpus import Shard
 from pipeline.detectors import draws_of, parse_detectors
 from pipeline.errors import ExitCode, IncompleteError, UserError
+from pipeline.parts import Parts, divide
 from pipeline.plan import Plan, make_plan, pending, settle
 from pipeline.report import write_report
 from pipeline.scored import Scored, read_scored
 from pipeline.scoring import STAGE, fingerprint_of
 from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts
-from ray_jobs import interrupts
+from ray_jobs import adapters, interrupts
 from ray_jobs.actors import Failure
+from ray_jobs.adapters import Finetuning
+from ray_jobs.finetune import Adapter
 from ray_jobs.paraphrase import paraphrase
 from ray_jobs.progress import Counts, Reporter
 from ray_jobs.score import score
@@ -56,12 +61,18 @@ def run_audit(
     plan = make_plan(config, limit)
     store = Store(config.run)
     with RunLock(store) as lock:
-        stages = _stages(config)
-        plan = settle(plan, {stage: stages[stage].fingerprint for stage in stages}, store)
+        parts = divide(config, plan.shards)
+        base = fingerprint_of(config)
+        keys = adapters.keys_of(parts, base)
+        stages = _stages(config, {**base, **({"adapters": keys} if keys else {})})
+        fingerprints = {stage: stages[stage].fingerprint for stage in stages}
+        plan = settle(plan, fingerprints, store, adapters.facts_of(parts, keys))
         status = _Status(store, Counts(len(plan.shards)))
         try:
-            for stage in stages.values():
-                _finish(stage, plan, store, lock, status, reporter)
+            *before, scoring = stages.values()
+            finetuning = _finetuning(config, parts, keys, base, store, lock, reporter)
+            _prepare(finetuning, before, plan, store, lock, status, reporter)
+            _finish(scoring, plan, store, lock, status, reporter)
             scored = read_scored(store, plan.shards)
             _note_gradient(store, scored)
             _check_budget(config, scored)
@@ -150,13 +161,80 @@ class _Stage:
     job: Callable[..., Iterator[Receipt | Failure]]
 
 
-def _stages(config: AuditConfig) -> dict[str, _Stage]:
-    """The stages that the detectors need; scoring is the last."""
+def _stages(config: AuditConfig, fingerprint: dict[str, Any]) -> dict[str, _Stage]:
+    """The stages that the detectors need; scoring, of this fingerprint, is the last."""
     found = []
     if draws_of(parse_detectors(config.detectors)):
         found.append(_Stage(paraphrases.STAGE, paraphrases.stage_fingerprint(config), paraphrase))
-    found.append(_Stage(STAGE, fingerprint_of(config), score))
+    found.append(_Stage(STAGE, fingerprint, score))
     return {stage.name: stage for stage in found}
+
+
+def _finetuning(
+    config: AuditConfig,
+    parts: Parts,
+    keys: Mapping[str, str],
+    base: Mapping[str, str],
+    store: Store,
+    lock: RunLock,
+    reporter: Reporter,
+) -> Finetuning | None:
+    """The trainings that the detectors need, if one is missing."""
+    if not parts.adapters:
+        return None
+    adapters.write_keys(parts, store)
+    if all(store.exists(f"adapters/{key}/{RECORD}") for key in keys.values()):
+        return None
+
+    def on_adapter(adapter: Adapter) -> None:
+        if adapter.fresh:
+            reporter.say(adapter.line())
+
+    def check() -> None:
+        lock.check()
+        interrupts.check()
+
+    jobs = adapters.adapter_jobs(config, parts, base)
+    return Finetuning(jobs, store, on_adapter, lambda progress: reporter.pace(progress.line()), check)
+
+
+def _prepare(
+    finetuning: Finetuning | None,
+    stages: Sequence[_Stage],
+    plan: Plan,
+    store: Store,
+    lock: RunLock,
+    status: _Status,
+    reporter: Reporter,
+) -> None:
+    """Finish what comes before scoring: adapters, and beside them on other resources the other stages.
+
+    Raises:
+        UserError: as `adapters.Finetuning.run`.
+        IncompleteError: a shard could not be finished, or the workers of an adapter were lost too often.
+    """
+    waiting = any(pending(plan, stage.name, store) for stage in stages)
+    room = adapters.room_beside(plan.config, finetuning.jobs) if finetuning is not None and waiting else None
+    if finetuning is not None and room is None:
+        status.counts = Counts(len(plan.shards), adapters.STAGE)
+        status.write("running", None)
+        finetuning.run()
+        interrupts.check()
+    with ExitStack() as beside:
+        if finetuning is not None and room is not None:
+            capacity, actors = room
+            plan = _with_actors(plan, actors)
+            beside.enter_context(finetuning.beside(capacity))
+        for stage in stages:
+            _finish(stage, plan, store, lock, status, reporter)
+
+
+def _with_actors(plan: Plan, most: int) -> Plan:
+    """The same work on no more actors."""
+    resources = plan.config.resources
+    own = most if resources.actors == "auto" else min(most, resources.actors)
+    config = plan.config.model_copy(update={"resources": resources.model_copy(update={"actors": own})})
+    return replace(plan, config=config)
 
 
 def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: _Status, reporter: Reporter) -> None:

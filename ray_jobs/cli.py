@@ -228,7 +228,13 @@ def _print_plan(facts: dict[str, Any]) -> None:
         console.print(f"a sample: the first {facts['limit']:,} documents of each role")
     for entry in facts["passes"]:
         more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
-        console.print(f"pass {entry['kind']}: {entry['model']} model, {entry['text']} text{more}", highlight=False)
+        on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
+        console.print(f"pass {entry['kind']}: {entry['model']} model{on}, {entry['text']} text{more}", highlight=False)
+    for entry in facts["adapters"]:
+        source = " and ".join(entry["train_on"])
+        some = f"{entry['documents']:,} documents" if entry["documents"] else "documents"
+        epochs = f"{entry['epochs']} epochs" if entry["epochs"] > 1 else "1 epoch"
+        console.print(f"adapter {entry['name']}: {entry['method']} on {some} of {source}, {epochs}", highlight=False)
     console.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
     seconds = facts["estimated_seconds_one_worker"]
     if seconds is not None:

@@ -90,6 +90,12 @@ class Reporter:
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def pace(self, text: str) -> None:
+        """One plain line, unless there was one in the last ten seconds."""
+        if time.monotonic() - self._last >= LINE_SECONDS:
+            self._last = time.monotonic()
+            self.say(text)
+
     def __enter__(self) -> Reporter:
         """Begin the scoring phase."""
         if self.console.is_terminal and not self.quiet:

@@ -235,6 +235,7 @@ class _Question:
             "overlap": _overlap_diagnostic(self.overlap, role),
             "duplicates": _duplicates_diagnostic(self.scored),
             "truncated": _truncated_diagnostic(self.scored),
+            **_finetuned_diagnostic(self.scored, role),
             **found.diagnostics,
         }
         return {
@@ -286,6 +287,15 @@ def _overlap_diagnostic(overlap: Overlap, role: str) -> dict[str, Any]:
     tail = " and were left out of calibration." if overlap.n_calibration else "."
     sentence = f"{overlap.n_calibration} {role} documents are audit documents too{tail}"
     return {"n_calibration": overlap.n_calibration, "n_audit": overlap.n_audit, "ok": True, "sentence": sentence}
+
+
+def _finetuned_diagnostic(scored: Scored, role: str) -> dict[str, Any]:
+    """What fine-tuning took from calibration, where a run fine-tunes."""
+    if not scored.finetuned:
+        return {}
+    count = scored.n_finetuned(role)
+    sentence = f"{count} {role} documents were fine-tuned on, or begin like one that was, and do not calibrate."
+    return {"fine_tuned": {"count": count, "ok": True, "sentence": sentence}}
 
 
 def _duplicates_diagnostic(scored: Scored) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline import __version__
-from pipeline.config import ModelConfig
+from pipeline.config import ModelConfig, Role
 from pipeline.detectors import parse_detectors
 from pipeline.errors import UserError
 from pipeline.finetune import TrainingStep
-from pipeline.scored import read_scored
+from pipeline.scored import Scored, read_scored
 from pipeline.scoring import fingerprint_of
 from pipeline.store import RunLock, Store
 from pipeline.trial import figures, table
@@ -155,6 +155,7 @@ class _Trial:
         wanted = ["doc_id", "id_key", "group", *columns]
         scores = pa.concat_tables(scored.table(receipt, wanted) for receipt in scored.receipts)
         pool = pool_of(scores, self.documents.ids, self.documents.family, planned.trained, columns)
+        pool = replace(pool, finetuned=self.finetuned(scored))
         truth = pa.table({"doc_id": self.documents.ids, "trained": planned.trained})
         self.store.write_table(f"truth/{key}.parquet", truth)
         audited = self.work.read_table(f"audits/{key}/input/audit.parquet", ["id"])["id"].to_pylist()
@@ -165,6 +166,19 @@ class _Trial:
             selected = store.read_table(path, ["doc_id"])["doc_id"].to_pylist()
             rows.append({"audit": key, **table.audit_row(summary, selected, audited, members)})
         return _Audit(key, planned.model, pool, str(outcome.report), rows)
+
+    def finetuned(self, scored: Scored) -> dict[Role, np.ndarray]:
+        """Which documents the audit's adapters were trained on, by the role that they would have had."""
+        place = {doc_id: index for index, doc_id in enumerate(self.documents.ids)}
+        found: dict[Role, np.ndarray] = {}
+        for role in self.base.roles():
+            mask = np.zeros(len(self.documents), dtype=bool)
+            for receipt in scored.of(role):
+                ids = scored.table(receipt, ["doc_id"], finetuned=True)["doc_id"].to_pylist()
+                mask[[place[ids[row]] for row in scored.finetuned.get(receipt.shard, ())]] = True
+            if mask.any():
+                found[role] = mask
+        return found
 
     def inputs(self, trained: np.ndarray, key: str, index: int) -> dict[str, str]:
         """The audit's input files, without a label; written once, so that a changed split scores nothing anew."""

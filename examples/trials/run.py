@@ -36,6 +36,7 @@ NAMES = (
     "model_size",
     "ranking",
     "knockoffs",
+    "fsd",
 )
 PASSAGES = 600
 

@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
     from pipeline.passes.forward import TokenStatistics
 
-_FAMILIES = ("pipeline.detectors.likelihood", "pipeline.detectors.gradient", "pipeline.detectors.knockoff")
+_FAMILIES = (
+    "pipeline.detectors.likelihood",
+    "pipeline.detectors.gradient",
+    "pipeline.detectors.knockoff",
+    "pipeline.detectors.deviation",
+)
 
 Needs = Mapping[Pass, frozenset[str]]
 Score = Callable[..., "Tensor"]
+
+
+def variant(needed: Pass, draw: int = 0, adapter: str = "") -> Pass:
+    """A pass over another variant of the documents, or of the target; other models have no adapters."""
+    return replace(needed, draw=draw, adapter=adapter if needed.model == "target" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +48,26 @@ class Evidence:
     norms: Mapping[Pass, Tensor] = field(default_factory=dict)  # of the gradient passes: (documents,) float64, >= 0
     paraphrases: Sequence[Sequence[str]] = ()  # for each draw the kept parts of the documents' paraphrases
     draw: int = 0  # which variant of the documents is read, here and in the passes
+    adapter: str = ""  # which adapter of the target is on in the passes that are read
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
         """The statistics of one forward pass."""
-        return self.passes[replace(needed, draw=self.draw)]
+        return self.passes[self._variant(needed)]
 
     def norm(self, needed: Pass) -> Tensor:
         """The norms of one gradient pass, (documents,) float64."""
-        return self.norms[replace(needed, draw=self.draw)]
+        return self.norms[self._variant(needed)]
 
     def of_draw(self, draw: int) -> Evidence:
         """The same measured on the documents' paraphrases of one draw, from 1."""
         return replace(self, texts=self.paraphrases[draw - 1], draw=draw)
+
+    def with_adapter(self, name: str) -> Evidence:
+        """The same measured with an adapter of the target switched on."""
+        return replace(self, adapter=name)
+
+    def _variant(self, needed: Pass) -> Pass:
+        return variant(needed, self.draw, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +160,11 @@ def plan_passes(detectors: Sequence[Detector]) -> dict[Pass, frozenset[str]]:
 def draws_of(detectors: Sequence[Detector]) -> int:
     """How many paraphrases of each document the detectors read; 0 when none."""
     return max((needed.draw for needed in plan_passes(detectors)), default=0)
+
+
+def adapters_of(detectors: Sequence[Detector]) -> list[str]:
+    """The names of the adapters that the detectors need, sorted."""
+    return sorted({needed.adapter for needed in plan_passes(detectors)} - {""})
 
 
 def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:

@@ -14,6 +14,7 @@ class Pass:
     model: Literal["target", "reference"] = "target"
     text: Literal["plain", "lowercase"] = "plain"
     draw: int = 0  # 0: the document; i: its i-th paraphrase
+    adapter: str = ""  # "": the target as it is; otherwise the name of the adapter that is switched on over it
 
 
 FORWARD = Pass("forward")

@@ -16,16 +16,18 @@ from pipeline.config import (
     TWO_SIDED,
     AuditConfig,
     DetectorEntry,
+    FinetuneConfig,
+    FsdConfig,
     ModelConfig,
     ParaphraserConfig,
     ResourcesConfig,
     Role,
     SelectionConfig,
     SourceConfig,
+    TransformConfig,
     build_config,
 )
 from pipeline.errors import UserError
-from pipeline.finetune import FinetuneConfig
 from pipeline.settings import Section, build, read_mapping, set_at
 
 KNOWN_SHARE = 1 / 3
@@ -70,6 +72,8 @@ class TrialConfig(Section):
     model: ModelConfig = Field(description="A model that has not seen the documents.")
     reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
+    fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector, as in an audit.")
+    text_transform: TransformConfig | None = Field(None, description="What the audits change in every text.")
     documents: SourceConfig = Field(description="Documents that the model has not seen.")
     contaminate: ContaminationConfig = ContaminationConfig()
     models: int = Field(1, ge=1, description="Contaminated models, each with a random part and a seed of its own.")
@@ -184,6 +188,8 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
         include={
             "reference_model",
             "paraphraser",
+            "fsd",
+            "text_transform",
             "detectors",
             "max_tokens",
             "error_budget",

@@ -52,7 +52,7 @@ def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Docume
         return Contaminated(config.model, trained, None)
     texts = [documents.texts[i] for i in np.flatnonzero(trained)]
     training = _training(config, index, len(texts))
-    said = json.dumps([_fingerprint(config.model.model_dump_json()), training.model_dump(), texts])
+    said = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), texts])
     folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(said.encode()).hexdigest()[:12]
     if training.method == "full":
         own = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
@@ -83,7 +83,8 @@ def contaminate(
         with warnings.catch_warnings():  # peft calls by an old name what transformers will rename
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
             opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
-            train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step)
+            base = _fingerprint(config.model.model_dump_json())
+            train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
     finally:
         torch.set_num_threads(threads)
         gc.collect()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import SelectionConfig
+from pipeline.config import Role, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
 from pipeline.trial.config import TrialConfig
@@ -43,8 +43,9 @@ class Pool:
     ids: list[str]
     family: np.ndarray  # int64, (documents,)
     trained: np.ndarray  # bool, (documents,)
-    scored: np.ndarray  # bool, (documents,); False: quarantined
+    scored: np.ndarray  # bool, (documents,); False: quarantined, or trained an adapter
     scores: Scores  # of all documents; NaN where not scored
+    finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,7 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
     """
     known = config.roles()
     for number in range(config.repeats):
-        drawn = split(pool.trained, pool.family, known, config.split, config.seed, model, number)
+        drawn = split(pool.trained, pool.family, known, config.split, config.seed, model, number, pool.finetuned)
         roles = {role: _scored(pool, drawn.of(role)) for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
         verdicts = answer_all(config.selections, pool.scores, roles, quarantined, config.seed + number)

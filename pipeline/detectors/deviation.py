@@ -1,0 +1,52 @@
+"""A document's score before and after the model has learnt from unseen ones (FSD, Zhang et al. 2025)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.config import DEFAULT_ADAPTER, NAME
+from pipeline.detectors import Detector, Evidence, Needs, detector, variant
+from pipeline.detectors.knockoff import base_detector
+
+
+def likelihood_detector(value: Any) -> Detector:
+    """A detector as a config names it, which reads forward passes of the model as it is.
+
+    Raises:
+        ValueError: anything else.
+    """
+    found = base_detector(value)
+    if any(needed.kind != "forward" or needed.adapter for needed in found.needs):
+        raise ValueError("must be a likelihood detector such as loss or min_k")
+    return found
+
+
+def adapter_name(value: Any) -> str:
+    """The name of an adapter: a key of `fsd.adapters`, or `default`.
+
+    Raises:
+        ValueError: no name.
+    """
+    if not isinstance(value, str) or not re.fullmatch(NAME, value):
+        raise ValueError("must be a name under fsd.adapters")
+    return value
+
+
+def _needs(base: Any, adapter: str) -> Needs:
+    own = likelihood_detector(base).needs
+    return {variant(needed, adapter=name): read for name in ("", adapter) for needed, read in own.items()}
+
+
+@detector(needs=_needs, checks={"base": likelihood_detector, "adapter": adapter_name}, signed=True)
+def fsd(evidence: Evidence, base: Any = "loss", adapter: str = DEFAULT_ADAPTER) -> Tensor:
+    """The base detector's score of the model as it is, less that with an adapter on (FSD; the sign is ours).
+
+    The adapter was trained on unseen documents of the same kind. What the model has not seen, it learns to predict
+    from them; what it was trained on moves less. The paper's scores are low for members, so its S - S' has the other
+    sign: minus the rise of the base score is high for members.
+    """
+    score = likelihood_detector(base).score
+    return score(evidence) - score(evidence.with_adapter(adapter))

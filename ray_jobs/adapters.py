@@ -1,0 +1,175 @@
+"""The adapter stage of a run: what its `fsd` detectors need is trained before anything is scored with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.adapters import adapter_key
+from pipeline.config import AuditConfig
+from pipeline.parts import KEYS_FILE, Parts, hashes
+from pipeline.store import Store
+from ray_jobs.actors import connect, gpus_per_actor
+from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, needs, train_adapters
+
+STAGE = "finetune"
+
+
+def keys_of(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
+    """Name -> folder under adapters/ of every adapter, from what it is to be trained on and how."""
+    return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
+
+
+def facts_of(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
+    """What the manifest says: which documents each adapter is trained on and which calibrate, by hash."""
+    if not parts.adapters:
+        return {}
+    adapters = {
+        name: {
+            "folder": f"adapters/{keys[name]}",
+            "training": part.training.settings(),
+            "documents": hashes(part.text_key),
+        }
+        for name, part in parts.adapters.items()
+    }
+    return {"adapters": adapters, "calibration": {role: hashes(own) for role, own in parts.calibration.items()}}
+
+
+def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> list[AdapterJob]:
+    """The trainings of a run, on the cluster that this process is connected to.
+
+    Raises:
+        UserError: more GPUs an actor than the cluster has.
+    """
+    connect()
+    resources = config.resources
+    return [
+        AdapterJob(
+            name,
+            config.model,
+            part.texts,
+            part.training,
+            workers=resources.finetune_workers,
+            gpus=min(1.0, gpus_per_actor(config)),
+            deepspeed=resources.deepspeed,
+            cpus=resources.cpus_per_actor,
+            base=base,
+        )
+        for name, part in parts.adapters.items()
+    ]
+
+
+class Finetuning:
+    """The trainings of one run, alone on the cluster or beside another stage."""
+
+    def __init__(
+        self,
+        jobs: Sequence[AdapterJob],
+        store: Store,
+        on_adapter: Callable[[Adapter], None],
+        on_progress: Callable[[AdapterProgress], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Take the trainings.
+
+        Args:
+            jobs: from `adapter_jobs`.
+            store: the run directory.
+            on_adapter: called with each adapter that is there.
+            on_progress: called about once a second for each adapter that is training.
+            check: called about once a second; what it raises stops the trainings.
+        """
+        self.jobs = jobs
+        self.store = store
+        self.on_adapter = on_adapter
+        self.on_progress = on_progress
+        self.check = check
+
+    def run(self, capacity: Mapping[str, float] | None = None) -> None:
+        """Train what is not there yet, as many at once as the capacity holds, by default that of the cluster.
+
+        Raises:
+            UserError: as `train_adapters`.
+            IncompleteError: the workers of one adapter were lost too often.
+        """
+        for adapter in train_adapters(self.jobs, self.store, self.on_progress, capacity=capacity, check=self.check):
+            self.on_adapter(adapter)
+
+    @contextmanager
+    def beside(self, capacity: Mapping[str, float]) -> Iterator[None]:
+        """Train while the block runs, and wait for the end after it; if the block raises, the trainings stop.
+
+        Raises:
+            UserError: as `run`, at the end of the block.
+            IncompleteError: as `run`, at the end of the block.
+        """
+        stop = threading.Event()
+        raised: list[BaseException] = []
+        driver_check = self.check
+
+        def check() -> None:
+            if stop.is_set():
+                raise _Stopped
+            driver_check()
+
+        def work() -> None:
+            try:
+                self.run(capacity)
+            except BaseException as error:
+                raised.append(error)
+
+        self.check = check
+        thread = threading.Thread(target=work, name="seenset-finetune", daemon=True)
+        thread.start()
+        try:
+            yield
+            while thread.is_alive():
+                thread.join(1.0)
+        finally:
+            stop.set()
+            thread.join()
+            self.check = driver_check
+        if raised:
+            raise raised[0]
+
+
+class _Stopped(Exception):
+    """Ends the trainings of a run that ends."""
+
+
+def shared(
+    capacity: Mapping[str, float], jobs: Sequence[Mapping[str, float]], actor: Mapping[str, float]
+) -> tuple[dict[str, float], int] | None:
+    """Divide a cluster between trainings and the actors of another stage, so that neither waits for the other.
+
+    Args:
+        capacity: CPUs and GPUs of the cluster.
+        jobs: CPUs and GPUs of each training.
+        actor: of one actor.
+
+    Returns:
+        What the trainings may take, the first one's needs and then up to half of the cluster, and how many actors the
+        rest holds; None if it does not hold one.
+    """
+    taken: dict[str, float] = dict.fromkeys(capacity, 0.0)
+    for index, job in enumerate(jobs):
+        more = {kind: taken[kind] + job.get(kind, 0.0) for kind in taken}
+        if index and any(more[kind] > capacity[kind] / 2 for kind in more):
+            break
+        taken = more
+    rest = [(capacity[kind] - taken[kind]) / need for kind, need in actor.items() if need]
+    actors = int(min(rest) + 1e-9)
+    return (taken, actors) if actors >= 1 else None
+
+
+def room_beside(config: AuditConfig, jobs: Sequence[AdapterJob]) -> tuple[dict[str, float], int] | None:
+    """`shared`, for the trainings and the actors of a run on the connected cluster."""
+    actor = {"CPU": float(config.resources.cpus_per_actor), "GPU": gpus_per_actor(config)}
+    return shared(capacity_of_cluster(), [needs(job) for job in jobs], actor)
+
+
+def write_keys(parts: Parts, store: Store) -> None:
+    """Keep the keys of what is fine-tuned on, by which selection leaves it out of calibration."""
+    store.write_table(KEYS_FILE, parts.keys())

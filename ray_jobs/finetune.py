@@ -1,0 +1,287 @@
+"""The fine-tuning job: Ray Train runs the plain training loop, several adapters at once, each trained only once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.adapters import RECORD, adapter_key
+from pipeline.config import ModelConfig
+from pipeline.errors import IncompleteError, UserError
+from pipeline.finetune import NOT_IN_FULL, FinetuneConfig, TrainingStep
+from pipeline.models import fingerprint_model
+from pipeline.store import Store
+from pipeline.zero import read_zero_settings, zero_stage
+from ray_jobs.actors import connect
+from ray_jobs.training import PROGRESS_SECONDS, fit, progress_file
+
+TEXT = "text"
+"""The column of a file of texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterJob:
+    """One training. The number of workers and DeepSpeed change how it runs, not what comes out."""
+
+    name: str  # for people: a group, a domain, a point of a sweep
+    model: ModelConfig
+    texts: Sequence[str] | str  # or the path of a Parquet file with a column `text`, on storage that all nodes see
+    config: FinetuneConfig
+    workers: int = 1
+    gpus: float = 0  # a worker, at most 1
+    deepspeed: str | None = None  # path of a settings file, such as cluster/deepspeed/zero2.json
+    cpus: int = 1  # a worker
+    base: Mapping[str, str] | None = None  # models.fingerprint_model(model), where it is known
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A finished training: a folder with weights and `training.json`."""
+
+    name: str
+    folder: str
+    fresh: bool  # trained by this call
+    steps: int
+    losses: tuple[float, ...]  # one a step, nats a token
+    tokens: int
+    seconds: float
+
+    def line(self) -> str:
+        """One line for a person."""
+        first, last = self.losses[0], self.losses[-1]
+        return f"adapter {self.name}  {self.steps} steps in {self.seconds:,.0f} s  loss {first:.3f} to {last:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterProgress:
+    """How far the training of one adapter has come."""
+
+    name: str
+    step: TrainingStep
+    tokens_per_s: float  # of its steps so far, of this attempt
+
+    def line(self) -> str:
+        """One line for a person."""
+        step = self.step
+        return (
+            f"adapter {self.name}  step {step.step}/{step.steps}  loss {step.loss:.3f}  "
+            f"{self.tokens_per_s:,.0f} tokens/s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A job that has been checked: what its workers are told."""
+
+    job: AdapterJob
+    key: str  # of what decides the weights
+    folder: Path
+    said: dict[str, Any]
+
+
+def train_adapters(
+    jobs: Sequence[AdapterJob],
+    store: Store,
+    on_progress: Callable[[AdapterProgress], None] | None = None,
+    checkpoint_seconds: float | None = None,
+    capacity: Mapping[str, float] | None = None,
+    check: Callable[[], None] | None = None,
+) -> Iterator[Adapter]:
+    """Train adapters on the cluster, as many at once as it holds; they come in the order in which they end.
+
+    Each lies in `adapters/<key>/` of the run directory, where the key is a digest of base model, settings and texts:
+    the same is trained once, and the same call again trains what is missing. A training whose workers are lost goes
+    on from its last checkpoint.
+
+    Args:
+        jobs: what to train, with names of their own.
+        store: the run directory, on storage that all nodes see as a local path.
+        on_progress: called about once a second for each adapter that is training.
+        checkpoint_seconds: as `finetune.train`.
+        capacity: CPUs and GPUs of the cluster that the trainings may take; by default all.
+        check: called about once a second; what it raises stops the trainings.
+
+    Raises:
+        UserError: bad input, a job that is larger than the cluster, or a loss that is no finite number; the other
+            trainings stop too, and the same call again goes on with them.
+        IncompleteError: the workers of one adapter were lost too often.
+    """
+    if not store.local:
+        raise UserError(f"adapters are trained into local folders that all nodes see, got {store.url}")
+    planned = [_plan(job, store, checkpoint_seconds) for job in jobs]
+    connect()
+    capacity = dict(capacity_of_cluster() if capacity is None else capacity)
+    for plan in planned:
+        _check_capacity(plan.job, capacity)
+    waiting: dict[str, _Planned] = {}
+    for plan in planned:
+        if plan.folder.exists():
+            yield _finished(plan, fresh=False)
+        else:
+            waiting.setdefault(plan.key, plan)
+    for done in _run(waiting, capacity, store, on_progress, check):
+        fresh = True
+        for plan in planned:
+            if plan.key == done:
+                yield _finished(plan, fresh)
+                fresh = False
+
+
+# --- what is to be done
+
+
+def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _Planned:
+    who = f"adapter {job.name}"
+    if job.workers < 1 or job.cpus < 1:
+        raise UserError(f"{who}: workers and cpus must be at least 1, got {min(job.workers, job.cpus)}")
+    if not 0 <= job.gpus <= 1 or (job.workers > 1 and job.gpus not in (0, 1)):
+        raise UserError(f"{who}: gpus must be 0 or 1 a worker, got {job.gpus:g}; deepspeed spreads a base over several")
+    gguf = job.model.gguf_file is not None or job.model.path.endswith(".gguf")
+    if job.config.method == "full" and (gguf or job.model.quantization is not None):
+        raise UserError(f"{who}: {NOT_IN_FULL}")
+    zero = None if job.deepspeed is None else read_zero_settings(job.deepspeed)
+    if zero is not None and zero_stage(zero) == 3 and (gguf or job.model.quantization is not None):
+        raise UserError(f"{who}: ZeRO 3 takes a model in safetensors apart, no GGUF file and no 8-bit or 4-bit loading")
+    base = job.base if job.base is not None else fingerprint_model(job.model)
+    base = {key: base[key] for key in ("model", "tokenizer", "quantization")}
+    key = adapter_key(base, job.config, _texts(job))
+    dtype = "float32" if job.config.method == "full" else job.config.dtype
+    said: dict[str, Any] = {
+        "model": job.model.model_copy(update={"dtype": dtype}).model_dump(mode="json"),
+        "config": job.config.model_dump(mode="json"),
+        "texts": os.path.abspath(job.texts) if isinstance(job.texts, str) else store.path(f"adapters/.{key}.parquet"),
+        "folder": store.path(f"adapters/{key}"),
+        "gpus": job.gpus,
+        "zero": zero,
+        "base": base,
+        "checkpoint_seconds": checkpoint_seconds,
+    }
+    return _Planned(job, key, Path(said["folder"]), said)
+
+
+def _texts(job: AdapterJob) -> Iterator[str]:
+    """The texts of a job, a few at a time where they are in a file."""
+    if not isinstance(job.texts, str):
+        yield from job.texts
+        return
+    try:
+        with pq.ParquetFile(job.texts) as file:
+            if TEXT not in file.schema_arrow.names:
+                found = ", ".join(file.schema_arrow.names)
+                raise UserError(f"adapter {job.name}: no column {TEXT!r} in {job.texts}; columns: {found}")
+            for batch in file.iter_batches(columns=[TEXT]):
+                yield from batch.column(0).to_pylist()
+    except (OSError, pa.ArrowInvalid) as error:
+        message = " ".join(str(error).split())
+        raise UserError(f"adapter {job.name}: cannot read texts {job.texts}: {message}") from None
+
+
+def capacity_of_cluster() -> dict[str, float]:
+    """CPUs and GPUs of the cluster that this process is connected to."""
+    import ray
+
+    have = ray.cluster_resources()
+    return {"CPU": have.get("CPU", 0.0), "GPU": have.get("GPU", 0.0)}
+
+
+def needs(job: AdapterJob) -> dict[str, float]:
+    """CPUs and GPUs that a training takes."""
+    return {"CPU": job.workers * job.cpus, "GPU": job.workers * job.gpus}
+
+
+def _check_capacity(job: AdapterJob, capacity: dict[str, float]) -> None:
+    for kind, needed in needs(job).items():
+        if needed > capacity[kind]:
+            raise UserError(
+                f"adapter {job.name}: {job.workers} workers need {needed:g} {kind}s, the cluster has {capacity[kind]:g}"
+            )
+
+
+def _finished(plan: _Planned, fresh: bool) -> Adapter:
+    try:
+        result = json.loads((plan.folder / RECORD).read_text(encoding="utf-8"))["result"]
+    except (OSError, ValueError, KeyError):
+        raise UserError(f"adapter {plan.folder} has no {RECORD} that can be read: remove the folder") from None
+    result["losses"] = tuple(result["losses"])
+    return Adapter(plan.job.name, str(plan.folder), fresh, **result)
+
+
+# --- doing it: the driver's side
+
+
+def _run(
+    waiting: dict[str, _Planned],
+    capacity: dict[str, float],
+    store: Store,
+    on_progress: Callable[[AdapterProgress], None] | None,
+    check: Callable[[], None] | None,
+) -> Iterator[str]:
+    """Train what waits, as much at once as the cluster holds; keys, as they end."""
+    import ray
+
+    waiting = dict(waiting)
+    free = dict(capacity)
+    running: dict[Any, _Planned] = {}
+    shown: dict[str, int] = {}
+    driver = ray.remote(num_cpus=0, max_retries=0)(fit)
+    try:
+        while waiting or running:
+            for plan in list(waiting.values()):
+                own = needs(plan.job)
+                if all(own[kind] <= free[kind] for kind in own):
+                    del waiting[plan.key]
+                    free = {kind: free[kind] - own[kind] for kind in free}
+                    if not isinstance(plan.job.texts, str):
+                        store.write_table(f"adapters/.{plan.key}.parquet", pa.table({TEXT: list(plan.job.texts)}))
+                    running[driver.remote(plan.said, plan.job.workers, plan.job.cpus, _storage(store, plan))] = plan
+            ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
+            if check is not None:
+                check()
+            for plan in running.values():
+                _show(plan, shown, on_progress)
+            for reference in ended:
+                plan = running.pop(reference)
+                free = {kind: free[kind] + need for kind, need in needs(plan.job).items()}
+                problem = ray.get(reference)
+                _tidy(plan, store)
+                if problem is not None:
+                    kind, message = problem
+                    raise (UserError if kind == "user" else IncompleteError)(f"adapter {plan.job.name}: {message}")
+                yield plan.key
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        for plan in running.values():
+            _tidy(plan, store)
+
+
+def _storage(store: Store, plan: _Planned) -> str:
+    return store.path(f"adapters/.{plan.key}.ray")
+
+
+def _tidy(plan: _Planned, store: Store) -> None:
+    """Remove what only the training itself needed; its checkpoint stays until it is finished or has failed."""
+    store.remove(f"adapters/.{plan.key}.parquet")
+    store.remove(f"adapters/.{plan.key}.progress")
+    shutil.rmtree(_storage(store, plan), ignore_errors=True)
+
+
+def _show(plan: _Planned, shown: dict[str, int], on_progress: Callable[[AdapterProgress], None] | None) -> None:
+    """Tell of a step that has not been told of."""
+    if on_progress is None:
+        return
+    try:
+        said = json.loads(progress_file(plan.said["folder"]).read_bytes())
+    except (OSError, ValueError):
+        return
+    if shown.get(plan.key) != said["step"]["step"]:
+        shown[plan.key] = said["step"]["step"]
+        on_progress(AdapterProgress(plan.job.name, TrainingStep(**said["step"]), said["tokens_per_s"]))

@@ -1,0 +1,120 @@
+"""Adapters that Ray Train makes: the same as in one process, resumed, refused, trained once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_up import sentence
+from safetensors.torch import load_file
+
+from pipeline.adapters import RECORD
+from pipeline.config import ModelConfig
+from pipeline.errors import UserError
+from pipeline.finetune import FinetuneConfig, train
+from pipeline.models import open_model
+from pipeline.store import Store
+from ray_jobs import finetune
+from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
+
+TEXTS = [sentence(i) for i in range(22)]  # in batches of 4 the last of an epoch holds 2
+CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
+ZERO2 = str(Path(__file__).resolve().parents[2] / "cluster" / "deepspeed" / "zero2.json")
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def job(folder: Path, name: str = "one", **settings: Any) -> AdapterJob:
+    return AdapterJob(name, ModelConfig(path=str(folder)), **{"texts": TEXTS, "config": CONFIG, **settings})
+
+
+def trained_alone(folder: Path, output: Path, config: FinetuneConfig, texts: Sequence[str] = TEXTS) -> Path:
+    opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
+    train(opened.model, opened.tokenizer, texts, config, output)
+    return output
+
+
+def largest_difference(one: str | Path, other: str | Path) -> float:
+    first, second = (load_file(Path(folder) / "adapter_model.safetensors") for folder in (one, other))
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "PROGRESS_SECONDS", 0.1)
+    config = CONFIG.model_copy(update={"epochs": 20})
+    store = Store(str(tmp_path / "run"))
+    seen: list[AdapterProgress] = []
+
+    def kill_once(progress: AdapterProgress) -> None:
+        seen.append(progress)
+        if len(seen) == 1:
+            workers = [p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in p.name()]
+            workers[-1].kill()
+
+    jobs = [job(tiny_model_folder, workers=2, config=config)]
+    (two,) = train_adapters(jobs, store, kill_once, checkpoint_seconds=0.0)
+    first, second = json.loads((Path(two.folder) / RECORD).read_text())["began_at"]
+    assert first == 0 < seen[0].step.step <= second < 120  # it went on, it did not begin anew
+    assert "adapter one  step" in seen[0].line()
+
+    alone = trained_alone(tiny_model_folder, tmp_path / "alone", config)
+    expected = json.loads((alone / RECORD).read_text())["result"]
+    assert (two.steps, two.tokens, two.fresh) == (120, expected["tokens"], True)
+    assert two.losses == pytest.approx(expected["losses"], abs=1e-4)
+    assert largest_difference(two.folder, alone) < 1e-4
+    name = Path(two.folder).name
+    assert files(tmp_path / "run") == [f"adapters/{name}/{file}" for file in files(alone)]
+
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "texts.parquet")
+    same = job(tiny_model_folder, "again", texts=str(tmp_path / "texts.parquet"), config=config)
+    (again,) = train_adapters([same], store)
+    assert (again.folder, again.fresh, again.losses) == (two.folder, False, two.losses)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
+def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"epochs": 1})
+    jobs = [job(tiny_model_folder, workers=2, deepspeed=ZERO2, config=config)]
+    (adapter,) = train_adapters(jobs, Store(str(tmp_path / "run")))
+    alone = trained_alone(tiny_model_folder, tmp_path / "alone", config)
+    assert largest_difference(adapter.folder, alone) < 1e-4
+    assert len(adapter.losses) == adapter.steps == 6
+
+
+def test_bad_jobs_are_refused_in_one_line_before_anything_runs(tiny_model_folder: Path, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "run"))
+    full = CONFIG.model_copy(update={"method": "full"})
+    pq.write_table(pa.table({"body": TEXTS}), tmp_path / "body.parquet")
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}, "optimizer": {}}')
+    quantised = ModelConfig(path=str(tiny_model_folder), quantization="4bit")
+    refused: list[tuple[AdapterJob, str]] = [
+        (job(tiny_model_folder, workers=3), "3 workers need 3 CPUs, the cluster has 2"),
+        (job(tiny_model_folder, gpus=1), "1 workers need 1 GPUs, the cluster has 0"),
+        (job(tiny_model_folder, gpus=2), "gpus must be 0 or 1 a worker, got 2"),
+        (AdapterJob("one", quantised, TEXTS, full), "method full trains all the weights"),
+        (AdapterJob("one", ModelConfig(path="some.gguf"), TEXTS, full), "method full trains all the weights"),
+        (job(tiny_model_folder, texts=str(tmp_path / "body.parquet")), "no column 'text' in .*; columns: body"),
+        (job(tiny_model_folder, texts=str(tmp_path / "none.parquet")), "cannot read texts"),
+        (job(tiny_model_folder, deepspeed=str(tmp_path / "none.json")), "cannot read DeepSpeed settings"),
+        (job(tiny_model_folder, deepspeed=str(tmp_path / "zero.json")), "optimizer must go"),
+    ]
+    for bad, message in refused:
+        with pytest.raises(UserError, match=message):
+            list(train_adapters([bad], store))
+    with pytest.raises(UserError, match="local folders that all nodes see, got memory://"):
+        list(train_adapters([job(tiny_model_folder)], Store("memory://run")))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,179 @@
+"""`detectors: [{fsd: ...}]`: adapters are trained before scoring, on documents that then do not calibrate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from made_up import sentence, write_jsonl
+from rich.console import Console
+from tiny_t5 import save_tiny_t5
+
+from pipeline.adapters import RECORD
+from pipeline.config import ModelConfig, load_config
+from pipeline.documents import text_keys
+from pipeline.errors import UserError
+from pipeline.models import open_model, tokenize
+from pipeline.passes.forward import forward
+from pipeline.store import Store, read_receipts
+from pipeline.trial.config import build_trial
+from ray_jobs.adapters import shared
+from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.progress import Reporter
+from ray_jobs.trial import run_trial
+
+pytestmark = pytest.mark.usefixtures("cluster")
+MakeAudit = Callable[..., Path]
+FSD = {
+    "documents": 12,
+    "dtype": "float32",
+    "learning_rate": 2e-2,
+    "adapters": {"few": {"documents": 5, "method": "ia3"}, "same": {"epochs": 3}},
+}
+DRAWN = {"knockoff": {"base": "loss", "draws": 1}}
+DETECTORS = [
+    "loss",
+    {"fsd": {"base": ["loss", "min_k"]}},
+    {"fsd": {"base": "loss", "adapter": ["few", "same"]}},
+    DRAWN,
+]
+SELECTIONS = [{"name": "members", "detectors": ["fsd(base=loss)"], "procedure": "bh", "alpha": 0.2}]
+
+
+def run(path: Path, *overrides: str) -> Outcome:
+    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True))
+
+
+def rows(folder: Path) -> dict[str, dict[str, Any]]:
+    found = {}
+    for receipt in read_receipts(Store(str(folder)), "score"):
+        found.update({row["doc_id"]: row for row in pq.read_table(folder / receipt.data).to_pylist()})
+    return found
+
+
+def digest(text: str) -> str:
+    return f"{text_keys(text)[0] & (1 << 64) - 1:016x}"
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("paraphraser") / "t5"
+    save_tiny_t5(folder)
+    return {"path": str(folder)}
+
+
+def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:
+    one = {"CPU": 1.0, "GPU": 0.0}
+    assert shared({"CPU": 2.0, "GPU": 0.0}, [one] * 3, one) == (one, 1)
+    assert shared({"CPU": 1.0, "GPU": 0.0}, [one], one) is None
+    each = {"CPU": 1.0, "GPU": 1.0}
+    assert shared({"CPU": 16.0, "GPU": 8.0}, [each] * 6, each) == ({"CPU": 4.0, "GPU": 4.0}, 4)
+    assert shared({"CPU": 16.0, "GPU": 8.0}, [{"CPU": 6.0, "GPU": 6.0}] * 2, {"CPU": 1.0, "GPU": 0.5}) == (
+        {"CPU": 6.0, "GPU": 6.0},
+        4,
+    )
+
+
+def test_a_run_trains_its_adapters_once_and_scores_against_them(
+    make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, paraphraser: dict[str, str]
+) -> None:
+    unseen = [sentence(1000 + i) for i in range(30)]
+    unseen[7] = f"{unseen[3]} And more of it."  # begins like another: both are in one part
+    asked = {"detectors": DETECTORS, "selections": SELECTIONS, "fsd": FSD, "paraphraser": paraphraser}
+    path = make_audit(
+        [sentence(i) for i in range(20)], unseen, **asked, error_budget=1.0
+    )  # of single-token paraphrases
+    outcome = run(path, "resources.actors=2")
+    folder = tmp_path / "run"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    parts = {name: set(part["documents"]) for name, part in manifest["adapters"].items()}
+    calibration = set(manifest["calibration"]["unseen"])
+    assert len(parts["few"]) == 5
+    assert 11 <= len(parts["default"]) <= 12
+    assert parts["few"] | parts["default"] | calibration == {digest(text) for text in unseen}
+    assert not calibration & (parts["few"] | parts["default"])
+    for part in (*parts.values(), calibration):
+        assert (digest(unseen[3]) in part) == (digest(unseen[7]) in part)
+    (summary,) = outcome.selections
+    scored = rows(folder)
+    texts = {f"unseen-{i}": text for i, text in enumerate(unseen) if f"unseen-{i}" in scored}
+    calibrating = [text for text in texts.values() if digest(text) in calibration]
+    assert summary["n_calibration"] == len(calibrating) > 10
+    assert f"{len(texts) - len(calibrating)} unseen documents" in summary["diagnostics"]["fine_tuned"]["sentence"]
+
+    assert manifest["adapters"]["same"]["folder"] == manifest["adapters"]["default"]["folder"]
+
+    # each score is that of a model with the adapter, loaded by itself
+    config = ModelConfig(path=str(tiny_model_folder))
+    for name, column in (("default", "fsd(base=loss)"), ("few", "fsd(base=loss, adapter=few)")):
+        adapter = folder / manifest["adapters"][name]["folder"]
+        assert len(json.loads((adapter / RECORD).read_text())["result"]["losses"]) == (6 if name == "default" else 3)
+        models = [open_model(config), open_model(config.model_copy(update={"adapter": str(adapter)}))]
+        for doc_id in list(texts)[:6]:
+            each = []
+            for lm in models:
+                ids = tokenize(lm.tokenizer, [texts[doc_id]], 1024)[0].ids
+                each.append(float(forward(lm, [ids], frozenset({"log_prob"})).log_prob.double().mean()))
+            assert scored[doc_id]["fsd(base=loss, adapter=same)"] == scored[doc_id]["fsd(base=loss)"]
+            assert scored[doc_id][column] == pytest.approx(each[0] - each[1], abs=2e-6)
+    assert {name.name for name in (folder / "adapters").iterdir()} == {
+        "documents.parquet", *(Path(part["folder"]).name for part in manifest["adapters"].values())
+    }  # fmt: skip
+    # the same call again, with another question, trains and scores nothing anew
+    kept = [folder / name for name in ("adapters", "scores", "receipts")]
+    before = {key: value for place in kept for key, value in written(place).items() if "documents.parquet" not in key}
+    run(path, "selections.0.alpha=0.3")
+    after = {key: value for place in kept for key, value in written(place).items() if "documents.parquet" not in key}
+    assert after == before
+    with pytest.raises(UserError, match=r"adapters: .* then, .* now"):
+        run(path, "fsd.learning_rate=1e-3")
+
+
+def test_a_run_whose_training_diverges_stops_in_one_line_and_leaves_nothing(
+    make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str]
+) -> None:
+    asked = {"detectors": ["fsd", DRAWN], "selections": [], "paraphraser": paraphraser}
+    path = make_audit([sentence(1)], [sentence(i) for i in range(9, 19)], **asked)
+    line = r"^adapter default: the fine-tuning loss is (nan|inf) at step \d of 9; [^\n]*$"
+    with pytest.raises(UserError, match=line):
+        run(path, "fsd.learning_rate=1e30", "fsd.batch_size=1")
+    folder = tmp_path / "run"
+    assert [name.name for name in (folder / "adapters").iterdir()] == ["documents.parquet"]
+    assert len(list((folder / "receipts/paraphrase").iterdir())) > 0  # beside it; kept
+    assert not (folder / "scores").exists()
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_a_trial_leaves_the_fine_tuning_documents_out_of_every_comparison(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """The contaminated model has an adapter of its own, over which that of fsd is trained."""
+    documents = write_jsonl(tmp_path / "documents.jsonl", [sentence(i, 20) for i in range(60)])
+    described = {
+        "run": str(tmp_path / "trial"),
+        "model": {"path": str(tiny_model_folder)},
+        "documents": {"path": documents, "id": "id"},
+        "contaminate": {"epochs": 2, "learning_rate": 2e-2, "dtype": "float32"},
+        "split": {"unseen": 24},
+        "fsd": {"documents": 10, "epochs": 1, "dtype": "float32"},
+        "detectors": ["loss", "fsd"],
+        "selections": [{"name": "a", "detectors": ["fsd"], "procedure": "bh", "alpha": 0.3}],
+        "repeats": 3,
+    }
+    config, points = build_trial(described)
+    outcome = run_trial(config, points, Console(quiet=True))
+    (row,) = outcome.facts["audits"]
+    assert row["audited"] == 36
+    (repeats,) = (tmp_path / "trial/repeats").glob("*.parquet")
+    found = pq.read_table(repeats).to_pylist()
+    assert [(each["n_calibration"], each["n_audit"], each["n_members"]) for each in found] == [(14, 36, 18)] * 3
+    assert [detector["detector"] for detector in outcome.facts["detectors"]] == ["loss", "fsd"]

@@ -1,0 +1,204 @@
+"""Known documents are divided between adapters and calibration, and never shared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.small_model import WORDS
+from pipeline.config import AuditConfig, build_config
+from pipeline.documents import text_keys
+from pipeline.errors import UserError
+from pipeline.parts import Parts, divide
+from pipeline.plan import forecast, make_plan
+from pipeline.scoring import fingerprint_of
+
+
+def write(path: Path, texts: Sequence[str], groups: Sequence[str] | None = None) -> str:
+    rows = [{"text": text, "group": groups[i] if groups else None} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def audit(model: Path, corpus: dict[str, str], **settings: Any) -> AuditConfig:
+    roles = {role: {"path": path, "group": "group"} for role, path in corpus.items()}
+    return build_config(
+        {"run": "run", "model": {"path": str(model)}, "corpus": roles, "detectors": ["fsd"], **settings}
+    )
+
+
+def parts(config: AuditConfig) -> Parts:
+    return divide(config, make_plan(config).shards)
+
+
+def text(start: int, length: int) -> str:
+    """Documents of one start are prefixes of each other, as WikiMIA's are."""
+    return " ".join([f"{start}", *(WORDS[(start * 7 + 3 * i) % len(WORDS)] for i in range(length - 1))])
+
+
+def keys(texts: Sequence[str]) -> set[int]:
+    return {text_keys(text)[0] for text in texts}
+
+
+def first_words(text: str) -> tuple[str, ...]:
+    return tuple(text.casefold().split()[:8])
+
+
+documents = st.lists(
+    st.builds(text, st.integers(0, 12), st.sampled_from([8, 9, 16, 32])), min_size=6, max_size=40, unique=True
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(documents, documents, st.integers(0, 9), st.data())
+def test_no_document_nor_its_prefix_is_in_both_parts(
+    tiny_model_folder: Path, tmp_path: Path, unseen: list[str], seen: list[str], seed: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, min(len(unseen), len(seen)) - 1))
+    source = data.draw(st.sampled_from(["unseen", "seen", "mix"]))
+    files = {
+        "audit": write(tmp_path / "audit.jsonl", ["a b"]),
+        "unseen": write(tmp_path / "unseen.jsonl", unseen),
+        "seen": write(tmp_path / "seen.jsonl", [text.upper() for text in seen]),
+    }
+    fsd = {"train_on": source, "adapters": {"all": {"documents": count}, "some": {"share": 0.2}}}
+    asked = [{"fsd": {"adapter": ["all", "some"]}}]
+    config = audit(tiny_model_folder, files, detectors=asked, fsd=fsd, seed=seed)
+    try:
+        found = parts(config)
+    except UserError as error:  # nothing is left, or no family is small enough: said, not done
+        reject = "to calibrate on" in str(error) or "must stay together" in str(error)
+        assume(not reject)
+        raise
+    texts = [text for part in found.adapters.values() for text in part.texts]
+    taken = {first_words(text) for text in texts}
+    assert 0 < len(found.adapters["all"].texts) <= max(count, 2)
+    assert found.adapters["some"].texts
+    for role, own in (("unseen", unseen), ("seen", seen)):
+        kept = {text for text in own if text_keys(text)[0] in set(found.calibration[role].tolist())}
+        assert kept == {text for text in own if first_words(text) not in taken}
+        assert kept
+    again = parts(config)
+    assert [part.texts for part in again.adapters.values()] == [part.texts for part in found.adapters.values()]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    return {
+        "audit": write(tmp_path / "audit.jsonl", [text(100, 9)]),
+        "unseen": write(tmp_path / "unseen.jsonl", [text(i, 12) for i in range(20)], ["a"] * 12 + ["b"] * 8),
+    }
+
+
+def test_another_adapter_or_a_larger_part_moves_no_document_and_another_seed_does(
+    tiny_model_folder: Path, files: dict[str, str]
+) -> None:
+    def chosen(seed: int = 0, **adapters: Any) -> dict[str, set[str]]:
+        asked = [{"fsd": {"adapter": list(adapters)}}]
+        found = parts(audit(tiny_model_folder, files, detectors=asked, fsd={"adapters": adapters}, seed=seed))
+        return {name: set(part.texts) for name, part in found.adapters.items()}
+
+    one = chosen(few={"documents": 5})["few"]
+    two = chosen(few={"documents": 5}, many={"documents": 12, "method": "ia3"})
+    assert one == two["few"] < two["many"]
+    assert chosen(1, few={"documents": 5})["few"] != one
+    groups = chosen(a={"group": "a", "documents": 3}, b={"group": "b", "share": 0.5})
+    assert groups["a"] <= {text(i, 12) for i in range(12)}
+    assert groups["b"] <= {text(i, 12) for i in range(12, 20)}
+    assert (len(groups["a"]), len(groups["b"])) == (3, 4)
+
+
+def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_what_begins_alike(
+    tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    other = write(tmp_path / "other.jsonl", [text(i, 10) for i in range(19, 24)] + ["a", ""])
+    found = parts(audit(tiny_model_folder, files, fsd={"corpus": {"path": other}, "documents": 6}))
+    part = found.adapters["default"]
+    assert set(part.texts) == {text(i, 10) for i in range(19, 24)}  # one token teaches nothing
+    assert part.training.batch_size == 5
+    assert set(found.calibration["unseen"].tolist()) == keys([text(i, 12) for i in range(19)])
+    assert np.unique(part.text_key).size == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"documents": 20}, "corpus.unseen has 20 documents, fine-tuning on 20 needs 21, so that at least one is left"),
+        ({"group": "c"}, "no document of group 'c' in corpus.unseen; known: a, b"),
+        ({"group": "b", "documents": 8}, "corpus.unseen has 8 documents, fine-tuning on 8 needs 9"),
+        ({"adapters": {"x": {"group": "a", "documents": 11}, "y": {"group": "b", "documents": 7}}}, None),
+        ({"corpus": {"path": "none.jsonl"}}, "fsd.corpus: "),
+        ({"train_on": "seen"}, "detector fsd fine-tunes on corpus.seen, which is not given"),
+        ({"train_on": "mix"}, "detector fsd fine-tunes on corpus.seen, which is not given"),
+        ({"method": "full"}, "fsd: method full trains all the weights and leaves no adapter: use lora, adalora or ia3"),
+        ({"adapters": {"x": {"documnts": 3}}}, "fsd.adapters.x: unknown key 'documnts'; did you mean 'documents'?"),
+        ({"adapters": {"x": {"share": 2}}}, "fsd.adapters.x: share: input should be less than 1, got 2"),
+    ],
+)
+def test_what_cannot_be_split_is_one_line(
+    tiny_model_folder: Path, files: dict[str, str], settings: dict[str, Any], line: str | None
+) -> None:
+    asked = [{"fsd": {"adapter": ["x"] if "x" in settings.get("adapters", {}) else "default"}}]
+    if line is None:
+        asked = [{"fsd": {"adapter": ["x", "y"]}}]
+        assert parts(audit(tiny_model_folder, files, detectors=asked, fsd=settings)).calibration["unseen"].size == 2
+        return
+    with pytest.raises(UserError) as caught:
+        parts(audit(tiny_model_folder, files, detectors=asked, fsd=settings))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("detector", "line"),
+    [
+        ({"base": "gradient_norm"}, "detector fsd: base must be a likelihood detector such as loss or min_k"),
+        ({"base": "min_kk"}, "detector fsd: base must be a detector: unknown detector 'min_kk'; did you mean 'min_k'?"),
+        ({"base": "fsd"}, "detector fsd: base must be a likelihood detector"),
+        ({"adapter": "few"}, "fsd.adapters: no adapter 'few'; did you mean 'fewer'? known: default, fewer"),
+        ({"adapter": 3}, "detector fsd: adapter must be a name under fsd.adapters, got 3"),
+    ],
+)
+def test_a_detector_that_cannot_be_asked_for_is_one_line(
+    tiny_model_folder: Path, files: dict[str, str], detector: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        audit(tiny_model_folder, files, detectors=[{"fsd": detector}], fsd={"adapters": {"fewer": {}}})
+    assert line in str(caught.value)
+
+
+def test_fsd_without_unseen_documents_is_refused(tiny_model_folder: Path, files: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"detector fsd fine-tunes on corpus\.unseen, which is not given"):
+        audit(tiny_model_folder, {"audit": files["audit"]})
+
+
+def test_the_plan_counts_what_is_fine_tuned_on(tiny_model_folder: Path, files: dict[str, str]) -> None:
+    asks = [{"name": "a", "detectors": ["fsd"]}]
+    config = audit(tiny_model_folder, files, fsd={"documents": 11, "epochs": 2}, selections=asks)
+    found = forecast(make_plan(config), {"dtype": "float32"})
+    assert found["adapters"] == [
+        {"name": "default", "method": "lora", "epochs": 2, "documents": 11, "train_on": ["unseen"]}
+    ]
+    assert "With 9 unseen documents to calibrate on" in found["selections"][0]["sentence"]
+    assert [entry["adapter"] for entry in found["passes"]] == [None, "default"]
+
+
+def test_a_text_transform_changes_texts_keys_and_the_fingerprint(
+    tiny_model_folder: Path, tmp_path: Path, files: dict[str, str]
+) -> None:
+    files["unseen"] = write(tmp_path / "dated.jsonl", [f"{text(i, 6)} of 20{i:02d}" for i in range(10, 20)] + ["2015"])
+    removed = audit(tiny_model_folder, files, text_transform={"dates": "remove"}, fsd={"documents": 9})
+    assert all(text.endswith(" of") for text in parts(removed).adapters["default"].texts)
+    replaced = audit(tiny_model_folder, files, text_transform={"dates": "replace_year", "year": 1999})
+    assert all(text.endswith(" of 1999") or text == "1999" for text in parts(replaced).adapters["default"].texts)
+    plain = audit(tiny_model_folder, files)
+    assert len({json.dumps(fingerprint_of(config)) for config in (plain, removed, replaced)}) == 3
+    with pytest.raises(UserError, match="year goes with dates: replace_year"):
+        audit(tiny_model_folder, files, text_transform={"dates": "remove", "year": 3000})
