@@ -20,7 +20,7 @@ from pipeline.journal import Journal
 from pipeline.models import check_model, fingerprint_model, open_paraphraser, open_tokenizer, tokenize
 from pipeline.paraphrasing import Draws, ParaphraseSettings, paraphrase
 from pipeline.passes.generate import Sampling
-from pipeline.store import Receipt, Store, receipt_name, write_receipt
+from pipeline.store import Receipt, Store, read_receipt, write_receipt
 
 STAGE = "paraphrase"
 WINDOW_DOCUMENTS = 64
@@ -109,9 +109,8 @@ class Paraphraser:
         Raises:
             UserError: the shard's file is damaged.
         """
-        done = store.read_json(receipt_name(STAGE, shard.id))
-        if done is not None:
-            return Receipt(**done)
+        if done := read_receipt(store, STAGE, shard.id):
+            return done
         began = time.monotonic()
         journal = Journal(store, STAGE, shard, driver)
         rows: list[dict[str, Any]] = []
@@ -161,10 +160,10 @@ def read_paraphrases(store: Store, shard: Shard) -> dict[int, Paraphrases]:
     Raises:
         UserError: the shard was not paraphrased.
     """
-    receipt = store.read_json(receipt_name(STAGE, shard.id))
+    receipt = read_receipt(store, STAGE, shard.id)
     if receipt is None:
         raise UserError(f"shard {shard.id} of {shard.name} has no paraphrases yet")
-    table = store.read_table(receipt["data"])
+    table = store.read_table(receipt.data)
     columns = (table[name].to_pylist() for name in ("row", "paraphrases", "problem"))
     return {row: Paraphrases(tuple(texts), problem) for row, texts, problem in zip(*columns, strict=True)}
 

@@ -26,7 +26,7 @@ from pipeline.paraphrases import Paraphrases, paraphrase_fingerprint, read_parap
 from pipeline.passes import FORWARD, Pass
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.gradient import coverage, gradient_norms
-from pipeline.store import Receipt, Store, receipt_name, write_receipt
+from pipeline.store import Receipt, Store, read_receipt, write_receipt
 from pipeline.switching import Adapters
 
 STAGE = "score"
@@ -149,9 +149,8 @@ class Scorer:
         Raises:
             UserError: the shard's file is damaged.
         """
-        done = store.read_json(receipt_name(STAGE, shard.id))
-        if done is not None:
-            return Receipt(**done)
+        if done := read_receipt(store, STAGE, shard.id):
+            return done
         began = time.monotonic()
         journal = Journal(store, STAGE, shard, driver)
         output = _Output()

@@ -209,20 +209,37 @@ def write_receipt(store: Store, stage: str, receipt: Receipt) -> Receipt:
 
     Of two attempts that end at the same moment one wins, and readers trust only the files that it names.
     """
-    name = receipt_name(stage, receipt.shard)
-    if store.create_json(name, asdict(receipt)):
+    if store.create_json(receipt_name(stage, receipt.shard), asdict(receipt)):
         return receipt
-    return Receipt(**store.read_json(name))
+    filed = read_receipt(store, stage, receipt.shard)
+    assert filed is not None
+    return filed
+
+
+def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
+    """The receipt of one shard; None while the stage has not finished it.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    name = receipt_name(stage, shard)
+    value = store.read_json(name)
+    try:
+        return None if value is None else Receipt(**value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{store.url}/{name} is damaged: {error}") from None
 
 
 def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
-    """All receipts of a stage, in the order of their shards."""
+    """All receipts of a stage, in the order of their shards.
+
+    Raises:
+        UserError: one is damaged.
+    """
     for name in store.names(f"receipts/{stage}", ".json"):
-        value = store.read_json(f"receipts/{stage}/{name}")
-        try:
-            yield Receipt(**value)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{store.url}/receipts/{stage}/{name} is damaged: {error}") from None
+        receipt = read_receipt(store, stage, name.removesuffix(".json"))
+        if receipt is not None:
+            yield receipt
 
 
 class RunLock:
