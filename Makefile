@@ -6,7 +6,7 @@ PASSAGES ?= 360
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo trial test lint format clean
+.PHONY: install demo trial test test-ray test-rest lint format clean
 
 install: $(VENV)/.installed
 
@@ -23,8 +23,15 @@ demo: install
 trial: install
 	$(BIN)/python -m examples.trials.run $(NAME)
 
+# Two processes: most of the time of the tests on a cluster goes by in imports of one process or another.
 test: install
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
+	$(MAKE) --no-print-directory --jobs 2 test-ray test-rest
+
+test-ray: install
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/ray
+
+test-rest: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/statistical tests/golden
 
 lint: install
 	$(BIN)/ruff check .
