@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from architectures import GPT2, LLAMA, OPT, VOCABULARY, HalvedLogits
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -25,41 +26,17 @@ from pipeline.models import LanguageModel
 from pipeline.passes import forward as module
 from pipeline.passes.forward import STATISTICS, forward
 
-VOCABULARY = 97
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "initializer_range": 0.4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.4}
-OPT = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
 MAKERS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=1, eos_token_id=2)),
-    "opt": lambda: OPTForCausalLM(OPTConfig(**OPT, word_embed_proj_dim=24, init_std=0.4, max_position_embeddings=64)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=3.0)),
-    "cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
-    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "opt": lambda: OPTForCausalLM(OPTConfig(**OPT, word_embed_proj_dim=24)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=3.0)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**LLAMA, logit_scale=0.25)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**LLAMA, logits_scaling=4.0)),
 }
 
 
-class HalvedLogits(LlamaForCausalLM):
-    """Logits that do not follow from the head and the configuration."""
-
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        output.logits = output.logits / 2
-        return output
-
-
-MAKERS["of unknown tail"] = lambda: HalvedLogits(LlamaConfig(**SIZES))
+MAKERS["of unknown tail"] = lambda: HalvedLogits(LlamaConfig(**LLAMA))
 
 
 def make(kind: str) -> LanguageModel:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from architectures import GPT2, LLAMA, OPT, SIZES, VOCABULARY, HalvedLogits
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -42,27 +43,11 @@ from pipeline.plan import forecast, make_plan
 from pipeline.scoring import Scorer, fingerprint_of
 from pipeline.store import Store
 
-VOCABULARY = 97
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "initializer_range": 0.4,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LLAMA = {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0}
-GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.4}
-OPT = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
-OPT |= {"init_std": 0.4, "max_position_embeddings": 64}
 COVERED = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
     "llama, tied": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)),
     "llama, biases": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=1, eos_token_id=2)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
     "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
     "opt": lambda: OPTForCausalLM(OPTConfig(**OPT)),
     "opt, projected": lambda: OPTForCausalLM(OPTConfig(**OPT, word_embed_proj_dim=24)),
@@ -70,15 +55,6 @@ COVERED = {
     "qwen3, norms of heads": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=8)),
     "granite, scaled logits": lambda: GraniteForCausalLM(GraniteConfig(**LLAMA, logits_scaling=4.0)),
 }
-
-
-class HalvedLogits(LlamaForCausalLM):
-    """Logits that do not follow from the head and the configuration."""
-
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        output.logits = output.logits / 2
-        return output
 
 
 class Scale(nn.Module):
