@@ -119,6 +119,7 @@ class Paraphraser:
         data = f"paraphrases/{shard.id}-{uuid.uuid4().hex[:8]}.parquet"
         store.write_table(data, pa.Table.from_pylist(rows, schema=SCHEMA))
         bad = sum(row["problem"] is not None for row in rows)
+        written = [text for row in rows for text in row["paraphrases"]]
         receipt = Receipt(
             shard=shard.id,
             role=shard.role,
@@ -129,6 +130,7 @@ class Paraphraser:
             quarantine=None,
             reasons={"model_error": bad} if bad else {},
             fingerprint=shard_fingerprint(self.fingerprint, shard),
+            tokens=sum(len(entry.ids) for entry in tokenize(self.tokenizer, written, self.config.max_tokens)),
             seconds=round(time.monotonic() - began, 3),
         )
         filed = write_receipt(store, STAGE, receipt)
