@@ -151,6 +151,12 @@ class FsdConfig(AdapterConfig):
         default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it."
     )
 
+    @model_validator(mode="after")
+    def _all_of_them(self) -> FsdConfig:
+        for name in self.adapters:
+            self.adapter(name)
+        return self
+
     def adapter(self, name: str) -> AdapterConfig:
         """The settings of an adapter by its name.
 
@@ -161,6 +167,8 @@ class FsdConfig(AdapterConfig):
             known = [DEFAULT_ADAPTER, *self.adapters]
             raise UserError(f"fsd.adapters: no adapter {name!r}; {nearest(name, known)}")
         changes = self.adapters.get(name, {})
+        if {"documents", "share"} <= changes.keys():
+            raise UserError(f"fsd.adapters.{name}: documents and share exclude each other, give one")
         settings = self.model_dump(exclude={"adapters"})
         for given, replaced in (("share", "documents"), ("train_on", "corpus")):
             if given in changes:

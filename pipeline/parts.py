@@ -25,6 +25,7 @@ KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 KEYS_FILE = "adapters/documents.parquet"
 """Of a run directory: the keys of the documents that adapters were trained on."""
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("prefix_key", pa.int64())])
+OWN_CORPUS = "its own corpus"
 _PART = 3  # the stream of random numbers that parts are drawn from
 
 
@@ -64,12 +65,14 @@ class _Pool:
     text_key: np.ndarray  # int64, (documents,)
     prefix_key: np.ndarray  # int64, (documents,)
     groups: list[str | None]
+    free: np.ndarray  # bool, (documents,), that may be trained on
 
 
 def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     """Draw the part of every adapter that the detectors need.
 
-    The same documents, seed and settings of an adapter give the same part, whatever other adapters there are.
+    The same documents, seed and settings of an adapter give the same part, whatever other adapters there are. With
+    `overlap: drop` no part has a document that is audited too, for which all audited documents are read here.
 
     Args:
         config: of the audit.
@@ -87,10 +90,13 @@ def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         if getattr(config.corpus, role) is not None
     }
     tokenizer = open_tokenizer(config.model)
+    asked = {name: config.fsd.adapter(name) for name in names}
+    own = {name: _own_corpus(config, settings, name) for name, settings in asked.items() if not settings.roles}
+    if config.overlap == "drop":
+        _free_of_audited([*known.values(), *own.values()], shards)
     adapters: dict[str, Part] = {}
-    for name in names:
-        settings = config.fsd.adapter(name)
-        pools = [known[role] for role in settings.roles] or [_own_corpus(config, settings, name)]
+    for name, settings in asked.items():
+        pools = [known[role] for role in settings.roles] or [own[name]]
         drawn = [_draw(pool, settings, place, name, config.seed) for place, pool in enumerate(pools)]
         cut = min(config.max_tokens, settings.max_tokens)
         texts = [text for pool, chosen in zip(pools, drawn, strict=True) for text in _texts(pool, chosen)]
@@ -141,11 +147,14 @@ def _calibration(known: dict[Role, _Pool], adapters: dict[str, Part]) -> dict[Ro
 
 def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int) -> np.ndarray:
     """Positions of the documents that an adapter takes from the pool at a place of its roles, ascending."""
-    allowed = np.ones(pool.text_key.size, dtype=bool)
+    allowed, whose = pool.free, ""
     if settings.group is not None:
-        allowed = np.array([group == settings.group for group in pool.groups], dtype=bool)
+        whose = f" of group {settings.group!r}"
+        allowed = allowed & np.array([group == settings.group for group in pool.groups], dtype=bool)
         if not allowed.any():
             found = sorted({group for group in pool.groups if group is not None})
+            if not found:
+                raise UserError(f"fsd adapter {name}: group {settings.group!r} needs {pool.name}.group, a column")
             raise UserError(
                 f"fsd adapter {name}: no document of group {settings.group!r} in {pool.name}; "
                 f"{nearest(settings.group, found[:20])}"
@@ -154,10 +163,7 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     count = settings.count(have, place)
     left = 1 if settings.corpus is None else 0
     if count + left > have:
-        tail = ", so that at least one is left to calibrate on" if left else ""
-        raise UserError(
-            f"fsd adapter {name}: {pool.name} has {have} documents, fine-tuning on {count} needs {count + left}{tail}"
-        )
+        raise too_few(name, pool.name, have, count, left, whose)
     chosen = draw(allowed, families(pool.prefix_key), count, np.random.default_rng([seed, _PART]))
     if not chosen.any():
         raise UserError(
@@ -167,12 +173,36 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     return np.flatnonzero(chosen)
 
 
-def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Pool:
+def too_few(name: str, source: str, have: int, count: int, left: int, whose: str = "") -> UserError:
+    """The error of an adapter that asks for more documents than there are, `left` of which are to be left."""
+    tail = ", so that at least one is left to calibrate on" if left else ""
+    return UserError(
+        f"fsd adapter {name}: {source} has {have} documents{whose}, fine-tuning on {count} needs {count + left}{tail}"
+    )
+
+
+def own_inputs(config: AuditConfig, settings: AdapterConfig, name: str) -> list[Shard]:
+    """The shards of an adapter's own corpus.
+
+    Raises:
+        UserError: no such file, column or kind of file.
+    """
     assert settings.corpus is not None
     asked = config.model_copy(update={"corpus": CorpusConfig(audit=settings.corpus)})
-    where = f"fsd.adapters.{name}.corpus" if name in config.fsd.adapters else "fsd.corpus"
     try:
-        return _read(where, plan_shards(asked, find_inputs(asked)))
+        return plan_shards(asked, find_inputs(asked))
+    except UserError as error:
+        raise UserError(f"{_where(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
+
+
+def _where(config: AuditConfig, name: str) -> str:
+    return f"fsd.adapters.{name}.corpus" if name in config.fsd.adapters else "fsd.corpus"
+
+
+def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Pool:
+    shards, where = own_inputs(config, settings, name), _where(config, name)
+    try:
+        return _read(where, shards)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -185,7 +215,21 @@ def _read(name: str, shards: Sequence[Shard]) -> _Pool:
         keys.append(text_keys(document.text))
         groups.append(document.group)
     found = np.array(keys, dtype=np.int64).reshape(-1, 2)
-    return _Pool(name, shards, found[:, 0].copy(), found[:, 1].copy(), groups)
+    return _Pool(name, shards, found[:, 0].copy(), found[:, 1].copy(), groups, np.ones(len(found), dtype=bool))
+
+
+def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
+    """Mark what is an audited document too, by its text or its first words. Memory grows with the pools alone."""
+    texts = {key for pool in pools for key in pool.text_key.tolist()}
+    prefixes = {key for pool in pools for key in pool.prefix_key.tolist()}
+    audited_texts, audited_prefixes = set(), set()
+    for document in _documents([shard for shard in shards if shard.role == "audit"]):
+        text, prefix = text_keys(document.text)
+        audited_texts |= {text} & texts
+        audited_prefixes |= {prefix} & prefixes
+    for pool in pools:
+        shared = np.isin(pool.text_key, list(audited_texts)) | np.isin(pool.prefix_key, list(audited_prefixes))
+        pool.free[shared] = False
 
 
 def _documents(shards: Sequence[Shard]) -> Iterator[Document]:

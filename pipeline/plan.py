@@ -20,6 +20,7 @@ from pipeline.detectors import adapters_of, parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.inputs import InputFile, estimated_rows, find_inputs
 from pipeline.models import check_model
+from pipeline.parts import OWN_CORPUS, own_inputs, too_few
 from pipeline.scoring import STAGE
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.evalues import dependence_factor
@@ -209,6 +210,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         shards = sum(1 for shard in plan.shards if shard.role == role)
         roles[role] = {"documents": count, "exact": exact, "shards": shards}
     adapters, left = _adapters(config, roles)
+    at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
     total = sum(entry["documents"] for entry in roles.values())
     everything = sum(estimated_rows(entry)[0] for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
@@ -231,7 +233,9 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "detectors": [detector.column for detector in parse_detectors(config.detectors)],
         "estimated_tokens": tokens,
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
-        "selections": [_outlook(selection, roles["audit"]["documents"], left) for selection in config.selections],
+        "selections": [
+            _outlook(selection, roles["audit"]["documents"], left, at_most) for selection in config.selections
+        ],
     }
 
 
@@ -242,15 +246,20 @@ def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[
     for name in adapters_of(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
         own = {role: settings.count(roles[role]["documents"], at) for at, role in enumerate(settings.roles)}
+        if settings.corpus is not None:
+            own_inputs(config, settings, name)
         for role, count in own.items():
+            have = roles[role]["documents"]
+            if roles[role]["exact"] and count >= have:
+                raise too_few(name, f"corpus.{role}", have, count, 1)
             taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
         facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
         documents = sum(own.values()) if own else settings.documents or 0
-        found.append({**facts, "documents": documents, "train_on": [*map(str, own)] or ["its own corpus"]})
+        found.append({**facts, "documents": documents, "train_on": [*map(str, own)] or [OWN_CORPUS]})
     return found, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
 
 
-def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int]) -> dict[str, Any]:
+def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool) -> dict[str, Any]:
     """What a selection could ever select of m documents, were the share of nulls 1."""
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
@@ -267,7 +276,10 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int])
     factors = {"by": lambda: harmonic_bound(m), "ebh": lambda: dependence_factor(grid, m, alpha)}
     factor = factors.get(selection.procedure, lambda: Fraction(1))()
     needed = minimum_selectable(grid, m, alpha, factor)
-    return {**facts, **resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)}
+    found = resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)
+    if at_most:  # which documents of a group there are is not known before they are read
+        found["sentence"] = found["sentence"].replace("With ", "With at most ", 1)
+    return {**facts, **found}
 
 
 def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:

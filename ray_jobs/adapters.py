@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.adapters import adapter_key
 from pipeline.config import AuditConfig
-from pipeline.parts import KEYS_FILE, Parts, hashes
+from pipeline.parts import KEYS_FILE, OWN_CORPUS, Parts, hashes
 from pipeline.store import Store
 from ray_jobs.actors import connect, gpus_per_actor
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, needs, train_adapters
@@ -30,6 +30,7 @@ def facts_of(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
         name: {
             "folder": f"adapters/{keys[name]}",
             "training": part.training.settings(),
+            "train_on": list(part.settings.roles) or [OWN_CORPUS],
             "documents": hashes(part.text_key),
         }
         for name, part in parts.adapters.items()

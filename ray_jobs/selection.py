@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, AuditConfig, SelectionConfig
+from pipeline.detectors import adapters_of, parse_detectors
 from pipeline.errors import UserError
+from pipeline.parts import KEYS_FILE, trained_on
 from pipeline.plan import resolution
 from pipeline.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.selection.diagnostics import blind, blind_sentence, sample_texts
@@ -34,7 +36,9 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[d
     """
     columns = sorted({column for selection in config.selections for column in selection.detectors})
     if not columns:
+        _forget_others(config, scored)
         return []
+    _refuse_taught(config, scored)
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = Span({}, {})
     for part in each(
@@ -76,11 +80,39 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None) -> list[d
     for question, found, verdicts in zip(questions, answers, judged, strict=True):
         diagnostics = {"blind": blinds[NULL_ROLE[question.selection.direction]]}
         summaries.append(question.write(found, verdicts, diagnostics, limit))
+    _forget_others(config, scored)
+    return summaries
+
+
+def _forget_others(config: AuditConfig, scored: Scored) -> None:
+    """Remove the answers to questions that are no longer asked: they may be of other scores."""
     wanted = {selection.name for selection in config.selections}
     for name in scored.store.names("selection"):
         if name not in wanted:
             scored.store.remove_folder(f"selection/{name}")
-    return summaries
+
+
+def _refuse_taught(config: AuditConfig, scored: Scored) -> None:
+    """Make sure that no adapter which a selection reads was trained on documents that it judges.
+
+    Raises:
+        UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
+    """
+    asked = {column for selection in config.selections for column in selection.detectors}
+    if not adapters_of([d for d in parse_detectors(config.detectors) if d.column in asked]):
+        return
+    keys = scored.store.read_table(KEYS_FILE)
+
+    def taught(receipt: Receipt) -> int:
+        own = scored.table(receipt, ["text_key", "prefix_key"])
+        return int(trained_on(own["text_key"].to_numpy(), own["prefix_key"].to_numpy(), keys).sum())
+
+    count = sum(each(scored.of("audit"), taught))
+    if count:
+        raise UserError(
+            f"the adapters were trained on {count} audit documents, or on others with the same first 8 words, and "
+            "cannot judge these; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
+        )
 
 
 def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:

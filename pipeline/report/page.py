@@ -108,6 +108,7 @@ def _model(run: Run, config: dict[str, Any]) -> dict[str, Any]:
         "quantization": asked.get("quantization"),
         "fingerprint": hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         "max_tokens": config.get("max_tokens"),
+        "fine_tuned": wording.fine_tuned(run),
     }
 
 

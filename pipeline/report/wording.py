@@ -243,6 +243,11 @@ def notices(run: Run) -> list[str]:
             f"The model is quantised: gradient_norm is the norm over the {gradient['differentiable']:,} parameter "
             f"tensors that can be differentiated, and leaves out {left_out:,} quantised ones."
         )
+    if transform := run.manifest.get("config", {}).get("text_transform"):
+        done = "Dates and years are taken out of every text"
+        if transform["dates"] == "replace_year":
+            done = f"The year {transform['year']} stands in the place of every year in every text"
+        found.append(f"{done}, before any use. Texts that are shown here are changed so.")
     if run.state in ("failed", "incomplete"):
         found.append(f"The run ended in the state “{run.state}”: what stands here may be partial.")
     unread = len(run.shards) - run.n_receipts
@@ -255,6 +260,15 @@ def notices(run: Run) -> list[str]:
     elif run.missing:
         found.append(f"Asked for and not made yet: {', '.join(run.missing)}.")
     return found + _disagreements(run)
+
+
+def fine_tuned(run: Run) -> dict[str, str]:
+    """What the adapters of the `fsd` detector were trained on, by name."""
+    return {
+        name: f"{one['training']['method']}, {one['training']['epochs']} epochs on {len(one['documents']):,} documents "
+        f"of {' and '.join(one['train_on'])}, which do not calibrate"
+        for name, one in (run.manifest.get("adapters") or {}).items()
+    }
 
 
 def _disagreements(run: Run) -> list[str]:

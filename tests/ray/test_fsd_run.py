@@ -133,6 +133,8 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     run(path, "selections.0.alpha=0.3")
     after = {key: value for place in kept for key, value in written(place).items() if "documents.parquet" not in key}
     assert after == before
+    run(path, "selections=[]")
+    assert not (folder / "selection/members").exists(), "an answer to what is no longer asked"
     with pytest.raises(UserError, match=r"adapters: .* then, .* now"):
         run(path, "fsd.learning_rate=1e-3")
 
@@ -151,6 +153,20 @@ def test_a_run_whose_training_diverges_stops_in_one_line_and_leaves_nothing(
     assert not (folder / "scores").exists()
     status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_an_adapter_that_was_trained_on_audited_documents_may_not_judge_them(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    audited = [sentence(i) for i in range(12)]
+    own = write_jsonl(tmp_path / "own.jsonl", [*audited[:3], *(sentence(2000 + i) for i in range(5))])
+    fsd = {"corpus": {"path": own}, "documents": 8, "epochs": 1, "dtype": "float32"}
+    asked = [{"name": "members", "detectors": ["fsd"], "procedure": "bh", "alpha": 0.2}]
+    path = make_audit(audited, [sentence(1000 + i) for i in range(12)], detectors=["loss", "fsd"], selections=asked)
+    with pytest.raises(UserError, match=r"adapters were trained on 3 audit documents, or on others with the same"):
+        run(path, f"fsd={json.dumps(fsd)}")
+    summaries = run(path, f"fsd={json.dumps(fsd)}", "selections.0.detectors=[loss]").selections
+    assert [summary["n_audit"] for summary in summaries] == [12]
 
 
 def test_a_trial_leaves_the_fine_tuning_documents_out_of_every_comparison(

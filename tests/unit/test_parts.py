@@ -132,9 +132,11 @@ def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_what_beg
     [
         ({"documents": 20}, "corpus.unseen has 20 documents, fine-tuning on 20 needs 21, so that at least one is left"),
         ({"group": "c"}, "no document of group 'c' in corpus.unseen; known: a, b"),
-        ({"group": "b", "documents": 8}, "corpus.unseen has 8 documents, fine-tuning on 8 needs 9"),
+        ({"group": "b", "documents": 8}, "corpus.unseen has 8 documents of group 'b', fine-tuning on 8 needs 9"),
         ({"adapters": {"x": {"group": "a", "documents": 11}, "y": {"group": "b", "documents": 7}}}, None),
-        ({"corpus": {"path": "none.jsonl"}}, "fsd.corpus: "),
+        ({"corpus": {"path": "none.jsonl"}}, "fsd.corpus: no file none.jsonl"),
+        ({"adapters": {"unused": {"documnts": 3}}}, "fsd.adapters.unused: unknown key 'documnts'"),
+        ({"adapters": {"x": {"documents": 3, "share": 0.2}}}, "fsd.adapters.x: documents and share exclude each other"),
         ({"train_on": "seen"}, "detector fsd fine-tunes on corpus.seen, which is not given"),
         ({"train_on": "mix"}, "detector fsd fine-tunes on corpus.seen, which is not given"),
         ({"method": "full"}, "fsd: method full trains all the weights and leaves no adapter: use lora, adalora or ia3"),
@@ -174,6 +176,29 @@ def test_a_detector_that_cannot_be_asked_for_is_one_line(
     assert line in str(caught.value)
 
 
+def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
+    tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    audited = [text(i, 12) for i in range(5)] + [f"{text(5, 9)} differs only here"]  # of which 5 begins alike
+    files["audit"] = write(tmp_path / "audit.jsonl", audited)
+    other = write(tmp_path / "other.jsonl", [text(i, 12) for i in range(4, 8)])
+    adapters = {"most": {"documents": 13}, "own": {"corpus": {"path": other}, "documents": 2}}
+    asked = [{"fsd": {"adapter": list(adapters)}}]
+    found = parts(audit(tiny_model_folder, files, detectors=asked, fsd={"adapters": adapters}, overlap="drop"))
+    assert len(found.adapters["most"].texts) == 13
+    assert set(found.adapters["most"].texts) < {text(i, 12) for i in range(6, 20)}
+    assert set(found.adapters["own"].texts) == {text(i, 12) for i in range(6, 8)}
+    with pytest.raises(UserError, match=r"corpus\.unseen has 14 documents, fine-tuning on 14 needs 15"):
+        parts(audit(tiny_model_folder, files, fsd={"documents": 14}, overlap="drop"))
+
+
+def test_a_group_without_a_column_is_one_line(tiny_model_folder: Path, files: dict[str, str]) -> None:
+    described = audit(tiny_model_folder, files, fsd={"group": "a"}).model_dump(mode="json")
+    described["corpus"]["unseen"]["group"] = None
+    with pytest.raises(UserError, match=r"fsd adapter default: group 'a' needs corpus\.unseen\.group, a column"):
+        parts(build_config(described))
+
+
 def test_fsd_without_unseen_documents_is_refused(tiny_model_folder: Path, files: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"detector fsd fine-tunes on corpus\.unseen, which is not given"):
         audit(tiny_model_folder, {"audit": files["audit"]})
@@ -188,6 +213,11 @@ def test_the_plan_counts_what_is_fine_tuned_on(tiny_model_folder: Path, files: d
     ]
     assert "With 9 unseen documents to calibrate on" in found["selections"][0]["sentence"]
     assert [entry["adapter"] for entry in found["passes"]] == [None, "default"]
+    grouped = audit(tiny_model_folder, files, fsd={"documents": 3, "group": "a"}, selections=asks)
+    assert "With at most 17 unseen" in forecast(make_plan(grouped), {"dtype": "float32"})["selections"][0]["sentence"]
+    for wrong in ({"documents": 20}, {"corpus": {"path": "none.jsonl"}}):
+        with pytest.raises(UserError, match=r"needs 21|no file none\.jsonl"):
+            forecast(make_plan(audit(tiny_model_folder, files, fsd=wrong)), {"dtype": "float32"})
 
 
 def test_a_text_transform_changes_texts_keys_and_the_fingerprint(

@@ -252,6 +252,18 @@ def test_a_selection_from_other_scores_is_called_out(tmp_path: Path) -> None:
     assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
 
 
+def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_path: Path) -> None:
+    store = build_run(tmp_path)
+    manifest = store.read_json("manifest.json")
+    training = {"method": "lora", "epochs": 3}
+    adapters = {"few": {"training": training, "train_on": ["unseen", "seen"], "documents": ["0a"] * 30}}
+    changed = {**manifest["config"], "text_transform": {"dates": "replace_year", "year": 2020}}
+    store.write_json("manifest.json", {**manifest, "config": changed, "adapters": adapters})
+    text = report(store)[0].text
+    assert "The year 2020 stands in the place of every year in every text, before any use." in text
+    assert "lora, 3 epochs on 30 documents of unseen and seen, which do not calibrate" in text
+
+
 def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     manifest = store.read_json("manifest.json")
