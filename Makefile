@@ -1,4 +1,4 @@
-# make install, make demo, make trial NAME=alpha, make test, make lint: each sets up what it needs.
+# make install, make demo, make trial NAME=alpha, make samia, make test, make lint: each sets up what it needs.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ PASSAGES ?= 360
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo trial test test-ray test-rest lint format clean
+.PHONY: install demo trial samia test test-ray-1 test-ray-2 test-unit test-statistical lint format clean
 
 install: $(VENV)/.installed
 
@@ -23,15 +23,29 @@ demo: install
 trial: install
 	$(BIN)/python -m examples.trials.run $(NAME)
 
-# Two processes: most of the time of the tests on a cluster goes by in imports of one process or another.
+samia: install
+	$(PIP) install --quiet -c constraints.txt "transformers[serving]"
+	$(BIN)/python -m examples.samia.samia
+
+# Two at a time: much of the time of the tests on a cluster goes by in imports of one process or another.
+RAY_TESTS := $(wildcard tests/ray/test_*.py)
+RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
+PYTEST := RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
+
 test: install
-	$(MAKE) --no-print-directory --jobs 2 test-ray test-rest
+	$(MAKE) --no-print-directory --jobs 2 test-ray-1 test-ray-2 test-unit test-statistical
 
-test-ray: install
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/ray
+test-ray-1: install
+	$(PYTEST) $(RAY_TESTS_1)
 
-test-rest: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/statistical tests/golden
+test-ray-2: install
+	$(PYTEST) $(filter-out $(RAY_TESTS_1),$(RAY_TESTS))
+
+test-unit: install
+	$(PYTEST) tests/unit tests/golden
+
+test-statistical: install
+	$(PYTEST) tests/statistical
 
 lint: install
 	$(BIN)/ruff check .

@@ -8,6 +8,8 @@ ratio comes a second time by CPU seconds, which other programs disturb less.
   same batch of prompts; `_one_prompt` against a call for each prompt, as published code has it.
 - vs_one_call_a_draw: prefixes of 64 tokens, 10 draws each, against a call of `generate` for each draw. A call
   costs what the one before it cost, so 3 of them are timed.
+- endpoint: the client against a local stub that answers after 200 ms, 64 requests at a time: its share of the 320
+  requests a second that this allows, and how much its memory grows from the first fifth of the requests to the last.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from benchmarks.endpoint import measure_client
 from benchmarks.scoring import load, wikimia
 from pipeline.errors import UserError
 from pipeline.models import LanguageModel, tokenize
@@ -118,6 +121,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         **ratios(0),
         **({"by_cpu_seconds": ratios(1)} if arguments.device == "cpu" else {}),
         "tokens_per_s": {name: round(statistics.median(each[name][0] for each in rounds), 1) for name in jobs},
+        "endpoint": measure_client(arguments.requests),
         "rounds": arguments.rounds,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -130,6 +134,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=32, help="of each draw")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=6400, help="to the stub of an endpoint")
     parser.add_argument("--model", default="smollm2", help="smollm2, random-1b, or a path")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from pipeline.errors import UserError, nearest
 from pipeline.settings import Section, build, read_mapping
+
+if TYPE_CHECKING:
+    from pipeline.detectors import Detector
 
 Role = Literal["audit", "unseen", "seen"]
 Direction = Literal["members", "clean"]
@@ -36,6 +40,85 @@ class ModelConfig(Section):
     adapter: str | None = Field(None, description="A PEFT adapter of this model, merged into it at load.")
     trust_remote_code: bool = Field(False, description="Run model code that ships with the checkpoint.")
     allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
+
+
+def _base_url(value: Any) -> str:
+    """The address that `/completions` is added to."""
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"must be an address such as https://host/v1, got {value!r}")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must be a bare address, got one with a user or a query: keys come from the environment alone")
+    path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/")
+    return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))
+
+
+class BudgetConfig(Section):
+    """What may be asked of an endpoint in all, by every call of the run together."""
+
+    requests: Annotated[int, Field(ge=1)] | None = Field(None, description="Most requests, repeated ones included.")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens, of prompts and of answers.")
+
+
+class PriceConfig(Section):
+    """What a million tokens cost, in any currency, for the estimate of `seenset plan`."""
+
+    prompt: float = Field(0.0, ge=0, description="Of a million tokens of prompts.")
+    answer: float = Field(0.0, ge=0, description="Of a million new tokens.")
+
+
+class EndpointConfig(Section):
+    """A model behind an OpenAI-compatible interface. The key is read from the environment and kept nowhere."""
+
+    endpoint: Annotated[str, BeforeValidator(_base_url)] = Field(description="Address, such as https://host/v1.")
+    name: str = Field(min_length=1, description="The model as the endpoint calls it.")
+    api: Literal["completions", "chat"] = Field("completions", description="Which of the two interfaces to ask.")
+    instruction: str = Field(
+        "Continue the following text as it goes on. Write nothing but the continuation.",
+        description="chat: what stands above the text.",
+    )
+    log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
+        "auto", description="How the endpoint tells log-probabilities of a prompt, if it does; auto tries both ways."
+    )
+    key_variable: str = Field(
+        "SEENSET_API_KEY", min_length=1, description="Environment variable that holds the key; unset: none is sent."
+    )
+    concurrency: int = Field(16, ge=1, le=1024, description="Most requests under way at a time.")
+    requests_per_minute: float | None = Field(None, gt=0, description="Most requests begun in a minute.")
+    timeout: float = Field(120.0, gt=0, description="Seconds that an answer may take.")
+    attempts: int = Field(6, ge=1, description="Times that a request is made before its document is given up.")
+    backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt, about; doubled for each more.")
+    choices: int = Field(16, ge=1, description="Most draws asked for in one request, whose prompt is then paid once.")
+    budget: BudgetConfig = BudgetConfig()
+    price: PriceConfig = PriceConfig()
+
+
+def _kind_of_model(value: Any) -> str:
+    given = isinstance(value, EndpointConfig) or (isinstance(value, dict) and "endpoint" in value)
+    return "model[EndpointConfig]" if given else "model[ModelConfig]"
+
+
+AnyModel = Annotated[
+    Annotated[ModelConfig, Tag("model[ModelConfig]")] | Annotated[EndpointConfig, Tag("model[EndpointConfig]")],
+    Discriminator(_kind_of_model),
+]
+"""Weights, or an endpoint where the key `endpoint` is given."""
+
+
+def named(model: ModelConfig | EndpointConfig) -> str:
+    """A model as a person calls it."""
+    return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.path
+
+
+def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
+    """A model that can be opened.
+
+    Raises:
+        UserError: it is behind an endpoint.
+    """
+    if isinstance(model, EndpointConfig):
+        raise UserError(f"model {named(model)} is behind an endpoint: its weights are not at hand")
+    return model
 
 
 class ParaphraserConfig(ModelConfig):
@@ -299,8 +382,8 @@ class AuditConfig(Section):
     """The one description of an audit."""
 
     run: str = Field(description="Run directory: a local path or an fsspec URL.")
-    model: ModelConfig = Field(description="The audited model.")
-    reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
+    model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
+    reference_model: AnyModel | None = Field(None, description="Model for the `reference` detector.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
     detectors: list[DetectorEntry] = Field(
@@ -354,6 +437,7 @@ def _check_selections(config: AuditConfig) -> None:
             for role in config.fsd.adapter(name).roles:
                 if getattr(config.corpus, role) is None:
                     raise UserError(f"detector {detector.name} fine-tunes on corpus.{role}, which is not given")
+        _check_endpoint(config, detector)
     columns = {detector.column: detector for detector in detectors}
     names: set[str] = set()
     for index, selection in enumerate(config.selections):
@@ -368,6 +452,28 @@ def _check_selections(config: AuditConfig) -> None:
         if selection.procedure == "ktd" and not columns[selection.detectors[0]].signed:
             column = selection.detectors[0]
             raise UserError(f"{where}: procedure ktd needs a signed statistic such as knockoff; {column} has one sign")
+
+
+FROM_LOG_PROBS = "loss, zlib, lowercase, reference and min_k"
+
+
+def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
+    """What a detector reads of an endpoint must be something that an endpoint can say."""
+    for needed, statistics in detector.needs.items():
+        model = config.model if needed.model == "target" else config.reference_model
+        if not isinstance(model, EndpointConfig) or needed.kind == "generate":
+            continue
+        if needed.kind == "gradient" or needed.draw or needed.adapter or statistics - {"log_prob"}:
+            raise UserError(
+                f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "
+                f"samia and samia_zlib, and where it tells prompt log-probabilities {FROM_LOG_PROBS}"
+            )
+        if model.log_probs == "none" or model.api == "chat":
+            why = "api chat has none" if model.api == "chat" else "log_probs is none"
+            raise UserError(
+                f"detector {detector.column} needs prompt log-probabilities of endpoint {model.name}, and {why}; "
+                "without them there are samia and samia_zlib"
+            )
 
 
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:

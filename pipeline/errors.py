@@ -36,6 +36,14 @@ class IncompleteError(UserError):
     exit_code = ExitCode.INCOMPLETE
 
 
+class StopError(UserError):
+    """What would befall every document to come: the run ends at once, with an exit code that says whose turn it is."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.USER_ERROR) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     """A tail for an error message: the nearest known name if one is near, and all of them."""
     names = list(known)

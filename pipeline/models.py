@@ -6,8 +6,11 @@ import contextlib
 import hashlib
 import io
 import logging
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,13 +33,14 @@ from pipeline.checkpoints import (
     seq2seq_class,
     weight_files,
 )
-from pipeline.config import ModelConfig
+from pipeline.config import EndpointConfig, ModelConfig
 from pipeline.errors import UserError
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json",
 )  # fmt: skip
+_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def open_tokenizer(config: ModelConfig) -> Any:
     return _load_tokenizer(config, locate(config, weights=False))
 
 
-def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, Any]:
+def check_model(config: ModelConfig | EndpointConfig, *, paraphraser: bool = False) -> dict[str, Any]:
     """Check without loading weights that a model can be opened.
 
     Args:
@@ -138,6 +142,10 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     Raises:
         UserError: in one line, what is missing or refused.
     """
+    if isinstance(config, EndpointConfig):
+        from pipeline.endpoint.client import check_endpoint
+
+        return check_endpoint(config)
     _quieten()
     source = locate(config, weights=False)
     check_weights(config, source)
@@ -176,16 +184,21 @@ def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int
     return sum(parameter.numel() for parameter in empty.parameters())
 
 
-def fingerprint_model(config: ModelConfig) -> dict[str, str]:
+def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
     """What the model's answers depend on: content, wherever it lies.
 
     Returns:
         "model" (SHA-256 over weights and configuration, the adapter's too), "tokenizer" (over its files, or the GGUF),
-        "dtype" and "quantization" ("none" without one).
+        "dtype" and "quantization" ("none" without one). Of an endpoint: what it is called, and how it is asked; what
+        it serves under that name only its owner knows.
 
     Raises:
         UserError: a file is missing, or the adapter's record names another base model.
     """
+    if isinstance(config, EndpointConfig):
+        asked = f"{config.name} at {config.endpoint}, {config.api}"
+        asked += f": {config.instruction}" if config.api == "chat" else ""
+        return {"model": asked, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
     _quieten()
     source = locate(config, weights=True)
     if source.gguf:
@@ -225,6 +238,16 @@ def tokenize(lm_or_tokenizer: Any, texts: list[str], max_tokens: int) -> list[To
             found.append(Tokens(ids, False, len(text)))
         else:
             found.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens])))
+    return found
+
+
+def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
+    """Texts as a model reads them whose tokenizer is not at hand: each word stands for a token, and all ids are 0."""
+    found = []
+    for text in texts:
+        ends = [word.end() for word in islice(_WORD.finditer(text), max_tokens + 1)]
+        cut = len(ends) > max_tokens
+        found.append(Tokens([0] * min(len(ends), max_tokens), cut, ends[max_tokens - 1] if cut else len(text)))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline import __version__
-from pipeline.config import AuditConfig, ModelConfig
+from pipeline.config import AuditConfig, ModelConfig, weights_of
 from pipeline.corpus import Shard, shard_fingerprint
 from pipeline.detectors import draws_of, parse_detectors
 from pipeline.documents import Document, id_key, read_shard
@@ -53,7 +53,7 @@ def check_paraphraser(config: AuditConfig) -> None:
     """
     assert config.paraphraser is not None
     check_model(config.paraphraser, paraphraser=True)
-    if _place(config.paraphraser) == _place(config.model):
+    if _place(config.paraphraser) == _place(weights_of(config.model)):
         raise UserError(f"paraphraser {config.paraphraser.path} {AUDITED_ITSELF}")
 
 
@@ -99,7 +99,7 @@ class Paraphraser:
         self.fingerprint = fingerprint
         self.draws = draws_of(parse_detectors(config.detectors))
         self.model = open_paraphraser(config.paraphraser, gpus=gpus)
-        self.tokenizer = open_tokenizer(config.model)
+        self.tokenizer = open_tokenizer(weights_of(config.model))
 
     def process(self, shard: Shard, store: Store, driver: str = "") -> Receipt:
         """Paraphrase a shard's documents and file the receipt; an already filed receipt is returned as it is.
@@ -114,7 +114,7 @@ class Paraphraser:
         began = time.monotonic()
         journal = Journal(store, STAGE, shard, driver)
         rows: list[dict[str, Any]] = []
-        for documents in _windows(shard):
+        for documents in windows(shard):
             rows += self._paraphrased(documents, journal)
         data = f"paraphrases/{shard.id}-{uuid.uuid4().hex[:8]}.parquet"
         store.write_table(data, pa.Table.from_pylist(rows, schema=SCHEMA))
@@ -170,7 +170,8 @@ def read_paraphrases(store: Store, shard: Shard) -> dict[int, Paraphrases]:
     return {row: Paraphrases(tuple(texts), problem) for row, texts, problem in zip(*columns, strict=True)}
 
 
-def _windows(shard: Shard) -> Iterator[list[Document]]:
+def windows(shard: Shard) -> Iterator[list[Document]]:
+    """The good documents of a shard, a bounded number at a time."""
     window: list[Document] = []
     for document in read_shard(shard):
         if document.problem is None:

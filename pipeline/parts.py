@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import ROLES, AdapterConfig, AuditConfig, CorpusConfig, FinetuneConfig, Role
+from pipeline.config import ROLES, AdapterConfig, AuditConfig, CorpusConfig, FinetuneConfig, Role, weights_of
 from pipeline.corpus import Shard, plan_shards
 from pipeline.detectors import adapters_of, parse_detectors
 from pipeline.documents import Document, read_shard, text_keys
@@ -89,7 +89,7 @@ def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         for role in KNOWN
         if getattr(config.corpus, role) is not None
     }
-    tokenizer = open_tokenizer(config.model)
+    tokenizer = open_tokenizer(weights_of(config.model))
     asked = {name: config.fsd.adapter(name) for name in names}
     own = {name: _own_corpus(config, settings, name) for name, settings in asked.items() if not settings.roles}
     if config.overlap == "drop":

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from pipeline import __version__
-from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig
+from pipeline.config import NULL_ROLE, AuditConfig, Role, SelectionConfig, named
 from pipeline.corpus import Shard, number_rows, plan_shards, shard_fingerprint
-from pipeline.detectors import adapters_of, parse_detectors, plan_passes
+from pipeline.detectors import adapters_of, parse_detectors, plan_passes, sampled_of
+from pipeline.endpoint.estimate import estimate
 from pipeline.errors import UserError
 from pipeline.inputs import InputFile, estimated_rows, find_inputs
 from pipeline.models import check_model
@@ -55,7 +56,7 @@ class Plan:
         """The passes that the detectors need, each run once a document and once a paraphrase of it."""
         planned = plan_passes(parse_detectors(self.config.detectors))
         draws = Counter(replace(p, draw=0) for p in planned if p.draw)
-        return [
+        found: list[dict[str, Any]] = [
             {
                 "kind": p.kind,
                 "model": p.model,
@@ -65,8 +66,11 @@ class Plan:
                 "statistics": sorted(read),
             }
             for p, read in planned.items()
-            if not p.draw
+            if not p.draw and p.continued is None
         ]
+        asked = sampled_of(parse_detectors(self.config.detectors))
+        found += [{"kind": "generate", **asdict(continued), "draws": m} for continued, m in asked.items()]
+        return found
 
     def text_bytes(self) -> int:
         """Bytes of all inputs, compressed ones taken for a third of their text."""
@@ -121,6 +125,8 @@ def settle(
     else:
         shards = tuple(number_rows(plan.shards))
     plan = Plan(plan.config, plan.inputs, shards, plan.limit)
+    if before is not None and _free_to_score(plan, before) and _differ(before["fingerprint"], fingerprints[STAGE]):
+        store.remove_folder(f"receipts/{STAGE}")
     for stage, fingerprint in fingerprints.items():
         _check_receipts(plan, stage, fingerprint, store)
     fingerprint = fingerprints[STAGE]
@@ -154,6 +160,16 @@ def _check_layout(plan: Plan, before: Mapping[str, Any], store: Store) -> None:
         was = before["config"]["resources"][key]
         if was != getattr(ours, key):
             raise UserError(f"run {store.url} was cut with resources.{key} {was}, now {getattr(ours, key)}")
+
+
+def _free_to_score(plan: Plan, before: Mapping[str, Any]) -> bool:
+    """Whether scores, earlier ones too, are made of stored continuations alone: then they are made anew at no cost."""
+    return all(entry["kind"] == "generate" for entry in [*before["passes"], *plan.passes()])
+
+
+def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints differ in their detectors and in nothing else."""
+    return {key for key in {**before, **now} if before.get(key) != now.get(key)} == {"detectors"}
 
 
 def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
@@ -218,13 +234,13 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     passes = plan.passes()
     seconds = None
     if model.get("parameters"):
-        reads = total * sum(COST[entry["kind"]] * (1 + entry["paraphrases"]) for entry in passes)
+        reads = total * sum(_forward_passes(entry) for entry in passes)
         reads += COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
         each = tokens / max(1, total)
         seconds = 2 * model["parameters"] * each * reads / (0.5 * measured_flops(model["dtype"]))
     return {
         "run": config.run,
-        "model": {"path": config.model.path, **model},
+        "model": {"path": named(config.model), **model},
         "roles": roles,
         "limit": plan.limit,
         "shards": len(plan.shards),
@@ -232,11 +248,19 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "adapters": adapters,
         "detectors": [detector.column for detector in parse_detectors(config.detectors)],
         "estimated_tokens": tokens,
+        "endpoint": estimate(config, total, plan.text_bytes() / max(1, everything)),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "selections": [
             _outlook(selection, roles["audit"]["documents"], left, at_most) for selection in config.selections
         ],
     }
+
+
+def _forward_passes(entry: Mapping[str, Any]) -> float:
+    """What a pass costs, in forward passes over the whole text."""
+    if entry["kind"] == "generate":
+        return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
+    return float(COST[entry["kind"]] * (1 + entry["paraphrases"]))
 
 
 def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,27 @@ import pyarrow as pa
 import torch
 
 from pipeline import __version__
-from pipeline.config import AuditConfig
+from pipeline.config import AuditConfig, ModelConfig, named
 from pipeline.corpus import Shard, shard_fingerprint
-from pipeline.detectors import Detector, Evidence, adapters_of, draws_of, parse_detectors, plan_passes
+from pipeline.detectors import (
+    Continuations,
+    Detector,
+    Evidence,
+    adapters_of,
+    draws_of,
+    parse_detectors,
+    plan_passes,
+    sampled_of,
+)
 from pipeline.documents import Document, id_key, read_shard, text_keys
+from pipeline.endpoint.log_probs import LogProbs, endpoint_passes, read_log_probs
 from pipeline.journal import Journal
-from pipeline.models import LanguageModel, fingerprint_model, open_model, tokenize
+from pipeline.models import LanguageModel, count_words, fingerprint_model, open_model, open_tokenizer, tokenize
 from pipeline.paraphrases import Paraphrases, paraphrase_fingerprint, read_paraphrases
-from pipeline.passes import FORWARD, Pass
-from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.passes import FORWARD, Continued, Pass
+from pipeline.passes.forward import TokenStatistics, forward, told
 from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.samples import read_samples, sample_sets
 from pipeline.store import Receipt, Store, read_receipt, write_receipt
 from pipeline.switching import Adapters
 
@@ -85,6 +97,8 @@ def fingerprint_of(config: AuditConfig) -> dict[str, Any]:
         }
     if config.text_transform is not None:
         fingerprint["text_transform"] = config.text_transform.model_dump()
+    if sampled_of(detectors):
+        fingerprint["seed"] = config.seed
     fingerprint["detectors"] = [detector.column for detector in detectors]
     fingerprint["max_tokens"] = config.max_tokens
     fingerprint["batch_tokens"] = config.resources.batch_tokens
@@ -105,6 +119,8 @@ class _Prepared:
     texts: tuple[str, ...]  # the parts that max_tokens keeps: of the text, and of each of its paraphrases
     truncated: bool
     ids: Mapping[Pass, list[int]]
+    continued: Mapping[Continued, Continuations]
+    told: Mapping[Pass, Sequence[float]]  # log-probabilities that an endpoint gave
 
 
 @dataclass(slots=True)
@@ -126,16 +142,26 @@ class Scorer:
         self.config = config
         self.fingerprint = fingerprint
         self.detectors: tuple[Detector, ...] = parse_detectors(config.detectors)
-        self.passes = plan_passes(self.detectors)
+        planned = plan_passes(self.detectors)
+        self.answered = endpoint_passes(config)
+        stored = {*self.answered, *(needed for needed in planned if needed.continued)}
+        self.passes = {needed: read for needed, read in planned.items() if needed not in stored}
+        self.sample_sets = sample_sets(config)
         self.draws = draws_of(self.detectors)
         if gpus == 0:
             torch.set_num_threads(config.resources.cpus_per_actor)
-        self.models: dict[str, LanguageModel] = {"target": open_model(config.model, gpus=gpus)}
+        self.models: dict[str, LanguageModel] = {}
+        self.tokenizer: Any = None  # of an endpoint nobody knows it
+        if isinstance(config.model, ModelConfig):
+            if any(p.model == "target" for p in self.passes):
+                self.models["target"] = open_model(config.model, gpus=gpus)
+            found = self.models.get("target")
+            self.tokenizer = found.tokenizer if found is not None else open_tokenizer(config.model)
         if any(p.model == "reference" for p in self.passes):
-            assert config.reference_model is not None
+            assert isinstance(config.reference_model, ModelConfig)
             self.models["reference"] = open_model(config.reference_model, gpus=gpus)
         folders = {name: adapter_folder(config.run, key) for name, key in fingerprint.get("adapters", {}).items()}
-        self.adapters = Adapters(self.models["target"], folders, fingerprint.get("model", ""), config.model.path)
+        self.adapters = Adapters(self.models.get("target"), folders, fingerprint.get("model", ""), named(config.model))
         gradient = any(p.kind == "gradient" for p in self.passes)
         self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
@@ -167,6 +193,8 @@ class Scorer:
         window: list[Document] = []
         size = 0
         paraphrased = read_paraphrases(store, shard) if self.draws else {}
+        sampled = {asked.continued: read_samples(store, asked, shard) for asked in self.sample_sets}
+        answered = {needed: read_log_probs(store, needed, shard) for needed in self.answered}
         for document in read_shard(shard):
             if document.doc_id in seen:
                 output.refuse(document, "duplicate_id", "the id stands earlier in the shard")
@@ -179,24 +207,32 @@ class Scorer:
             if drawn is not None and drawn.problem is not None:
                 output.refuse(document, "model_error", drawn.problem)
                 continue
+            if (lacking := _lacking(document, sampled, answered)) is not None:
+                output.refuse(document, *lacking)
+                continue
             window.append(document)
             size += len(document.text) * (1 + self.draws)
             if len(window) >= WINDOW_DOCUMENTS or size >= WINDOW_BYTES:
-                yield self._prepare(window, paraphrased, output)
+                yield self._prepare(window, paraphrased, sampled, answered, output)
                 window, size = [], 0
         if window:
-            yield self._prepare(window, paraphrased, output)
+            yield self._prepare(window, paraphrased, sampled, answered, output)
 
     def _prepare(
-        self, documents: list[Document], paraphrased: Mapping[int, Paraphrases], output: _Output
+        self,
+        documents: list[Document],
+        paraphrased: Mapping[int, Paraphrases],
+        sampled: Mapping[Continued, Mapping[int, Any]],
+        answered: Mapping[Pass, Mapping[int, LogProbs]],
+        output: _Output,
     ) -> list[_Prepared]:
-        tokenizer = self.models["target"].tokenizer
-        target = tokenize(tokenizer, [d.text for d in documents], self.max_tokens)
+        read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
+        target = read([d.text for d in documents], self.max_tokens)
         kept = [[d.text[: tokens.kept] for d, tokens in zip(documents, target, strict=True)]]
         ids: dict[Pass, list[list[int]]] = {FORWARD: [tokens.ids for tokens in target]}
         for draw in range(1, self.draws + 1):
             texts = [paraphrased[d.row].texts[draw - 1] for d in documents]
-            tokens = tokenize(tokenizer, texts, self.max_tokens)
+            tokens = tokenize(self.tokenizer, texts, self.max_tokens)
             kept.append([text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)])
             ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in tokens]
         for needed in self.passes:
@@ -207,6 +243,8 @@ class Scorer:
                 tokens = tokenize(self.models[needed.model].tokenizer, texts, self.max_tokens)
                 ids[same] = [entry.ids for entry in tokens]
             ids[needed] = ids[same]
+        for needed, values in answered.items():  # all that is known of these tokens is how many there are
+            ids[needed] = [[0] * (1 + len(values[d.row].values)) for d in documents]
         prepared = []
         for index, document in enumerate(documents):
             shortest = min(len(sequences[index]) for sequences in ids.values())
@@ -215,7 +253,10 @@ class Scorer:
                 continue
             each = {needed: sequences[index] for needed, sequences in ids.items()}
             texts_of_one = tuple(variant[index] for variant in kept)
-            prepared.append(_Prepared(replace(document, text=""), texts_of_one, target[index].truncated, each))
+            own = {continued: found[document.row] for continued, found in sampled.items()}
+            told = {needed: values[document.row].values for needed, values in answered.items()}
+            bare = replace(document, text="")
+            prepared.append(_Prepared(bare, texts_of_one, target[index].truncated, each, own, told))
         return prepared
 
     def _score_guarded(self, batch: list[_Prepared], journal: Journal, output: _Output) -> None:
@@ -235,7 +276,7 @@ class Scorer:
         try:
             scores = self._scores(batch)
         except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
-            reason = "out_of_memory" if _out_of_memory(error) else "model_error"
+            reason = "out_of_memory" if out_of_memory(error) else "model_error"
             if len(batch) == 1:
                 output.refuse(batch[0].document, reason, " ".join(str(error).split())[:300] or type(error).__name__)
                 return
@@ -258,6 +299,8 @@ class Scorer:
         """Scores of a batch: float64, (documents, detectors)."""
         found: dict[Pass, TokenStatistics] = {}
         norms: dict[Pass, torch.Tensor] = {}
+        for needed in self.answered:
+            found[needed] = told([entry.told[needed] for entry in batch])
         for needed, statistics in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
             with self.adapters.on(needed.adapter):
@@ -266,7 +309,8 @@ class Scorer:
                 else:
                     found[needed] = forward(model, ids, statistics)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
-        evidence = Evidence(texts, found, norms, paraphrases)
+        continued = {asked.continued: [e.continued[asked.continued] for e in batch] for asked in self.sample_sets}
+        evidence = Evidence(texts, found, norms, paraphrases, continuations=continued)
         return torch.stack([detector.score(evidence).double().cpu() for detector in self.detectors], dim=1)
 
     def _file(self, shard: Shard, store: Store, output: _Output, seconds: float) -> Receipt:
@@ -295,6 +339,22 @@ class Scorer:
             gradient=self.gradient,
         )
         return write_receipt(store, STAGE, receipt)
+
+
+def _lacking(
+    document: Document,
+    sampled: Mapping[Continued, Mapping[int, Any]],
+    answered: Mapping[Pass, Mapping[int, LogProbs]],
+) -> tuple[str, str] | None:
+    """Reason and message why a document was not continued or not read, if so."""
+    for found in sampled.values():
+        own = found[document.row]
+        if isinstance(own, tuple):
+            return own
+    for values in answered.values():
+        if (problem := values[document.row].problem) is not None:
+            return problem
+    return None
 
 
 def _batch_key(batch: Sequence[_Prepared]) -> str:
@@ -352,7 +412,8 @@ def _finite(value: float) -> bool:
     return value - value == 0.0
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that there was too little memory."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 

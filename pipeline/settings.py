@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -105,7 +105,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
     location = _location(problem)
     where = ".".join(location) or "config"
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r}; {nearest(location[-1], _keys_at(kind, location[:-1]))}"
+        known = _keys_at(kind, problem["loc"][:-1])
+        return f"unknown key {where!r}; {nearest(location[-1], known)}"
     if problem["type"] == "missing":
         return f"missing key {where!r}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
@@ -129,12 +130,22 @@ def _is_union_branch(part: int | str) -> bool:
     )
 
 
-def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """The keys that a model knows at a location such as ('corpus', 'audit')."""
+def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys that a model knows at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
     found: Any = kind
+    sections = [kind]
     for part in location:
-        if not part.isdigit():
-            annotation = found.model_fields[part].annotation
-            candidates = [annotation, *get_args(annotation)]
-            found = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        if _is_union_branch(part):
+            found = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), found)
+        elif isinstance(part, str) and not part.isdigit():
+            sections = list(_sections_in(found.model_fields[part].annotation))
+            found = sections[0]
     return list(found.model_fields)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a type speaks of, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)

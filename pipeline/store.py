@@ -86,6 +86,34 @@ class Store:
             os.unlink(temporary)
         return True
 
+    def append(self, name: str, data: bytes) -> None:
+        """Add to a file that grows, at once; where files cannot grow, a file beside it: `read_grown` finds both."""
+        if not self.local:
+            stem, suffix = os.path.splitext(self.path(name))
+            self.fs.pipe_file(f"{stem}.{time.time_ns()}-{uuid.uuid4().hex[:8]}{suffix}", data)
+            return
+        path = self.path(name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
+
+    def read_grown(self, name: str) -> bytes:
+        """All that was appended under a name; nothing if there is none."""
+        return b"".join(self.read(part) for part in self._grown(name))
+
+    def remove_grown(self, name: str) -> None:
+        """Remove all that was appended under a name."""
+        for part in self._grown(name):
+            self.remove(part)
+
+    def _grown(self, name: str) -> list[str]:
+        folder, base = os.path.split(name)
+        stem, suffix = os.path.splitext(base)
+        return [f"{folder}/{found}" for found in self.names(folder, suffix) if found.split(".")[0] == stem]
+
     def remove(self, name: str) -> None:
         """Remove a file; none there is fine."""
         with contextlib.suppress(FileNotFoundError):
@@ -190,6 +218,7 @@ class Receipt:
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
+    spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
 
     def __post_init__(self) -> None:
         """Refuse a receipt that loses a document."""

@@ -22,11 +22,11 @@ class Adapters:
     targets go together, and with none on the model is exactly what it was.
     """
 
-    def __init__(self, lm: LanguageModel, folders: Mapping[str, Path], base: str, shown: str) -> None:
+    def __init__(self, lm: LanguageModel | None, folders: Mapping[str, Path], base: str, shown: str) -> None:
         """Load the adapters.
 
         Args:
-            lm: the model, which stays as it is.
+            lm: the model, which stays as it is; None, without adapters, where nothing reads its weights.
             folders: name -> folder of an adapter that belongs to the model.
             base: SHA-256 of the model's weights, as `models.fingerprint_model` gives it.
             shown: the path of the model.
@@ -34,8 +34,8 @@ class Adapters:
         Raises:
             UserError: an adapter for another base model.
         """
-        self._model: Any = lm.model
-        self._plain = dict(lm.model.named_modules())
+        self._model: Any = lm.model if lm is not None else None
+        self._plain: dict[str, nn.Module] = dict(lm.model.named_modules()) if lm is not None else {}
         self._layers: dict[str, dict[str, nn.Module]] = {}
         for name, folder in folders.items():
             check_base(folder, base, shown)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.adapters import adapter_key
-from pipeline.config import AuditConfig
+from pipeline.config import AuditConfig, weights_of
 from pipeline.parts import KEYS_FILE, OWN_CORPUS, Parts, hashes
 from pipeline.store import Store
 from ray_jobs.actors import connect, gpus_per_actor
@@ -49,7 +49,7 @@ def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> 
     return [
         AdapterJob(
             name,
-            config.model,
+            weights_of(config.model),
             part.texts,
             part.training,
             workers=resources.finetune_workers,

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from pipeline import paraphrases
+from pipeline import paraphrases, samples
 from pipeline.adapters import RECORD
 from pipeline.config import AuditConfig, build_config
 from pipeline.corpus import Shard
 from pipeline.detectors import draws_of, parse_detectors
+from pipeline.endpoint import log_probs
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.parts import Parts, divide
 from pipeline.plan import Plan, make_plan, pending, settle
@@ -26,8 +28,10 @@ from ray_jobs import adapters, interrupts
 from ray_jobs.actors import Failure
 from ray_jobs.adapters import Finetuning
 from ray_jobs.finetune import Adapter
+from ray_jobs.log_probs import read_log_probs
 from ray_jobs.paraphrase import paraphrase
-from ray_jobs.progress import Counts, Reporter
+from ray_jobs.progress import Answered, Counts, Reporter
+from ray_jobs.sample import sample
 from ray_jobs.score import score
 from ray_jobs.selection import select_all
 
@@ -158,7 +162,7 @@ class _Stage:
 
     name: str
     fingerprint: dict[str, Any]
-    job: Callable[..., Iterator[Receipt | Failure]]
+    job: Callable[..., Iterator[Receipt | Failure | Answered]]
 
 
 def _stages(config: AuditConfig, fingerprint: dict[str, Any]) -> dict[str, _Stage]:
@@ -166,6 +170,11 @@ def _stages(config: AuditConfig, fingerprint: dict[str, Any]) -> dict[str, _Stag
     found = []
     if draws_of(parse_detectors(config.detectors)):
         found.append(_Stage(paraphrases.STAGE, paraphrases.stage_fingerprint(config), paraphrase))
+    for needed in log_probs.endpoint_passes(config):
+        asked_of = log_probs.stage_fingerprint(config, needed)
+        found.append(_Stage(log_probs.stage_of(needed), asked_of, partial(read_log_probs, needed)))
+    for asked in samples.sample_sets(config):
+        found.append(_Stage(asked.stage, samples.stage_fingerprint(config, asked), partial(sample, asked)))
     found.append(_Stage(STAGE, fingerprint, score))
     return {stage.name: stage for stage in found}
 
@@ -259,8 +268,10 @@ def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: _Sta
             interrupts.check()
             if isinstance(result, Receipt):
                 status.counts.add(result, fresh=True)
-            else:
+            elif isinstance(result, Failure):
                 status.counts.failures.append(result.message)
+            else:
+                status.counts.answers = result.requests
             status.tick()
             reporter.update(status.counts)
         reporter.update(status.counts, last=True)

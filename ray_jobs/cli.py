@@ -50,6 +50,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     from pipeline.config import load_config
+    from pipeline.endpoint.log_probs import check_log_probs
     from pipeline.models import check_model
     from pipeline.paraphrases import check_paraphraser
     from pipeline.plan import forecast, make_plan
@@ -61,6 +62,7 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
         check_model(audit.reference_model)
     if audit.paraphraser is not None:
         check_paraphraser(audit)
+    check_log_probs(audit)
     facts = forecast(planned, model)
     if json_:
         _print_json(facts)
@@ -218,7 +220,8 @@ def _print_json(value: Any) -> None:
 def _print_plan(facts: dict[str, Any]) -> None:
     console = _console()
     model = facts["model"]
-    console.print(f"model {model['path']} ({model['architecture']}, {model['dtype']})", markup=False, highlight=False)
+    about = model["architecture"] if model["dtype"] == "unknown" else f"{model['architecture']}, {model['dtype']}"
+    console.print(f"model {model['path']} ({about})", markup=False, highlight=False)
     table = Table("role", "documents", "shards")
     for role, entry in facts["roles"].items():
         about = "" if entry["exact"] else "about "
@@ -227,6 +230,10 @@ def _print_plan(facts: dict[str, Any]) -> None:
     if facts["limit"] is not None:
         console.print(f"a sample: the first {facts['limit']:,} documents of each role")
     for entry in facts["passes"]:
+        if entry["kind"] == "generate":
+            given = f"the first {100 * entry['prefix_ratio']:g}% of a text's words"
+            console.print(f"pass generate: {entry['draws']} continuations of {given}", highlight=False)
+            continue
         more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
         on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
         console.print(f"pass {entry['kind']}: {entry['model']} model{on}, {entry['text']} text{more}", highlight=False)
@@ -244,6 +251,15 @@ def _print_plan(facts: dict[str, Any]) -> None:
             f"about {facts['estimated_tokens']:,} tokens a pass; "
             f"about {duration(seconds)} on one worker like this machine"
         )
+    if (asked := facts["endpoint"]) is not None:
+        price = f", {asked['price']:,.2f} at most" if asked["price"] else ""
+        console.print(
+            f"endpoint: {asked['requests']:,} requests, about {asked['prompt_tokens']:,} tokens of prompts and at most "
+            f"{asked['answer_tokens']:,} of answers{price}",
+            highlight=False,
+        )
+        for limit in asked["over"]:
+            console.print(f"warning: {limit}, less than that", highlight=False)
     for entry in facts["selections"]:
         mark = "" if entry["ok"] else "warning: "
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "

@@ -15,6 +15,13 @@ from pipeline.store import Receipt
 LINE_SECONDS = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How many requests an endpoint has answered in a stage, while its shards are under way."""
+
+    requests: int
+
+
 @dataclass(slots=True)
 class Counts:
     """Documents and shards so far; rates are of this driver's own work."""
@@ -26,6 +33,7 @@ class Counts:
     scored: int = 0
     quarantined: int = 0
     tokens: int = 0
+    answers: int = 0  # of an endpoint
     failures: list[str] = field(default_factory=list)
     fresh_documents: int = 0
     fresh_tokens: int = 0
@@ -68,10 +76,11 @@ class Counts:
         d = self.to_dict()
         eta = "-" if d["eta_s"] is None else duration(d["eta_s"])
         stage = "" if self.stage == "score" else f"{self.stage}: "
+        answers = f"answers {self.answers:,}  " if self.answers else ""
         return (
             f"{stage}shards {self.shards_done}/{self.shards}  documents {self.documents:,}  "
             f"{d['documents_per_s']:,.1f} documents/s  {d['tokens_per_s']:,.0f} tokens/s  "
-            f"ETA {eta}  quarantined {self.quarantined:,}"
+            f"ETA {eta}  {answers}quarantined {self.quarantined:,}"
         )
 
 

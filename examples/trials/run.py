@@ -21,11 +21,13 @@ from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
 from examples.trials.family import make_family
+from examples.trials.systems import run_systems
 from pipeline.errors import ExitCode, UserError
 from pipeline.trial.config import TrialConfig, load_trial
 
 FOLDER = Path("examples/trials")
 WORK = FOLDER / "work"
+SYSTEMS = "all_systems"
 NAMES = (
     "alpha",
     "procedures",
@@ -37,6 +39,8 @@ NAMES = (
     "ranking",
     "knockoffs",
     "fsd",
+    "samia",
+    SYSTEMS,
 )
 PASSAGES = 600
 
@@ -72,11 +76,14 @@ def run_trial(name: str) -> int:
     path = FOLDER / f"{name}.yaml"
     config, _ = load_trial(str(path))
     prepare(config)
-    arguments = ["trial", str(path)]
+    models: list[str] = []
     for role in ("model", "reference_model", "paraphraser"):
         if getattr(getattr(config, role), "path", None) == HUB_NAME:
             for key, value in smollm2().items():
-                arguments += ["--set", f"{role}.{key}={value}"]
+                models += ["--set", f"{role}.{key}={value}"]
+    if name == SYSTEMS:
+        return run_systems(path, models)
+    arguments = ["trial", str(path), *models]
     code = seenset(*arguments)
     if name != "ranking" or code:
         return code

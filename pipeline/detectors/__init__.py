@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, nearest
-from pipeline.passes import Pass
+from pipeline.passes import Continued, Pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,7 @@ _FAMILIES = (
     "pipeline.detectors.gradient",
     "pipeline.detectors.knockoff",
     "pipeline.detectors.deviation",
+    "pipeline.detectors.samia",
 )
 
 Needs = Mapping[Pass, frozenset[str]]
@@ -40,6 +41,14 @@ def variant(needed: Pass, draw: int = 0, adapter: str = "") -> Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuations:
+    """What a model wrote behind the prefix of one document, and what stands there."""
+
+    reference: str  # the rest of the document
+    texts: Sequence[str]  # one a draw
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What the passes measured on a batch of documents, in the same order everywhere."""
 
@@ -49,6 +58,7 @@ class Evidence:
     paraphrases: Sequence[Sequence[str]] = ()  # for each draw the kept parts of the documents' paraphrases
     draw: int = 0  # which variant of the documents is read, here and in the passes
     adapter: str = ""  # which adapter of the target is on in the passes that are read
+    continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one a document
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
         """The statistics of one forward pass."""
@@ -165,6 +175,12 @@ def draws_of(detectors: Sequence[Detector]) -> int:
 def adapters_of(detectors: Sequence[Detector]) -> list[str]:
     """The names of the adapters that the detectors need, sorted."""
     return sorted({needed.adapter for needed in plan_passes(detectors)} - {""})
+
+
+def sampled_of(detectors: Sequence[Detector]) -> dict[Continued, int]:
+    """How documents are continued for the detectors, and how many draws of each kind they read at most."""
+    found = {needed.continued: draws for needed, draws in plan_passes(detectors).items() if needed.continued}
+    return {continued: max(map(int, draws)) for continued, draws in found.items()}
 
 
 def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:

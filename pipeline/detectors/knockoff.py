@@ -26,13 +26,13 @@ def base_detector(value: Any) -> Detector:
         found = parse_detectors([value])
     except UserError as error:
         raise ValueError(f"must be a detector: {error}") from None
-    if len(found) != 1 or any(needed.draw for needed in found[0].needs):
+    if len(found) != 1 or any(needed.draw or needed.continued for needed in found[0].needs):
         raise ValueError("must be one detector of the documents themselves")
     return found[0]
 
 
 def number_of_draws(value: Any) -> int:
-    """A whole number of paraphrases, at least 1.
+    """A whole number of draws, at least 1.
 
     Raises:
         ValueError: anything else.

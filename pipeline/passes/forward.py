@@ -85,6 +85,14 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
         )
 
 
+def told(values: Sequence[Sequence[float]]) -> TokenStatistics:
+    """Statistics of a batch whose log-probabilities are known: of each document those of its tokens but the first."""
+    longest = max(map(len, values))
+    mask = torch.arange(longest) < torch.tensor([[len(own)] for own in values])
+    padded = [[*own, *[0.0] * (longest - len(own))] for own in values]
+    return TokenStatistics(log_prob=torch.tensor(padded), mask=mask)
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
     """How a model's logits follow from its hidden states: softcap(head(hidden) * factor)."""

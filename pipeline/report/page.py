@@ -102,12 +102,13 @@ def _model(run: Run, config: dict[str, Any]) -> dict[str, Any]:
         "dtype": (run.manifest.get("fingerprint") or {}).get("dtype") or asked.get("dtype"),
         **loaded,
         "name": wording.model_name(asked),
-        "path": asked.get("path"),
+        "path": asked.get("path") or wording.model_name(asked),
         "revision": asked.get("revision"),
         "adapter": asked.get("adapter"),
         "quantization": asked.get("quantization"),
         "fingerprint": hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         "max_tokens": config.get("max_tokens"),
+        "counted": "words" if asked.get("endpoint") else "tokens",
         "fine_tuned": wording.fine_tuned(run),
     }
 

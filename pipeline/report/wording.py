@@ -69,6 +69,8 @@ def documents(count: int) -> str:
 
 def model_name(model: dict[str, Any]) -> str:
     """The audited model as the config names it."""
+    if model.get("endpoint"):
+        return f"{model.get('name')} at {model['endpoint']}"
     name = str(model.get("path"))
     if model.get("gguf_file"):
         name += f" ({model['gguf_file']})"

@@ -73,8 +73,7 @@ def test_a_killed_driver_resumes_to_the_same_bytes(
     assert status["shards_done"] >= done
 
     before = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/score").glob("[a-z]*.json")}
-    second = seenset("run", path, "--set", f"run={cut}", "--set", shards)
-    assert second.returncode == 0, second.stderr
+    here(capsys, "run", path, "--set", f"run={cut}", "--set", shards)
     assert selection_digest(cut) == selection_digest(whole)
     after = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/score").glob("[a-z]*.json")}
     assert {name: after[name] for name in before} == before, "finished shards were scored again"
@@ -84,7 +83,7 @@ def test_a_killed_driver_resumes_to_the_same_bytes(
 def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     longer = [sentence(i, 80) for i in range(60)]  # which zlib takes for members: enough to select some
     path, folder = str(make_audit(longer)), str(tmp_path / "run")
-    planned = json.loads(seenset("plan", path, "--json").stdout)
+    planned = json.loads(here(capsys, "plan", path, "--json")[0])
     assert planned["roles"]["unseen"]["shards"] >= 1
     assert planned["selections"][0]["minimum_selectable"] >= 1
     assert planned["estimated_seconds_one_worker"] > 0
@@ -107,7 +106,7 @@ def test_a_run_from_plan_to_report(make_audit: MakeAudit, tmp_path: Path, capsys
     assert "report.html" in here(capsys, "report", folder, "--no-text")[0]
     assert longer[0] not in (tmp_path / "run/report/report.html").read_text()
     some = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
-    assert seenset("select", folder, *some).returncode == 4
+    here(capsys, "select", folder, *some, code=4)
 
 
 def test_an_error_that_a_user_can_mend_is_one_line(

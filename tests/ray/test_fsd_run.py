@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from finished import rows, run
 from made_up import sentence, write_jsonl
 from rich.console import Console
 from tiny_t5 import save_tiny_t5
 
 from pipeline.adapters import RECORD
-from pipeline.config import ModelConfig, load_config
+from pipeline.config import ModelConfig
 from pipeline.documents import text_keys
 from pipeline.errors import UserError
 from pipeline.models import open_model, tokenize
 from pipeline.passes.forward import forward
-from pipeline.store import Store, read_receipts
 from pipeline.trial.config import build_trial
 from ray_jobs.adapters import shared
-from ray_jobs.audit import Outcome, run_audit
-from ray_jobs.progress import Reporter
 from ray_jobs.trial import run_trial
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -42,17 +39,6 @@ DETECTORS = [
     DRAWN,
 ]
 SELECTIONS = [{"name": "members", "detectors": ["fsd(base=loss)"], "procedure": "bh", "alpha": 0.2}]
-
-
-def run(path: Path, *overrides: str) -> Outcome:
-    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True))
-
-
-def rows(folder: Path) -> dict[str, dict[str, Any]]:
-    found = {}
-    for receipt in read_receipts(Store(str(folder)), "score"):
-        found.update({row["doc_id"]: row for row in pq.read_table(folder / receipt.data).to_pylist()})
-    return found
 
 
 def digest(text: str) -> str:

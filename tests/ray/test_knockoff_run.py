@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from finished import rows, run
 from made_up import sentence
-from rich.console import Console
 from tiny_t5 import save_tiny_t5
 
 from benchmarks.small_model import save_small_model
-from pipeline.config import ModelConfig, load_config
+from pipeline.config import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models import open_model, tokenize
 from pipeline.passes.forward import forward
-from pipeline.store import Store, read_receipts
-from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.cli import main
-from ray_jobs.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
@@ -35,17 +32,6 @@ def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paraphraser") / "t5"
     save_tiny_t5(folder)
     return folder
-
-
-def run(path: Path, *overrides: str) -> Outcome:
-    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True))
-
-
-def rows(folder: Path, stage: str) -> dict[str, dict[str, Any]]:
-    found = {}
-    for receipt in read_receipts(Store(str(folder)), stage):
-        found.update({row["doc_id"]: row for row in pq.read_table(folder / receipt.data).to_pylist()})
-    return found
 
 
 def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from finished import rows, run
 from made_up import sentence, write_audit, write_jsonl
 from rich.console import Console
 
@@ -26,21 +27,13 @@ MakeAudit = Callable[..., Path]
 Rerun = Callable[..., Outcome]
 
 
-def run(path: Path, *overrides: str, **arguments: Any) -> Outcome:
-    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True), **arguments)
-
-
 def digest(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 def scores(folder: Path) -> dict[str, dict[str, float]]:
-    found = {}
-    for receipt in read_receipts(Store(str(folder)), "score"):
-        for row in pq.read_table(folder / receipt.data).to_pylist():
-            found[row["doc_id"]] = {key: row[key] for key in ("loss", "min_k", "zlib")}
-    return found
+    return {name: {key: row[key] for key in ("loss", "min_k", "zlib")} for name, row in rows(folder).items()}
 
 
 @pytest.fixture(scope="module")

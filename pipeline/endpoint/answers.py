@@ -1,0 +1,106 @@
+"""An endpoint's answers, written down as they come, so that none is paid twice; and what they cost in all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.corpus import Shard
+from pipeline.endpoint.client import Spent
+from pipeline.store import Receipt, Store, read_receipts, receipt_name
+
+FOLDERS = {"sample": "samples", "log_probs": "log_probs"}
+"""Stages that ask, and where their answers are."""
+
+
+class Answers:
+    """The answers to one shard's documents that no receipt names yet: a line of JSON each."""
+
+    def __init__(self, store: Store, folder: str, stage: str, shard: Shard, made_of: Mapping[str, Any]) -> None:
+        """Open what is there.
+
+        Args:
+            store: the run directory.
+            folder: where the stage's files are.
+            stage: of the receipts.
+            shard: whose answers.
+            made_of: all that could change an answer; those that were made of anything else are passed over.
+        """
+        self.store = store
+        self.name = f"{folder}/{shard.id}.jsonl"
+        self.stage = stage
+        self.made_of = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+        self.spent = Spent()
+        self._before = list(_lines(store, self.name))
+        for line in self._before:
+            if line["stage"] == stage:
+                self.spent += Spent(line["requests"], line["tokens"])
+        if self._before:
+            store.append(self.name, b"\n")  # a driver that was killed may have left half a line
+
+    def found(self) -> Iterator[dict[str, Any]]:
+        """The answers of earlier calls, in order."""
+        return (line for line in self._before if line["made_of"] == self.made_of and "row" in line)
+
+    def add(self, spent: Spent, **answer: Any) -> None:
+        """Write down an answer, or without one what was spent for nothing."""
+        if not answer and not spent.requests:
+            return
+        self.spent += spent
+        line = {"stage": self.stage, "made_of": self.made_of, **answer, **spent.to_dict()}
+        self.store.append(self.name, (json.dumps(line) + "\n").encode())
+
+    def close(self) -> None:
+        """A receipt names all of it now."""
+        self.store.remove_grown(self.name)
+
+
+def spent_before(store: Store, reference: bool = False) -> Spent:
+    """What a run spent so far, by its receipts and by the answers that no receipt names yet.
+
+    Args:
+        store: the run directory.
+        reference: of the reference model's endpoint, and not of the audited one's.
+    """
+    total = Spent()
+    for stage in _stages(store):
+        for receipt in read_receipts(store, stage) if _of_reference(stage.split("/")[1]) == reference else ():
+            total += _spent_for(receipt)
+    for folder in FOLDERS.values():
+        for part in store.names(folder):
+            if _of_reference(part) != reference:
+                continue
+            shards = {name.split(".")[0] for name in store.names(f"{folder}/{part}", ".jsonl")}
+            for shard in sorted(shards):
+                for line in _lines(store, f"{folder}/{part}/{shard}.jsonl"):
+                    if not store.exists(receipt_name(line["stage"], shard)):
+                        total += Spent(line["requests"], line["tokens"])
+    return total
+
+
+def _stages(store: Store) -> Iterator[str]:
+    for kind in FOLDERS:
+        for part in store.names(f"receipts/{kind}"):
+            if kind == "log_probs":
+                yield f"{kind}/{part}"
+            else:
+                yield from (f"{kind}/{part}/{draws}" for draws in store.names(f"receipts/{kind}/{part}"))
+
+
+def _of_reference(part: str) -> bool:
+    return part.startswith("reference-")
+
+
+def _spent_for(receipt: Receipt) -> Spent:
+    return Spent(**receipt.spent) if receipt.spent is not None else Spent()
+
+
+def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    for line in store.read_grown(name).split(b"\n"):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError:  # half a line, of a driver that was killed
+                continue

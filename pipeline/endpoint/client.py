@@ -1,0 +1,375 @@
+"""An OpenAI-compatible endpoint: one client that keeps to its limits, whatever is asked of it.
+
+`ask` makes a request until it is answered in a usable way: not more than `concurrency` at a time nor
+`requests_per_minute`, again after 408, 409, 425, 429, 5xx, a timeout, a broken connection or nonsense, later each time
+and never before a Retry-After that came with any answer. What would befall every document (a wrong key, an unknown
+model, a spent budget, an endpoint that is gone) ends the run; what one document brought about is that document's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx2
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity.wait import wait_random_exponential
+
+from pipeline.config import EndpointConfig
+from pipeline.errors import ExitCode, StopError, UserError, nearest
+
+AGAIN = frozenset({408, 409, 425, 429})
+LONGEST_WAIT = 600.0  # seconds; who is told to wait longer comes back another time
+FIRST_REFUSALS = 3  # refused documents, before any answer, that say that all will be refused
+MESSAGE = 200  # characters of an endpoint's words that are shown
+
+Answer = TypeVar("Answer")
+
+
+class Fault(Exception):
+    """An answer that another attempt may mend, or none at all."""
+
+    def __init__(self, message: str, wait: float = 0.0, paid: bool = True) -> None:
+        super().__init__(message)
+        self.wait = wait  # seconds that the endpoint asked for
+        self.paid = paid  # whether tokens may have been billed
+
+
+class Refused(Exception):
+    """The endpoint will not answer this request, now or ever."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What was asked: requests, repeated ones included, and tokens of prompts and answers, as billed or at the most."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def __iadd__(self, other: Spent) -> Spent:
+        self.requests += other.requests
+        self.tokens += other.tokens
+        return self
+
+    def to_dict(self) -> dict[str, int]:
+        """For a receipt."""
+        return {"requests": self.requests, "tokens": self.tokens}
+
+
+class Endpoint:
+    """One client of one endpoint. Its limits and its budget are those of all that use it together."""
+
+    def __init__(self, config: EndpointConfig, spent: Spent | None = None) -> None:
+        """Prepare; `spent` is what earlier calls of the run spent of the budget."""
+        self.config = config
+        self.spent = spent or Spent()
+        self.answered = self.refused = 0
+        self.failed = 0  # in a row
+        self._held = Spent()  # of requests under way, at the most
+        self._settled = asyncio.Condition()
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._next = 0.0  # when the next request may begin
+        limits = httpx2.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency)
+        timeout = httpx2.Timeout(config.timeout)
+        self._client = httpx2.AsyncClient(headers=headers(config), limits=limits, timeout=timeout)
+
+    async def __aenter__(self) -> Endpoint:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def ask(
+        self, path: str, body: Mapping[str, Any], most: int, read: Callable[[dict[str, Any]], Answer], spent: Spent
+    ) -> Answer:
+        """Make a request until its answer can be read.
+
+        Args:
+            path: below the endpoint's address, such as `/completions`.
+            body: of the request, JSON.
+            most: tokens that a single attempt may cost.
+            read: what to make of the answer; raises `Fault` where it is no use, and `Refused` where none ever will be.
+            spent: grows by what each attempt costs, whatever becomes of it.
+
+        Raises:
+            Fault: every attempt failed; the last one's words.
+            Refused: the endpoint will not have this request.
+            StopError: it will have none at all, or the budget does not allow for this one.
+        """
+        again = AsyncRetrying(
+            stop=stop_after_attempt(self.config.attempts),
+            wait=self._wait,
+            retry=retry_if_exception_type(Fault),
+            reraise=True,
+        )
+        try:
+            async for attempt in again:
+                with attempt:
+                    async with self._places:
+                        answer = await self._attempt(path, body, most, read, spent)
+        except (Fault, Refused) as error:
+            self._count(error)
+            raise
+        self.failed = 0
+        return answer
+
+    async def _attempt(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        most: int,
+        read: Callable[[dict[str, Any]], Answer],
+        spent: Spent,
+    ) -> Answer:
+        """One request, within the budget and not before its turn."""
+        held = Spent(1, most)
+        await self._hold(held)
+        cost = Spent()  # nothing, until the request is on its way
+        try:
+            await self._turn()
+            cost = held
+            try:
+                value = await self._post(path, body)
+            except Fault as fault:
+                cost = held if fault.paid else Spent(1, 0)
+                raise
+            except (Refused, StopError):
+                cost = Spent(1, 0)
+                raise
+            self.answered += 1
+            cost = Spent(1, _billed(value, most))
+            return read(value)
+        finally:
+            spent += cost
+            await self._settle(held, cost)
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                response = await self._client.post(self.config.endpoint + path, json=body)
+        except TimeoutError:
+            raise Fault(f"no answer within {self.config.timeout:g} s") from None
+        except httpx2.TimeoutException:
+            raise Fault(f"no answer within {self.config.timeout:g} s") from None
+        except httpx2.ConnectError as error:
+            raise Fault(f"no connection: {error}", paid=False) from None
+        except httpx2.HTTPError as error:
+            raise Fault(f"connection broken: {error or type(error).__name__}") from None
+        self._judge(response)
+        try:
+            value = response.json()
+        except ValueError:
+            raise Fault("answer is not JSON") from None
+        if not isinstance(value, dict):
+            raise Fault("answer is no JSON object")
+        return value
+
+    def _judge(self, response: httpx2.Response) -> None:
+        """Nothing for an answer; else whose fault it is."""
+        status = response.status_code
+        if status == 200:
+            return
+        said = f"{status} {self._said(response)}"
+        name, address = self.config.name, self.config.endpoint
+        if status in (401, 403):
+            raise StopError(f"endpoint {address} does not accept the key of {self.config.key_variable}: {said}")
+        if status == 404:
+            raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {said}")
+        if status == 402 or (status == 429 and "insufficient_quota" in said):
+            raise StopError(f"endpoint {address} wants to be paid: {said}", ExitCode.INCOMPLETE)
+        if status in AGAIN or status >= 500:
+            wait = retry_after(response.headers.get("retry-after"))
+            if wait > LONGEST_WAIT:
+                raise StopError(
+                    f"endpoint {address} asks to be left alone for {wait:.0f} s ({said}); run again then",
+                    ExitCode.INCOMPLETE,
+                )
+            self._next = max(self._next, time.monotonic() + wait)
+            raise Fault(said, wait, paid=False)
+        raise Refused(said)
+
+    def _said(self, response: httpx2.Response) -> str:
+        """What the endpoint says of an error, in one line and without the key, should it be in it."""
+        try:
+            value = response.json()
+        except ValueError:
+            value = response.text
+        for key in ("error", "message", "detail"):
+            value = value.get(key, value) if isinstance(value, dict) else value
+        text = value if isinstance(value, str) else json.dumps(value)
+        text = f"insufficient_quota: {text}" if "insufficient_quota" in response.text else text
+        return without_key(" ".join(text.split()), self.config)[:MESSAGE]
+
+    def _wait(self, state: RetryCallState) -> float:
+        """Seconds before the next attempt: what was asked for, or what grows with every failure."""
+        error = state.outcome.exception() if state.outcome is not None else None
+        grown = wait_random_exponential(multiplier=self.config.backoff, max=60.0)(state)
+        return max(grown, error.wait if isinstance(error, Fault) else 0.0)
+
+    def _count(self, error: Fault | Refused) -> None:
+        """Failures in a row say that there is nobody to answer: then no document is to blame.
+
+        Raises:
+            StopError: that is so.
+        """
+        if isinstance(error, Refused):
+            self.refused += 1
+            if not self.answered and self.refused >= FIRST_REFUSALS:
+                raise StopError(f"endpoint {self.config.endpoint} refuses every request: {error}")
+            return
+        self.failed += 1
+        if self.failed >= max(8, 2 * self.config.concurrency):
+            raise StopError(
+                f"endpoint {self.config.endpoint} has not answered {self.failed} requests in a row: {error}; what it "
+                "answered is kept: run again",
+                ExitCode.INCOMPLETE,
+            )
+
+    async def _turn(self) -> None:
+        """Wait until another request may begin."""
+        while (now := time.monotonic()) < self._next:
+            await asyncio.sleep(self._next - now)
+        if self.config.requests_per_minute is not None:
+            self._next = now + 60.0 / self.config.requests_per_minute
+
+    async def _hold(self, most: Spent) -> None:
+        """Set aside what a request may cost; while others are under way, wait for what they leave.
+
+        Raises:
+            StopError: the budget does not allow for it.
+        """
+        async with self._settled:
+            while over := self._over(most):
+                if not self._held.requests:
+                    raise StopError(over, ExitCode.INCOMPLETE)
+                await self._settled.wait()
+            self._held += most
+
+    async def _settle(self, held: Spent, cost: Spent) -> None:
+        self._held.requests -= held.requests
+        self._held.tokens -= held.tokens
+        self.spent += cost
+        async with self._settled:
+            self._settled.notify_all()
+
+    def _over(self, most: Spent) -> str | None:
+        """Why the budget does not allow for a request that may cost this, if so."""
+        for what in ("requests", "tokens"):
+            limit, spent = getattr(self.config.budget, what), getattr(self.spent, what)
+            if limit is not None and spent + getattr(self._held, what) + getattr(most, what) > limit:
+                left = f"has {limit - spent:,} left, and the next request may cost {getattr(most, what):,}"
+                return (
+                    f"model.budget.{what} of {limit:,} {left if spent < limit else 'is spent'}; what was answered is "
+                    "kept: raise it and run again"
+                )
+        return None
+
+
+def headers(config: EndpointConfig) -> dict[str, str]:
+    """The headers of every request.
+
+    Raises:
+        UserError: the key holds what no key may, and what an error of the HTTP library would show.
+    """
+    key = _key(config)
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(
+            f"the key in {config.key_variable} has a blank, a line break or another character that no key has"
+        )
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _key(config: EndpointConfig) -> str:
+    """The key, read from the environment here and nowhere else; empty where there is none."""
+    return os.environ.get(config.key_variable, "").strip()
+
+
+def without_key(text: str, config: EndpointConfig) -> str:
+    """A text that an endpoint wrote, with the key blotted out."""
+    key = _key(config)
+    return text.replace(key, "***") if key else text
+
+
+def retry_after(value: str | None) -> float:
+    """Seconds that a Retry-After header asks for, whether it counts them or names a date; 0 without a usable one."""
+    if value is None:
+        return 0.0
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _billed(value: Mapping[str, Any], most: int) -> int:
+    """Tokens that an answer says were used, or the most where it does not say."""
+    usage = value.get("usage")
+    if not isinstance(usage, dict):
+        return most
+    found = [part for part in map(usage.get, ("prompt_tokens", "completion_tokens")) if isinstance(part, int)]
+    return sum(found) if len(found) == 2 and min(found) >= 0 else most
+
+
+def prompt_tokens(text: str) -> int:
+    """The most tokens that a prompt may have: a token is a byte at least; and what a chat template adds."""
+    return len(text.encode()) + 64
+
+
+def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
+    """Ask for the list of models, which costs nothing. An endpoint that has no such list is taken at its word.
+
+    Returns:
+        What `check_model` returns, of which an endpoint says nothing.
+
+    Raises:
+        UserError: nobody answers, the key is not accepted, or the model is not on the list.
+    """
+    try:
+        response = httpx2.get(config.endpoint + "/models", headers=headers(config), timeout=min(30.0, config.timeout))
+    except httpx2.HTTPError as error:
+        said = without_key(" ".join(str(error).split()), config) or type(error).__name__
+        raise UserError(f"endpoint {config.endpoint} does not answer: {said}") from None
+    if response.status_code in (401, 403):
+        raise UserError(
+            f"endpoint {config.endpoint} does not accept the key of {config.key_variable}"
+            f"{'' if headers(config) else ', which is not set'}: {response.status_code}"
+        )
+    try:
+        names = [str(entry["id"]) for entry in response.json()["data"]] if response.status_code == 200 else []
+    except (ValueError, KeyError, TypeError):
+        names = []
+    if names and config.name not in names:
+        raise UserError(f"endpoint {config.endpoint} has no model {config.name!r}; {nearest(config.name, names[:20])}")
+    return {"architecture": "endpoint", "dtype": "unknown", "max_tokens": None, "parameters": None}
+
+
+Item = TypeVar("Item")
+
+
+async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], width: int) -> None:
+    """Work on items, at most `width` at a time; the next is taken when one is done. The first error ends it all."""
+    waiting = iter(items)
+
+    async def worker() -> None:
+        for item in waiting:
+            await work(item)
+
+    workers = [asyncio.create_task(worker()) for _ in range(width)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for one in workers:
+            one.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -1,0 +1,118 @@
+"""Jobs that ask an endpoint: in the driver, whose environment holds the key, through one client that keeps the limits.
+
+There is nothing to spread over a cluster here: the endpoint computes, and its limits and the budget are those of the
+whole run. Two shards are under way at a time, so that the end of one leaves no place empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from pipeline.config import AuditConfig, EndpointConfig
+from pipeline.corpus import Shard
+from pipeline.endpoint.answers import spent_before
+from pipeline.endpoint.client import Endpoint
+from pipeline.errors import StopError, UserError
+from pipeline.store import Receipt, Store
+from ray_jobs.actors import Failure
+from ray_jobs.progress import Answered
+
+SHARDS = 2
+TICK_SECONDS = 2.0
+
+
+class Asker(Protocol):
+    """One stage's work on a shard, done by asking."""
+
+    async def process(self, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:
+        """Finish a shard and file its receipt."""
+
+
+MakeAsker = Callable[[AuditConfig, Mapping[str, Any]], Asker]
+
+
+def ask_shards(
+    make: MakeAsker,
+    model: EndpointConfig,
+    config: AuditConfig,
+    fingerprint: Mapping[str, Any],
+    shards: Sequence[Shard],
+    store: Store,
+) -> Iterator[Receipt | Failure | Answered]:
+    """Finish shards by asking an endpoint.
+
+    Args:
+        make: makes the asker of (config, fingerprint): a class of `pipeline.endpoint`.
+        model: the endpoint.
+        config: of the audit.
+        fingerprint: of the stage.
+        shards: without a receipt of the stage.
+        store: the run directory.
+
+    Returns:
+        Receipts and failures in the order in which shards end; while there is none, every few seconds how many
+        requests were answered.
+
+    Raises:
+        StopError: no document would get an answer now, or the budget is spent.
+    """
+    spent = spent_before(store, reference=model is config.reference_model)
+    results = _results(make(config, fingerprint), Endpoint(model, spent), shards, store)
+
+    with asyncio.Runner() as runner:
+        try:
+            while (result := runner.run(_next(results))) is not _END:
+                yield result
+        finally:
+            runner.run(_close(results))
+
+
+_END: Any = object()
+
+
+async def _next(results: AsyncGenerator[Receipt | Failure | Answered, None]) -> Any:
+    return await anext(results, _END)
+
+
+async def _close(results: AsyncGenerator[Receipt | Failure | Answered, None]) -> None:
+    await results.aclose()
+
+
+async def _results(
+    asker: Asker, client: Endpoint, shards: Sequence[Shard], store: Store
+) -> AsyncGenerator[Receipt | Failure | Answered, None]:
+    waiting = deque(shards)
+    live: dict[asyncio.Task[Receipt], Shard] = {}
+    async with client as endpoint:
+        try:
+            while waiting or live:
+                while waiting and len(live) < SHARDS:
+                    shard = waiting.popleft()
+                    live[asyncio.create_task(asker.process(shard, store, endpoint))] = shard
+                done, _ = await asyncio.wait(live, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    yield Answered(endpoint.answered)
+                for task in done:
+                    yield _outcome(task, live.pop(task))
+        finally:
+            for task in live:
+                task.cancel()
+            await asyncio.gather(*live, return_exceptions=True)
+
+
+def _outcome(task: asyncio.Task[Receipt], shard: Shard) -> Receipt | Failure:
+    """The receipt of a shard, or why there is none.
+
+    Raises:
+        StopError: there will be none of any.
+    """
+    try:
+        return task.result()
+    except StopError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")

@@ -1,0 +1,235 @@
+"""`model: {endpoint: ...}`: a corpus is audited through HTTP, whatever the endpoint does on the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from finished import rows, run
+from made_up import sentence
+from openai_server import openai_server
+
+from pipeline.config import ModelConfig, load_config
+from pipeline.detectors import Evidence, parse_detectors
+from pipeline.detectors.samia import prefix_and_reference
+from pipeline.endpoint.answers import spent_before
+from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.models import open_model, tokenize
+from pipeline.passes import FORWARD, LOWERCASE, REFERENCE
+from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.plan import make_plan
+from pipeline.samples import sample_sets, stage_fingerprint
+from pipeline.store import Receipt, Store
+from ray_jobs import ask
+from ray_jobs.cli import main
+from ray_jobs.sample import sample
+
+pytestmark = pytest.mark.usefixtures("cluster")
+MakeAudit = Callable[..., Path]
+KEY = "sk-sesame-1f2e3d"
+STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"
+AUDIT = [sentence(i) for i in range(24)]
+UNSEEN = [sentence(1000 + i) for i in range(16)]
+REST = dict(map(prefix_and_reference, [*AUDIT, *UNSEEN]))
+SETTINGS: dict[str, Any] = {
+    "detectors": [{"samia_zlib": {"draws": 4}}],
+    "selections": [{"name": "members", "detectors": ["samia_zlib(draws=4)"], "procedure": "bh", "alpha": 0.2}],
+    "error_budget": 0.5,
+    "resources": {"shard_bytes": 1500, "actors": 1},
+}
+FATES = ("answer", "429", "500", "hang", "cut", "json", "empty")
+HOPELESS = {"audit-3": "500", "audit-7": "json", "audit-11": "empty", "audit-13": "400", "audit-17": "filter"}
+
+
+def model(url: str, **settings: Any) -> dict[str, Any]:
+    quick = {"backoff": 0.01, "timeout": 60, "attempts": 3, "concurrency": 8}
+    return {"endpoint": url, "name": "stub", **quick, **settings}
+
+
+def recite(prompt: str, seed: int) -> str:
+    """What a model says that knows the audited texts and has to guess the others."""
+    return f" {REST[prompt]}" if prompt in {prefix_and_reference(text)[0] for text in AUDIT} else f" guess {seed}"
+
+
+def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_written_nowhere(
+    make_audit: MakeAudit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("SEENSET_API_KEY", KEY)
+    monkeypatch.setattr(ask, "TICK_SECONDS", 0.1)
+    prefixes = [prefix_and_reference(text)[0] for text in [*AUDIT, *UNSEEN]]
+    hopeless = {prefixes[int(name.removeprefix("audit-"))]: fate for name, fate in HOPELESS.items()}
+
+    def behave(prompt: str, attempt: int) -> str:
+        fate = FATES[prefixes.index(prompt) % len(FATES)]
+        return hopeless.get(prompt, fate if attempt == 1 else "answer")
+
+    with openai_server(recite, behave, key=KEY, models=["stub"], most_choices=3, hang=4) as server:
+        path = make_audit([*AUDIT, "alone"], UNSEEN, model=model(server.url, timeout=2), **SETTINGS)
+        main_of(["run", str(path)])
+    folder = tmp_path / "run"
+    drawn, scored = rows(folder, STAGE), rows(folder, "score")
+    assert drawn.keys() == {f"audit-{i}" for i in range(25)} | {f"unseen-{i}" for i in range(16)}
+    files = [pq.read_table(file).to_pylist() for file in (folder / "quarantine").glob("*.parquet")]
+    bad = {row["doc_id"]: row for found in files for row in found}
+    assert bad.keys() == {*HOPELESS, "audit-24"}
+    assert scored.keys() == drawn.keys() - bad.keys()
+    assert {row["reason"] for name, row in bad.items() if name in HOPELESS} == {"model_error"}
+    words = {"500": "500 failed with Bearer ***", "json": "not JSON", "empty": "empty completion"}
+    words |= {"400": "because of 400", "filter": "filter"}
+    assert all(words[fate] in bad[name]["message"] for name, fate in HOPELESS.items())
+    assert bad["audit-24"]["reason"] == "too_short"
+    assert all(len(drawn[name]["continuations"]) == 4 for name in scored)
+    assert all(scored[name]["samia_zlib(draws=4)"] > 30 for name in scored if name.startswith("audit"))
+    # 3 choices come of 4 that are asked for: a second request brings the last, and none is paid twice
+    good = {prefixes[int(n.split("-")[1]) + (24 if n.startswith("unseen") else 0)] for n in scored}
+    assert server.answered == Counter(dict.fromkeys(good, 4))
+    assert spent_before(Store(str(folder))).requests == len(server.bodies)
+    assert server.keys == {f"Bearer {KEY}"}
+    spoken = capfd.readouterr()
+    assert "answers" in spoken.out, "progress, also while no shard has ended"
+    assert KEY not in caplog.text + spoken.out + spoken.err
+    written = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(written) > 20
+    assert not [file for file in written if KEY.encode() in file.read_bytes()]
+    assert not list((folder / "samples").rglob("*.jsonl"))
+
+
+def main_of(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_twice(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    with openai_server(recite, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=2), **SETTINGS)
+        for limit in (21, 22):
+            with pytest.raises(StopError, match=rf"model\.budget\.requests of {limit}") as caught:
+                run(path, f"model.budget.requests={limit}")
+            assert caught.value.exit_code == ExitCode.INCOMPLETE
+            assert len(server.bodies) == limit
+        status = json.loads((tmp_path / "run/status.json").read_text())
+        assert (status["state"], status["exit_code"]) == ("incomplete", 3)
+        journal = next((tmp_path / "run/samples").rglob("*.jsonl"))
+        with journal.open("ab") as file:
+            file.write(b'{"row": 0, "draw": 2, "te')  # as a killed driver leaves it
+        outcome = run(path, "model.budget.requests=null")
+        assert outcome.counts["scored"] == 40
+        assert set(server.answered.values()) == {4}
+        assert len(server.bodies) == 80
+        assert spent_before(Store(str(tmp_path / "run"))).requests == 80
+        before = rows(tmp_path / "run", "score")
+        # more draws pay for those alone, other n-grams and fewer draws for nothing
+        run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")
+        assert (len(server.bodies), set(server.answered.values())) == (120, {5})
+        # a run of its own, at another speed, comes to the same
+        run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
+        assert rows(tmp_path / "again", "score") == before
+
+
+@pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])
+def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weights(
+    make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, way: str
+) -> None:
+    lm = open_model(ModelConfig(path=str(tiny_model_folder)))
+
+    def read(text: str) -> TokenStatistics:
+        return forward(lm, [tokenize(lm, [text], 512)[0].ids], frozenset())
+
+    detectors = ["loss", "zlib", "lowercase", "min_k", "reference"]
+    with openai_server(log_probs=lambda text: read(text).log_prob[0].tolist(), way=way) as server:
+        by_weights = way == "echo"
+        other = {"path": str(tiny_model_folder)} if by_weights else model(server.url)
+        asked = {"detectors": [*detectors, {"samia": {"draws": 1}}], "reference_model": other, "selections": []}
+        settings = {**SETTINGS, **asked}
+        path = make_audit(AUDIT[:6], UNSEEN[:6], model=model(server.url), **settings)
+        run(path)
+        count = len(server.bodies)
+        run(path)
+        assert len(server.bodies) == count  # an answer is kept
+    found = rows(tmp_path / "run", "score")
+    assert len(found) == 12
+    for name, row in found.items():
+        role, number = name.split("-")
+        text = (AUDIT if role == "audit" else UNSEEN)[int(number)]
+        evidence = Evidence([text], {FORWARD: read(text), LOWERCASE: read(text.lower()), REFERENCE: read(text)})
+        expected = {detector.column: detector.score(evidence).item() for detector in parse_detectors(detectors)}
+        assert {column: row[column] for column in detectors} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert 0 <= row["samia(draws=1)"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("server", "changed", "part"),
+    [
+        ({"key": KEY, "models": ["stub"]}, {}, "does not accept the key of SEENSET_API_KEY, which is not set: 401"),
+        ({"behave": lambda prompt, attempt: "401"}, {}, "does not accept the key of SEENSET_API_KEY: 401"),
+        ({"models": ["stab"]}, {}, "has no model 'stub'; did you mean 'stab'?"),
+        ({"behave": lambda prompt, attempt: "404"}, {}, "has no model 'stub', or no completions interface"),
+        ({}, {"detectors": ["samia_zlib", "loss", "zlib"]}, "detectors loss, zlib need prompt log-probabilities"),
+        ({}, {"detectors": ["min_k_plus_plus"]}, "detector min_k_plus_plus needs the weights of a model"),
+        ({}, {"detectors": ["gradient_norm"]}, "detector gradient_norm needs the weights of a model"),
+        (None, {}, "does not answer"),
+    ],
+)
+def test_an_endpoint_that_cannot_serve_stops_at_once_in_one_line(
+    make_audit: MakeAudit, server: dict[str, Any] | None, changed: dict[str, Any], part: str
+) -> None:
+    with openai_server(**(server or {})) as said:
+        settings = {**SETTINGS, "selections": [], **changed}
+        path = make_audit(AUDIT[:3], UNSEEN[:3], model=model(said.url), **settings)
+        if server is not None:
+            with pytest.raises(UserError) as caught:
+                run(path)
+            assert len(said.bodies) <= 6
+    if server is None:
+        with pytest.raises(UserError) as caught:
+            run(path)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USER_ERROR
+
+
+def test_the_plan_says_what_an_endpoint_would_cost(make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]) -> None:
+    with openai_server(models=["stub"]) as server:
+        budget = {"budget": {"requests": 100}, "price": {"prompt": 1000.0, "answer": 2000.0}}
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=1, **budget), **SETTINGS)
+        assert main_of(["plan", str(path)]) == 0
+        text = capsys.readouterr().out
+        assert "160 requests" in text
+        assert "warning: model.budget.requests is 100, less than that" in text
+        assert main_of(["plan", str(path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["endpoint"]
+        assert not server.bodies
+    sizes = [len(text.encode()) for text in [*AUDIT, *UNSEEN]]
+    assert found["prompt_tokens"] == pytest.approx(4 * sum(sizes) / 2 / 4, rel=0.25)  # 4 requests of half a text each
+    assert found["price"] == pytest.approx(
+        (found["prompt_tokens"] * 1000 + found["answer_tokens"] * 2000) / 1e6, abs=0.01
+    )
+
+
+def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
+    with openai_server(recite) as server:
+        settings = {**SETTINGS, "detectors": [{"samia_zlib": {"draws": 2, "top_k": None}}], "selections": []}
+        config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
+        (asked,) = sample_sets(config)
+        store, shards = Store(config.run), make_plan(config).shards
+        receipts = [r for r in sample(asked, config, stage_fingerprint(config, asked), shards, store, "") if r]
+    assert set(server.answered.values()) == {2}
+    body = server.bodies[0]
+    assert body["messages"][0]["content"].startswith("Continue the following text")
+    assert "top_k" not in body
+    assert body["max_tokens"] > 16
+    assert sum(receipt.n_scored for receipt in receipts if isinstance(receipt, Receipt)) == 8

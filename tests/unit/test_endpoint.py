@@ -1,0 +1,170 @@
+"""The client of an endpoint keeps its limits, and tells what one document brought about from what befalls all."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai_server import openai_server
+
+from pipeline.config import EndpointConfig
+from pipeline.endpoint.client import (
+    Endpoint,
+    Fault,
+    Refused,
+    Spent,
+    check_endpoint,
+    headers,
+    retry_after,
+    side_by_side,
+)
+from pipeline.errors import ExitCode, StopError, UserError
+
+KEY = "sk-sesame-1f2e3d"
+
+
+def config(url: str, **settings: Any) -> EndpointConfig:
+    quick = {"backoff": 0.01, "timeout": 60, "attempts": 4, "concurrency": 8}
+    return EndpointConfig.model_validate({"endpoint": url, "name": "stub", **quick, **settings})
+
+
+def ask(
+    asked: EndpointConfig, prompts: list[str], most: int = 10, spent: Spent | None = None
+) -> tuple[dict[str, Any], Spent]:
+    """Ask for one continuation of each; answers or errors by prompt, and what was spent."""
+    found: dict[str, Any] = {}
+
+    def read(value: dict[str, Any]) -> str:
+        text: str = value["choices"][0]["text"]
+        if not text:
+            raise Fault("empty completion")
+        return text
+
+    async def main() -> Spent:
+        async with Endpoint(asked, spent) as endpoint:
+
+            async def one(prompt: str) -> None:
+                body = {"model": "stub", "prompt": prompt, "n": 1, "seed": 3}
+                try:
+                    found[prompt] = await endpoint.ask("/completions", body, most, read, Spent())
+                except (Fault, Refused) as error:
+                    found[prompt] = error
+
+            await side_by_side(prompts, one, asked.concurrency)
+            return endpoint.spent
+
+    return found, asyncio.run(main())
+
+
+@pytest.mark.parametrize("fate", ["429", "500", "hang", "cut", "json", "empty", "503", "408"])
+def test_what_goes_wrong_once_is_asked_again(fate: str) -> None:
+    def behave(prompt: str, attempt: int) -> str:
+        return fate if attempt == 1 else "answer"
+
+    with openai_server(behave=behave) as server:
+        found, spent = ask(config(server.url, timeout=1), ["a"])
+    assert found == {"a": " word3 and some more of it"}
+    assert spent.requests == server.attempts["a"] == 2
+
+
+def test_nobody_is_asked_before_the_time_that_an_answer_names() -> None:
+    with openai_server(behave=lambda prompt, attempt: "429" if attempt == 1 else "answer") as server:
+        ask(config(server.url, concurrency=1), ["a", "b"])
+    times = [when for when, prompt in server.begun]
+    assert [prompt for _, prompt in server.begun] == ["a", "a", "b", "b"]
+    assert times[1] - times[0] >= 0.3
+    assert times[3] - times[2] >= 0.3
+
+
+def test_what_goes_wrong_every_time_is_told_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEENSET_API_KEY", KEY)
+    with openai_server(behave=lambda prompt, attempt: "500" if prompt == "b" else "answer", key=KEY) as server:
+        found, spent = ask(config(server.url), ["a", "b", "c"])
+    assert isinstance(found["b"], Fault)
+    assert str(found["b"]) == "500 failed with Bearer ***"
+    assert (server.attempts["b"], spent.requests) == (4, 6)
+    assert server.keys == {f"Bearer {KEY}"}
+
+
+def test_a_refused_document_is_refused_once_and_the_others_are_not() -> None:
+    with openai_server(behave=lambda prompt, attempt: "400" if prompt == "b" else "answer") as server:
+        found, _ = ask(config(server.url), ["a", "b", "c"])
+    assert isinstance(found["b"], Refused)
+    assert server.attempts["b"] == 1
+    assert isinstance(found["a"], str)
+
+
+@pytest.mark.parametrize(
+    ("fate", "code", "part"),
+    [
+        ("401", ExitCode.USER_ERROR, "does not accept the key of SEENSET_API_KEY: 401"),
+        ("404", ExitCode.USER_ERROR, "has no model 'stub', or no completions interface"),
+        ("402", ExitCode.INCOMPLETE, "wants to be paid"),
+        ("400", ExitCode.USER_ERROR, "refuses every request: 400 because of 400"),
+        ("500", ExitCode.INCOMPLETE, "has not answered 16 requests in a row: 500"),
+        ("json", ExitCode.INCOMPLETE, "in a row: answer is not JSON"),
+    ],
+)
+def test_what_would_befall_all_documents_stops_at_once_in_one_line(fate: str, code: ExitCode, part: str) -> None:
+    with openai_server(behave=lambda prompt, attempt: fate) as server, pytest.raises(StopError) as caught:
+        ask(config(server.url, attempts=2), [str(i) for i in range(200)])
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == code
+    assert len(server.bodies) <= 60
+
+
+@pytest.mark.parametrize("choose", [lambda n: {"requests": n}, lambda n: {"tokens": 7 * n}])
+def test_the_budget_stops_before_it_is_exceeded(choose: Callable[[int], dict[str, int]]) -> None:
+    spent = Spent()
+    with openai_server() as server:  # an answer takes 1 token of prompt and 6 of continuation
+        asked = config(server.url, budget=choose(20))
+        with pytest.raises(StopError, match=r"model\.budget\..* what was answered is kept") as caught:
+            ask(asked, [str(i) for i in range(50)], 10, spent)
+        assert caught.value.exit_code == ExitCode.INCOMPLETE
+        assert 19 <= spent.requests == len(server.bodies) <= 20
+        assert spent.tokens == 7 * spent.requests
+        with pytest.raises(StopError, match=r"is spent|may cost"):
+            ask(asked, ["more"], 10, spent)
+        assert len(server.bodies) <= 20
+
+
+def test_limits_on_requests_at_a_time_and_a_minute_are_kept() -> None:
+    with openai_server(seconds=0.05) as server:
+        ask(config(server.url, concurrency=3), [str(i) for i in range(12)])
+        assert server.busiest == 3
+    with openai_server() as server:
+        ask(config(server.url, requests_per_minute=600), [str(i) for i in range(6)])
+        times = [when for when, _ in server.begun]
+        assert times[-1] - times[0] >= 0.45
+
+
+def test_a_date_or_nonsense_in_retry_after_is_understood() -> None:
+    assert retry_after(None) == retry_after("soon") == retry_after("-3") == 0
+    assert retry_after("2.5") == 2.5
+    assert 8 < retry_after(email.utils.formatdate(time.time() + 10, usegmt=True)) <= 10
+
+
+def test_the_list_of_models_is_asked_before_anything_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    with openai_server(models=["stab", "other"], key=KEY) as server:
+        with pytest.raises(UserError, match="does not accept the key of SEENSET_API_KEY, which is not set: 401"):
+            check_endpoint(config(server.url))
+        monkeypatch.setenv("SEENSET_API_KEY", KEY)
+        with pytest.raises(UserError, match=r"has no model 'stub'; did you mean 'stab'\? known: stab, other"):
+            check_endpoint(config(server.url))
+        assert check_endpoint(config(server.url, name="other"))["architecture"] == "endpoint"
+        assert headers(config(server.url, key_variable="NOT_SET_ANYWHERE")) == {}
+        monkeypatch.setenv("SEENSET_API_KEY", "sk-two\nlines")
+        with pytest.raises(UserError, match="a line break") as shown:
+            check_endpoint(config(server.url))
+        assert "sk-two" not in str(shown.value)
+        monkeypatch.delenv("SEENSET_API_KEY")
+    with openai_server(models=None) as server:
+        assert check_endpoint(config(server.url))  # a server without a list is taken at its word
+    with pytest.raises(UserError, match="does not answer") as caught:
+        check_endpoint(config(server.url))
+    assert "\n" not in str(caught.value)

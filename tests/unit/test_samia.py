@@ -1,0 +1,113 @@
+"""ROUGE and the SaMIA scores are those of the method's definition, and of recorded numbers exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+
+import pytest
+
+from pipeline.detectors import Continuations, Evidence, parse_detectors, plan_passes, sampled_of
+from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
+from pipeline.documents import Document
+from pipeline.models import count_words
+from pipeline.passes import Continued
+from pipeline.samples import cut
+
+REFERENCE = "the cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def recorded(shared_folder):
+    return json.loads((shared_folder / "golden" / "samia_rouge.json").read_text())
+
+
+def test_rouge_and_scores_are_the_recorded_ones_exactly(recorded):
+    for row in recorded:
+        texts, words = [candidate["text"] for candidate in row["candidates"]], row["reference"].split()
+        for candidate in row["candidates"]:
+            given = candidate["text"].split()
+            assert rouge(given, words, 1, "recall") == candidate["rouge1_recall"]
+            assert rouge(given, words, 1, "precision") == candidate["rouge1_precision"]
+            assert rouge(given, words, 2, "recall") == candidate["rouge2_recall"]
+        assert samia_score(texts, row["reference"]) == row["samia"]
+        assert samia_score(texts, row["reference"], compressed=True) == row["samia_zlib"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "n", "kind", "expected"),
+    [
+        ("the the the the", 1, "recall", 2 / 6),  # counted as often as it is in both
+        ("the the the the", 1, "precision", 2 / 4),
+        ("The cat", 1, "recall", 1 / 6),  # case matters
+        ("on the mat the cat", 2, "recall", 3 / 5),
+        ("on the mat the cat", 2, "precision", 3 / 4),
+        ("mat", 2, "recall", 0.0),  # no 2-gram in it
+        ("", 1, "precision", 0.0),
+    ],
+)
+def test_rouge_counts_each_ngram_as_often_as_it_is_in_both(candidate, n, kind, expected):
+    assert rouge(candidate.split(), REFERENCE.split(), n, kind) == expected
+
+
+def test_a_reference_without_ngrams_has_no_score():
+    assert math.isnan(rouge(["a"], [], 1))
+    assert math.isnan(samia_score(["a b"], "one", n=2))
+
+
+def test_a_longer_candidate_gains_nothing_unless_all_its_words_are_asked_for():
+    candidate = "no no no no no no the cat sat on the mat"
+    assert samia_score([candidate], REFERENCE) == 0.0
+    assert samia_score([candidate], REFERENCE, candidate_words="all") == 1.0
+    assert samia_score([candidate, REFERENCE], REFERENCE) == 0.5
+
+
+def test_the_bytes_are_those_of_what_is_compared():
+    candidate = "\n the  cat sat on the mat and more and more"
+    size = len(zlib.compress(b"the  cat sat on the mat"))
+    assert samia_score([candidate], REFERENCE, compressed=True) == size
+    assert samia_score([candidate], REFERENCE, compressed=True, candidate_words="all") > size
+
+
+def test_a_text_is_cut_after_whole_words_and_keeps_its_whitespace():
+    text = " one\ttwo \n three "
+    assert [cut_words(text, count) for count in (0, 1, 2, 3, 9, None)] == [
+        "", "one", "one\ttwo", "one\ttwo \n three", "one\ttwo \n three", "one\ttwo \n three",
+    ]  # fmt: skip
+    assert prefix_and_reference(text, 0.5) == ("one", "two \n three")
+    assert prefix_and_reference(text, 0.1) == ("", "one\ttwo \n three")
+    words = " ".join(map(str, range(33)))
+    prefix, reference = prefix_and_reference(words)
+    assert (len(prefix.split()), f"{prefix} {reference}") == (16, words)
+
+
+def test_detectors_that_differ_in_what_they_count_share_their_continuations():
+    given = {"draws": [2, 5], "n": [1, 2], "kind": ["recall", "precision"]}
+    detectors = parse_detectors([{"samia": given}, {"samia_zlib": {"draws": 3, "prefix_ratio": 0.25}}])
+    assert len(detectors) == 9
+    assert len(plan_passes(detectors)) == 2
+    assert sampled_of(detectors) == {Continued(): 5, Continued(prefix_ratio=0.25): 3}
+    texts = ["the cat sat", "the mat", "no", "no", "no"]
+    evidence = Evidence([""], {}, continuations={Continued(): [Continuations(REFERENCE, texts)]})
+    scores = {d.column: d.score(evidence).item() for d in detectors if d.name == "samia"}
+    assert scores["samia(draws=2, n=1, kind=recall)"] == (3 / 6 + 2 / 6) / 2
+    assert scores["samia(draws=5, n=2, kind=precision)"] == (2 / 2 + 1 / 1) / 5
+
+
+def test_a_draw_ends_with_the_words_of_the_rest_or_where_the_model_likes():
+    text = "one two three four five"
+    document = Document(0, "a", text, None)
+    task = cut(document, len(text), Continued())
+    assert (task.prefix, task.reference, task.words) == ("one two", "three four five", 3)
+    assert task.max_new_tokens == 16 + len("three four five") // 3
+    task = cut(document, len("one two three"), Continued(candidate_words="all"))
+    assert (task.prefix, task.reference, task.words, task.max_new_tokens) == ("one", "two three", None, 1024)
+    assert cut(document, len("one"), Continued()) is None
+    assert cut(document, len(text), Continued(prefix_ratio=0.1)) is None
+
+
+def test_a_word_stands_for_a_token_where_the_tokenizer_is_unknown():
+    short, long = count_words(["one two", " one  two three "], 2)
+    assert (len(short.ids), short.truncated, short.kept) == (2, False, 7)
+    assert (len(long.ids), long.truncated, long.kept) == (2, True, len(" one  two"))
