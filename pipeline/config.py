@@ -46,7 +46,12 @@ def _base_url(value: Any) -> str:
     """The address that `/completions` is added to."""
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"must be an address such as https://host/v1, got {value!r}")
+        given = "one with a user" if "@" in str(value) else repr(value)  # which may be a key
+        raise ValueError(f"must be an address such as https://host/v1, got {given}")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"must have a port from 0 to 65535, got {value!r}") from None
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("must be a bare address, got one with a user or a query: keys come from the environment alone")
     path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/")
@@ -478,6 +483,8 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
 
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
     """What a selection's procedure needs of its own settings and of the corpus."""
+    from pipeline.detectors import adapters_of, parse_detectors
+
     if len(selection.detectors) != 1 and selection.procedure not in FUSING:
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
     if selection.calibration != "pooled" and selection.procedure in (*FUSING, "ktd"):
@@ -491,6 +498,14 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:
         raise UserError(f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given")
+    for name in adapters_of(parse_detectors(config.detectors)):
+        settings = config.fsd.adapter(name)
+        if settings.group is not None and role in settings.roles and selection.calibration != "by_group":
+            raise UserError(
+                f"{where}: fsd adapter {name} takes documents of group {settings.group!r} alone out of calibration, "
+                f"which then is of other groups than what it judges: calibration must be by_group, got "
+                f"{selection.calibration}"
+            )
     other = SOUGHT_ROLE[selection.direction]
     if selection.procedure in TWO_SIDED and getattr(config.corpus, other) is None:
         raise UserError(f"{where}: procedure {selection.procedure} needs corpus.{other} too, which is not given")

@@ -145,7 +145,7 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
     with _as_it_was(model):
         adapted = peft.get_peft_model(model, adapter_config(model, work.config, len(batches)))
         try:
-            adapted.train()
+            adapted.eval()  # dropout would make the weights depend on how a batch is shared
             result = _train(adapted, batches, work, save)
         finally:
             if work.zero is None:
@@ -166,7 +166,7 @@ def _train_fully(model: Any, tokenizer: Any, work: _Work) -> TrainingResult:
         tokenizer.save_pretrained(str(attempt))
 
     with _as_it_was(model):
-        model.train().requires_grad_(True)
+        model.eval().requires_grad_(True)  # as above
         return _train(model, _batches(work), work, save)
 
 
@@ -261,22 +261,27 @@ def _train(
         progress.losses.append(loss)
         progress.tokens += _predicted(batch)
         if not math.isfinite(loss):
-            work.checkpoint.remove()
-            raise UserError(
-                f"the fine-tuning loss is {loss} at step {step} of {steps}; "
-                f"a lower learning_rate than {config.learning_rate} or dtype float32 may mend it"
-            )
+            raise _diverged(work, f"the fine-tuning loss is {loss} at step {step} of {steps}")
         rate = config.learning_rate * (0.5 * (1 + math.cos(math.pi * (step - 1) / steps)))
         updates.apply(objective, rate, step)
         progress.seconds = before + time.monotonic() - start
         work.checkpoint.save(updates, progress)
         if work.on_step is not None:
             work.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
+    whole = all(bool(torch.isfinite(weight).all()) for weight in updates.weights.values())
+    if work.ranks.add_up(torch.tensor(float(not whole), device=updates.model.device)).item():
+        raise _diverged(work, f"the fine-tuned weights are no finite numbers after step {steps} of {steps}")
     result = TrainingResult(steps, tuple(progress.losses), progress.tokens, progress.seconds)
     state = updates.whole_state()
     if work.ranks.rank == 0:
         _write(save, state, result, progress.began_at, work)
     return result
+
+
+def _diverged(work: _Work, what: str) -> UserError:
+    """The error of a training that came to nothing; its checkpoint goes too."""
+    work.checkpoint.remove()
+    return UserError(f"{what}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may mend it")
 
 
 def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:

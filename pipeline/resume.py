@@ -57,6 +57,8 @@ class TrainingCheckpoint:
         total = updates.ranks.add_up(torch.tensor(steps, device=updates.model.device)).item()
         if total != steps * updates.ranks.size:
             raise RuntimeError(f"this rank read {self.path} at step {steps:g}, another one at another step")
+        if said is None and updates.ranks.rank == 0:
+            self.remove()  # of other work, or of other ways to hold the weights: nobody will read it
         progress.began_at.append(len(progress.losses))
         return progress
 

@@ -68,13 +68,16 @@ def sample_sets(config: AuditConfig) -> list[SampleSet]:
 
 def made_of(config: AuditConfig, asked: SampleSet) -> dict[str, Any]:
     """All that could change a continuation but its number."""
-    return {
+    found = {
         **fingerprint_model(config.model),
         "continued": asdict(asked.continued),
         "max_tokens": config.max_tokens,
         "seed": config.seed,
         "code": __version__,
     }
+    if config.text_transform is not None:
+        found["text_transform"] = config.text_transform.model_dump()
+    return found
 
 
 def stage_fingerprint(config: AuditConfig, asked: SampleSet) -> dict[str, Any]:
@@ -173,6 +176,8 @@ def stored(store: Store, asked: SampleSet, shard: Shard, fingerprint: Mapping[st
         if (table.schema.metadata or {}).get(_MADE_OF) != _metadata(fingerprint, shard):
             continue
         for row in table.to_pylist():
+            if row["reason"] != "too_short" and len(row["continuations"]) >= asked.draws:
+                row["reason"] = row["problem"] = None  # it failed at a draw that is not asked for now
             if len(row["continuations"]) >= len(found.texts(row["row"])):
                 found.rows[row["row"]] = row
     return found

@@ -115,7 +115,8 @@ def adapter_folder(run: str, key: str) -> Path:
 class _Prepared:
     """A document that passed its checks, tokenised for every pass."""
 
-    document: Document
+    document: Document  # without its text
+    keys: tuple[int, int]  # of its text and of its first words
     texts: tuple[str, ...]  # the parts that max_tokens keeps: of the text, and of each of its paraphrases
     truncated: bool
     ids: Mapping[Pass, list[int]]
@@ -255,8 +256,8 @@ class Scorer:
             texts_of_one = tuple(variant[index] for variant in kept)
             own = {continued: found[document.row] for continued, found in sampled.items()}
             told = {needed: values[document.row].values for needed, values in answered.items()}
-            bare = replace(document, text="")
-            prepared.append(_Prepared(bare, texts_of_one, target[index].truncated, each, own, told))
+            keys, bare = text_keys(document.text), replace(document, text="")  # of all of the text, cut or not
+            prepared.append(_Prepared(bare, keys, texts_of_one, target[index].truncated, each, own, told))
         return prepared
 
     def _score_guarded(self, batch: list[_Prepared], journal: Journal, output: _Output) -> None:
@@ -300,7 +301,8 @@ class Scorer:
         found: dict[Pass, TokenStatistics] = {}
         norms: dict[Pass, torch.Tensor] = {}
         for needed in self.answered:
-            found[needed] = told([entry.told[needed] for entry in batch])
+            device = next((model.device for model in self.models.values()), "cpu")  # where the other model is
+            found[needed] = told([entry.told[needed] for entry in batch], device)
         for needed, statistics in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
             with self.adapters.on(needed.adapter):
@@ -419,7 +421,6 @@ def out_of_memory(error: Exception) -> bool:
 
 def _score_table(shard: Shard, output: _Output, columns: Sequence[str]) -> pa.Table:
     entries = [entry for entry, _ in output.scored]
-    keys = [text_keys(entry.texts[0]) for entry in entries]
     data: dict[str, list[Any]] = {
         "doc_id": [entry.document.doc_id for entry in entries],
         "role": [shard.role] * len(entries),
@@ -428,8 +429,8 @@ def _score_table(shard: Shard, output: _Output, columns: Sequence[str]) -> pa.Ta
         "n_tokens": [len(entry.ids[FORWARD]) for entry in entries],
         "truncated": [entry.truncated for entry in entries],
         "id_key": [id_key(entry.document.doc_id) for entry in entries],
-        "text_key": [key for key, _ in keys],
-        "prefix_key": [key for _, key in keys],
+        "text_key": [entry.keys[0] for entry in entries],
+        "prefix_key": [entry.keys[1] for entry in entries],
     }
     for index, column in enumerate(columns):
         data[column] = [row[index] for _, row in output.scored]

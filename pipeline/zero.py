@@ -65,6 +65,7 @@ class ZeroUpdates:
         self.weights = trained_weights(model)
         self.writes = True
         self._stage = zero_stage(settings)
+        self._shared = {"ranks": ranks.size, "stage": self._stage}  # between whom, and what of it
         optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
         decided: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,  # bookkeeping alone: the loss is weighted by tokens
@@ -107,7 +108,7 @@ class ZeroUpdates:
         if self.ranks.rank != 0:
             return
         part = path / f"{POINTER}.part"
-        part.write_text(json.dumps({"of": said["of"], "tag": tag, "ranks": self.ranks.size}), encoding="utf-8")
+        part.write_text(json.dumps({"of": said["of"], "tag": tag, **self._shared}), encoding="utf-8")
         part.replace(path / POINTER)
         for older in path.glob("step-*"):
             if older.name != tag:
@@ -119,7 +120,7 @@ class ZeroUpdates:
         if not pointer.is_file():
             return None
         last = json.loads(pointer.read_text(encoding="utf-8"))
-        if last["of"] != of or last["ranks"] != self.ranks.size:
+        if last["of"] != of or {key: last.get(key) for key in self._shared} != self._shared:
             return None
         _, state = self.model.load_checkpoint(str(path), tag=last["tag"], load_module_strict=False)
         said: dict[str, Any] = state["said"]

@@ -63,11 +63,18 @@ def ask_shards(
     results = _results(make(config, fingerprint), Endpoint(model, spent), shards, store)
 
     with asyncio.Runner() as runner:
+        idle = True
         try:
-            while (result := runner.run(_next(results))) is not _END:
+            while True:
+                idle = False
+                result = runner.run(_next(results))
+                idle = True
+                if result is _END:
+                    return
                 yield result
         finally:
-            runner.run(_close(results))
+            if idle:  # else an interrupt or error came out of its midst, and the runner ends what is under way
+                runner.run(_close(results))
 
 
 _END: Any = object()

@@ -18,7 +18,7 @@ from pipeline.corpus import Shard
 from pipeline.detectors import draws_of, parse_detectors
 from pipeline.endpoint import log_probs
 from pipeline.errors import ExitCode, IncompleteError, UserError
-from pipeline.parts import Parts, divide
+from pipeline.parts import KEYS_FILE, Parts, divide
 from pipeline.plan import Plan, make_plan, pending, settle
 from pipeline.report import write_report
 from pipeline.scored import Scored, read_scored
@@ -190,10 +190,17 @@ def _finetuning(
 ) -> Finetuning | None:
     """The trainings that the detectors need, if one is missing."""
     if not parts.adapters:
+        store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return None
     adapters.write_keys(parts, store)
-    if all(store.exists(f"adapters/{key}/{RECORD}") for key in keys.values()):
+    missing = [key for key in keys.values() if not store.exists(f"adapters/{key}/{RECORD}")]
+    if not missing:
         return None
+    if store.names(f"receipts/{STAGE}", ".json"):
+        raise UserError(
+            f"{store.url}/adapters/{missing[0]} is gone, and documents were scored with it; another may differ: "
+            "begin a new run directory"
+        )
 
     def on_adapter(adapter: Adapter) -> None:
         if adapter.fresh:

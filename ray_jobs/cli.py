@@ -252,7 +252,7 @@ def _print_plan(facts: dict[str, Any]) -> None:
             f"about {duration(seconds)} on one worker like this machine"
         )
     if (asked := facts["endpoint"]) is not None:
-        price = f", {asked['price']:,.2f} at most" if asked["price"] else ""
+        price = f", about {asked['price']:,.2f}" if asked["price"] else ""
         console.print(
             f"endpoint: {asked['requests']:,} requests, about {asked['prompt_tokens']:,} tokens of prompts and at most "
             f"{asked['answer_tokens']:,} of answers{price}",

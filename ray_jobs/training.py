@@ -81,6 +81,8 @@ def _loop(said: dict[str, Any]) -> str | None:
     problem = ranks.first(problem)
     if problem is not None:
         return problem
+    if opened.max_tokens is not None:  # what scoring will not read either
+        config = config.model_copy(update={"max_tokens": min(config.max_tokens, opened.max_tokens)})
     try:
         train(
             opened.model,

@@ -35,9 +35,9 @@ class Answers:
         self.spent = Spent()
         self._before = list(_lines(store, self.name))
         for line in self._before:
-            if line["stage"] == stage:
+            if line["stage"] == stage or not store.exists(receipt_name(line["stage"], shard.id)):
                 self.spent += Spent(line["requests"], line["tokens"])
-        if self._before:
+        if store.read_grown(self.name):
             store.append(self.name, b"\n")  # a driver that was killed may have left half a line
 
     def found(self) -> Iterator[dict[str, Any]]:

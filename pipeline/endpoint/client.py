@@ -70,7 +70,8 @@ class Endpoint:
         """Prepare; `spent` is what earlier calls of the run spent of the budget."""
         self.config = config
         self.spent = spent or Spent()
-        self.answered = self.refused = 0
+        self.answered = 0
+        self.refused = 0
         self.failed = 0  # in a row
         self._held = Spent()  # of requests under way, at the most
         self._settled = asyncio.Condition()
@@ -223,7 +224,8 @@ class Endpoint:
         """
         if isinstance(error, Refused):
             self.refused += 1
-            if not self.answered and self.refused >= FIRST_REFUSALS:
+            all_of_them = self.refused >= (2 * self.config.concurrency if self._held.requests else 0)
+            if not self.answered and not self.spent.tokens and all_of_them and self.refused >= FIRST_REFUSALS:
                 raise StopError(f"endpoint {self.config.endpoint} refuses every request: {error}")
             return
         self.failed += 1

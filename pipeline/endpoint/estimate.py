@@ -1,4 +1,4 @@
-"""What an audit would ask of its endpoints, and what that would cost at most."""
+"""What an audit would ask of its endpoints, and about what that would cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def estimate(config: AuditConfig, documents: int, average_bytes: float) -> dict[
         average_bytes: of a document.
 
     Returns:
-        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (at most; 0 where none is configured)
+        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 where none is configured)
         and "over": what of a budget would not suffice. Repeated requests are not foreseen.
     """
     kept = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
@@ -55,7 +55,8 @@ def _asked(config: AuditConfig, kept: float) -> list[tuple[EndpointConfig, tuple
     if isinstance(config.model, EndpointConfig):
         for asked in sample_sets(config):
             requests = math.ceil(asked.draws / config.model.choices)
-            prompt = asked.continued.prefix_ratio * kept / BYTES_PER_TOKEN
+            instruction = len(config.model.instruction) if config.model.api == "chat" else 0
+            prompt = (instruction + asked.continued.prefix_ratio * kept) / BYTES_PER_TOKEN
             limit = token_limit(round((1 - asked.continued.prefix_ratio) * kept), asked.continued)
             found.append((config.model, (requests, round(requests * prompt), asked.draws * limit)))
     for needed in endpoint_passes(config):

@@ -66,7 +66,10 @@ def stage_of(needed: Pass) -> str:
 
 def stage_fingerprint(config: AuditConfig, needed: Pass) -> dict[str, Any]:
     """All that could change a log-probability."""
-    return {**fingerprint_model(model_of(config, needed)), "max_tokens": config.max_tokens, "code": __version__}
+    found: dict[str, Any] = {**fingerprint_model(model_of(config, needed)), "max_tokens": config.max_tokens}
+    if config.text_transform is not None:
+        found["text_transform"] = config.text_transform.model_dump()
+    return {**found, "code": __version__}
 
 
 class EndpointReader:
@@ -214,8 +217,8 @@ def _of_echo(value: dict[str, Any], text: str) -> list[float]:
     if not isinstance(values, list) or not str(choice.get("text", "")).startswith(text[:16]):
         raise Refused("no log-probabilities of the prompt in the answer")
     usage = value.get("usage")
-    new = usage.get("completion_tokens") if isinstance(usage, dict) else 0
-    return _checked(values[: len(values) - new] if isinstance(new, int) and new > 0 else values)
+    prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return _checked(values[:prompt] if isinstance(prompt, int) and 0 < prompt < len(values) else values)
 
 
 def _choice(value: dict[str, Any]) -> dict[str, Any]:

@@ -85,12 +85,12 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
         )
 
 
-def told(values: Sequence[Sequence[float]]) -> TokenStatistics:
+def told(values: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> TokenStatistics:
     """Statistics of a batch whose log-probabilities are known: of each document those of its tokens but the first."""
     longest = max(map(len, values))
     mask = torch.arange(longest) < torch.tensor([[len(own)] for own in values])
     padded = [[*own, *[0.0] * (longest - len(own))] for own in values]
-    return TokenStatistics(log_prob=torch.tensor(padded), mask=mask)
+    return TokenStatistics(log_prob=torch.tensor(padded, device=device), mask=mask.to(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pipeline.documents import read_shard, text_keys
 from pipeline.errors import UserError
 from pipeline.partition import families
 from pipeline.plan import make_plan
+from pipeline.transforms import transform
 from pipeline.trial.config import TrialConfig
 
 MIN_WORDS = 2
@@ -79,5 +80,7 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
                 groups.append(document.group)
     if not ids:
         raise UserError(f"no documents to try on; left out: {dict(left_out)}")
-    prefixes = np.array([text_keys(text)[1] for text in texts], dtype=np.int64)
+    changed = config.text_transform
+    read = texts if changed is None else [transform(text, changed) for text in texts]  # as the audits do
+    prefixes = np.array([text_keys(text)[1] for text in read], dtype=np.int64)
     return Documents(ids, texts, groups, families(prefixes), dict(left_out))

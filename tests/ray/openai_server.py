@@ -132,6 +132,7 @@ def openai_server(
                 return {"choices": [{"text": " x", "prompt_logprobs": told}], "usage": usage}
             if body.get("echo") and way == "echo" and log_probs is not None:
                 told_of = {"token_logprobs": [None, *log_probs(prompt)]}
+                usage = {"prompt_tokens": len(told_of["token_logprobs"]), "completion_tokens": 1}  # vLLM hides it
                 return {"choices": [{"text": prompt, "logprobs": told_of}], "usage": usage}
             number = min(body.get("n", 1), most_choices)
             with lock:

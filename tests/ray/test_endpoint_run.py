@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +142,24 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         # a run of its own, at another speed, comes to the same
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
         assert rows(tmp_path / "again", "score") == before
+
+
+def test_ctrl_c_while_an_endpoint_answers_leaves_a_run_that_goes_on(make_audit: MakeAudit, tmp_path: Path) -> None:
+    with openai_server(recite, models=["stub"], seconds=0.3) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=2), **SETTINGS)
+        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while len(server.bodies) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors
+        status = json.loads((tmp_path / "run/status.json").read_text())
+        assert (status["state"], status["exit_code"]) == ("incomplete", 130)
+        assert run(path).counts["scored"] == 40
+        assert len(server.bodies) <= 40 + 2, "only what was under way is asked for again"
 
 
 @pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])

@@ -121,6 +121,11 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     assert after == before
     run(path, "selections=[]")
     assert not (folder / "selection/members").exists(), "an answer to what is no longer asked"
+    gone = folder / manifest["adapters"]["few"]["folder"]
+    gone.rename(tmp_path / "few")
+    with pytest.raises(UserError, match=f"{gone.name} is gone, and documents were scored with it"):
+        run(path)
+    (tmp_path / "few").rename(gone)
     with pytest.raises(UserError, match=r"adapters: .* then, .* now"):
         run(path, "fsd.learning_rate=1e-3")
 
@@ -139,6 +144,8 @@ def test_a_run_whose_training_diverges_stops_in_one_line_and_leaves_nothing(
     assert not (folder / "scores").exists()
     status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+    run(path, "detectors=[loss]")
+    assert not list((folder / "adapters").iterdir()), "nothing was fine-tuned on, and all calibrate"
 
 
 def test_an_adapter_that_was_trained_on_audited_documents_may_not_judge_them(

@@ -9,8 +9,10 @@ from typing import Any
 import peft
 import pytest
 import torch
+from architectures import GPT2
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.adapters import RECORD, linear_modules
@@ -35,6 +37,35 @@ def config_of(**settings: Any) -> FinetuneConfig:
 def mean_loss(model: Any, tokenizer: Any) -> float:
     with torch.no_grad():
         return float(batch_loss(model, encode(tokenizer, TEXTS, 1024))[0])
+
+
+def test_dropout_of_the_base_model_plays_no_part(opened: LanguageModel, tmp_path: Path) -> None:
+    """Its draws would depend on how the documents of a batch are shared."""
+    weights = []
+    for share in (0.0, 0.5):
+        torch.manual_seed(0)
+        sizes = {**GPT2, "vocab_size": len(opened.tokenizer)}
+        model = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=share, embd_pdrop=share, attn_pdrop=share))
+        train(model, opened.tokenizer, TEXTS, CONFIG, tmp_path / f"{share}")
+        weights.append((tmp_path / f"{share}" / "adapter_model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_weights_that_the_last_step_spoils_are_not_kept(opened: LanguageModel, tmp_path: Path) -> None:
+    def spoil(step: TrainingStep) -> None:
+        if step.step == step.steps:
+            weights = dict(opened.model.named_parameters())
+            weights[next(name for name in weights if "lora_B" in name)].data[0, 0] = float("nan")
+
+    with pytest.raises(UserError, match=r"^the fine-tuned weights are no finite numbers after step 18 of 18; a lower"):
+        train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", spoil)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_deepspeed_does_not_stop_a_training_without_it(opened: LanguageModel, tmp_path: Path) -> None:
+    (tmp_path / ".a.checkpoint").mkdir()
+    train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", checkpoint_seconds=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])

@@ -21,6 +21,7 @@ from examples.trials.benchmark import (
     write_items,
 )
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
+from examples.trials.systems import columns_of
 from pipeline.finetune import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import choose_trained, split
@@ -36,6 +37,10 @@ def trial(name: str) -> tuple[TrialConfig, list[Point]]:
 def test_every_trial_in_the_folder_can_be_run_by_name() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == set(run.NAMES)
     assert len({trial(name)[0].run for name in run.NAMES}) == len(run.NAMES)
+    for name in run.NAMES:
+        config, _ = trial(name)
+        made = set().union(*(columns_of(entry) for entry in config.detectors))
+        assert {column for selection in config.selections for column in selection.detectors} <= made
 
 
 @pytest.mark.parametrize("name", SHARING)

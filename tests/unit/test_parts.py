@@ -18,7 +18,8 @@ from pipeline.documents import text_keys
 from pipeline.errors import UserError
 from pipeline.parts import Parts, divide
 from pipeline.plan import forecast, make_plan
-from pipeline.scoring import fingerprint_of
+from pipeline.scoring import Scorer, fingerprint_of
+from pipeline.store import Store
 
 
 def write(path: Path, texts: Sequence[str], groups: Sequence[str] | None = None) -> str:
@@ -176,6 +177,19 @@ def test_a_detector_that_cannot_be_asked_for_is_one_line(
     assert line in str(caught.value)
 
 
+def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is_scored(
+    tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    """Else what was trained on would not be known again, and would calibrate."""
+    config = audit(tiny_model_folder, files, detectors=["loss"], max_tokens=3)
+    (shard,) = [shard for shard in make_plan(config).shards if shard.role == "unseen"]
+    store = Store(str(tmp_path / "run"))
+    receipt = Scorer(config, fingerprint_of(config)).process(shard, store)
+    found = store.read_table(receipt.data, ["text_key", "truncated"])
+    assert all(found["truncated"].to_pylist())
+    assert set(found["text_key"].to_pylist()) == keys([text(i, 12) for i in range(20)])
+
+
 def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
     tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
@@ -213,7 +227,10 @@ def test_the_plan_counts_what_is_fine_tuned_on(tiny_model_folder: Path, files: d
     ]
     assert "With 9 unseen documents to calibrate on" in found["selections"][0]["sentence"]
     assert [entry["adapter"] for entry in found["passes"]] == [None, "default"]
-    grouped = audit(tiny_model_folder, files, fsd={"documents": 3, "group": "a"}, selections=asks)
+    pooled = {"fsd": {"documents": 3, "group": "a"}, "selections": asks}
+    with pytest.raises(UserError, match=r"group 'a' alone out of calibration.* must be by_group, got pooled"):
+        audit(tiny_model_folder, files, **pooled)
+    grouped = audit(tiny_model_folder, files, **{**pooled, "selections": [{**asks[0], "calibration": "by_group"}]})
     assert "With at most 17 unseen" in forecast(make_plan(grouped), {"dtype": "float32"})["selections"][0]["sentence"]
     for wrong in ({"documents": 20}, {"corpus": {"path": "none.jsonl"}}):
         with pytest.raises(UserError, match=r"needs 21|no file none\.jsonl"):
