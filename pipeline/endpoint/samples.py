@@ -45,6 +45,9 @@ class EndpointSampler:
             texts = before.setdefault(line["row"], list(sampled.texts(line["row"])))
             if line["draw"] == len(texts):
                 texts += line["texts"]
+        for row, texts in before.items():
+            if sampled.done(row, self.asked.draws):  # and more are here, which a larger number may want again
+                sampled.rows[row]["continuations"] = texts
 
         async def work(task: Task) -> None:
             await self._continue(task, before.get(task.document.row, []), sampled, answers, endpoint)

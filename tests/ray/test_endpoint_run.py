@@ -139,6 +139,15 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         # more draws pay for those alone, other n-grams and fewer draws for nothing
         run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")
         assert (len(server.bodies), set(server.answered.values())) == (120, {5})
+        # what was answered of a larger number that was given up is neither lost nor forgotten in the budget
+        seven = "detectors=[{samia: {draws: 7}}]"
+        with pytest.raises(StopError, match=r"model\.budget\.requests of 130 is spent"):
+            run(path, seven, "selections=[]", "model.budget.requests=130")
+        run(path, "detectors=[{samia: {draws: 3}}]", "selections=[]")
+        assert len(server.bodies) == 130 == spent_before(Store(str(tmp_path / "run"))).requests
+        run(path, seven, "selections=[]")
+        assert (len(server.bodies), set(server.answered.values())) == (160, {7})
+        assert spent_before(Store(str(tmp_path / "run"))).requests == 160
         # a run of its own, at another speed, comes to the same
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
         assert rows(tmp_path / "again", "score") == before
