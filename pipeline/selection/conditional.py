@@ -49,7 +49,8 @@ def simes_grid(n: int, delta: Fraction) -> Grid:
     s = max(1, n // 2)
     i = np.arange(n, s, -1)  # from i to i - 1 the ratio of products changes by (i - s) / i; it is 1 at i = n
     logs = np.concatenate([[0.0], np.cumsum(np.log((i - s) / i))])  # at i = n, n - 1, ..., s
-    bounds = -np.expm1((math.log(delta) + logs) / s)
+    log_delta = math.log1p(delta - 1) if delta > Fraction(1, 2) else math.log(delta)  # exact to an ulp near 1 too
+    bounds = -np.expm1((log_delta + logs) / s)
     error = (np.arange(logs.size) + 16) * 2.0**-52  # relative; a running sum of one sign loses half an ulp a term
     numerators = np.full(n + 1, 1 << UNIT, dtype=np.int64)
     raised = np.ceil(np.ldexp(bounds * (1 + error), UNIT))

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
@@ -47,6 +47,7 @@ def test_simes_p_values_bound_all_order_statistics_with_exactly_the_promised_pro
 
 
 @given(st.integers(1, 80), st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
+@example(1, Fraction(91907, 92000))  # near 1 a logarithm of the rounded delta is too far off
 def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> None:
     grid, s = simes_grid(n, delta), max(1, n // 2)
     for k in range(1, n + 1):
