@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from pipeline.config import EndpointConfig
+from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Endpoint, Spent, side_by_side
 
 CONCURRENCY = 64

@@ -21,14 +21,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.small_model import WORDS, save_small_model
-from pipeline.config import ModelConfig, build_config
-from pipeline.corpus import Shard
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan, versions
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.finetune import FinetuneConfig, TrainingStep, train
-from pipeline.models import fingerprint_model, open_model
-from pipeline.plan import make_plan, versions
-from pipeline.scoring import Scorer
-from pipeline.store import Store
+from pipeline.models.load import fingerprint_model, open_model
+from pipeline.stages.score import Scorer
+from pipeline.store.files import Store
+from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
 
 

@@ -29,7 +29,8 @@ from torch import Tensor
 from benchmarks.endpoint import measure_client
 from benchmarks.scoring import load, wikimia
 from pipeline.errors import UserError
-from pipeline.models import LanguageModel, tokenize
+from pipeline.models.load import LanguageModel
+from pipeline.models.tokens import tokenize
 from pipeline.passes.generate import Prompt, Sampling, continuations
 
 DRAWS = 10
@@ -87,7 +88,7 @@ def rates(lm: LanguageModel, job: Callable[[], int]) -> tuple[float, float]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time every job once a round, alternating, and take medians."""
     lm = load(arguments.model, arguments.device, arguments.dtype)
-    found = [tokens.ids for tokens in tokenize(lm, wikimia(1024), LONG)]
+    found = [tokens.ids for tokens in tokenize(lm.tokenizer, wikimia(1024), LONG)]
     long = [ids for ids in found if len(ids) == LONG][: arguments.prompts]
     short = [ids[:SHORT] for ids in long]
     lm, new = without_eos(lm), arguments.new_tokens

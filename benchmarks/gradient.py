@@ -33,7 +33,8 @@ from torch.nn import functional
 
 from benchmarks.scoring import load, pad, wikimia
 from pipeline.errors import UserError
-from pipeline.models import LanguageModel, tokenize
+from pipeline.models.load import LanguageModel
+from pipeline.models.tokens import tokenize
 from pipeline.passes.gradient import coverage, gradient_norms
 
 LENGTHS = (64, 128)
@@ -81,7 +82,7 @@ def seconds(job: Callable[[], Any]) -> float:
 
 def batch(lm: LanguageModel, documents: int, length: int) -> list[list[int]]:
     """Token ids of the first texts that are long enough, cut to one length."""
-    ids = [tokens.ids for tokens in tokenize(lm, wikimia(TEXTS), length)]
+    ids = [tokens.ids for tokens in tokenize(lm.tokenizer, wikimia(TEXTS), length)]
     found = [one for one in ids if len(one) == length][:documents]
     if len(found) < documents:
         raise UserError(f"{len(found)} of {TEXTS} texts have {length} tokens; --documents asks for {documents}")

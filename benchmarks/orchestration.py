@@ -19,11 +19,13 @@ from pathlib import Path
 import psutil
 
 from benchmarks.small_model import WORDS, save_small_model
-from pipeline.config import AuditConfig, build_config
-from pipeline.corpus import Shard
-from pipeline.plan import make_plan, settle, versions
-from pipeline.scoring import STAGE, Scorer, fingerprint_of
-from pipeline.store import Receipt, Store
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan, settle, versions
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.stages.score import STAGE, Scorer, fingerprint_of
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from ray_jobs.score import score
 
 

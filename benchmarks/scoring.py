@@ -26,13 +26,15 @@ import transformers
 from scipy.stats import spearmanr
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.config import DetectorEntry, ModelConfig
-from pipeline.detectors import Detector, Evidence, parse_detectors, plan_passes
+from pipeline.config.audit import DetectorEntry
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, Detector, Evidence
+from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
-from pipeline.models import LanguageModel, open_model, tokenize
-from pipeline.passes import FORWARD
+from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
-from pipeline.scoring import BATCH_TOKENS
+from pipeline.stages.score import BATCH_TOKENS
 
 BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
 ALL: list[DetectorEntry] = [*BASIC, "m_entropy", {"renyi": {"order": [0.5, 1, 2, "inf"]}}]
@@ -143,7 +145,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time every job on every batch, alternating; a job's seconds are the sum over batches of medians over rounds."""
     texts = wikimia(arguments.texts)
     exact = load(arguments.model, arguments.device, arguments.dtype or "float32")
-    ids = [tokens.ids for tokens in tokenize(exact, texts, MAX_TOKENS)]
+    ids = [tokens.ids for tokens in tokenize(exact.tokenizer, texts, MAX_TOKENS)]
     basic, every = parse_detectors(BASIC), parse_detectors(ALL)
     groups = batches(ids, arguments.batch_tokens or BATCH_TOKENS[arguments.device])
     half = load(arguments.model, arguments.device, "bfloat16") if arguments.dtype is None else None

@@ -25,7 +25,7 @@ import numpy as np
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.fusion import cut, fuse, weights
 from pipeline.selection.procedures import PROCEDURES, decide
-from pipeline.selection.summary import RankCounts
+from pipeline.selection.rank_counts import RankCounts
 
 N = 10_000
 DETECTORS = 6

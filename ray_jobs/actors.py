@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, cast
 
-from pipeline.config import AuditConfig
-from pipeline.corpus import Shard
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.store import Receipt, Store
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 
 NO_PROGRESS_SECONDS = 6 * 3600
 

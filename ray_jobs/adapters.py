@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.adapters import adapter_key
-from pipeline.config import AuditConfig, weights_of
-from pipeline.parts import KEYS_FILE, OWN_CORPUS, Parts, hashes
-from pipeline.store import Store
+from pipeline.audit.allocation import KEYS_FILE, OWN_CORPUS, Parts, hashes
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import weights_of
+from pipeline.store.files import Store
+from pipeline.training.adapter import adapter_key
 from ray_jobs.actors import connect, gpus_per_actor
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, needs, train_adapters
 

@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from pipeline.config import AuditConfig, EndpointConfig
-from pipeline.corpus import Shard
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig
+from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Endpoint
 from pipeline.errors import StopError, UserError
-from pipeline.store import Receipt, Store
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from ray_jobs.actors import Failure
 from ray_jobs.progress import Answered
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,19 +10,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipeline import paraphrases, samples
-from pipeline.adapters import RECORD
-from pipeline.config import AuditConfig, build_config
-from pipeline.corpus import Shard
-from pipeline.detectors import draws_of, parse_detectors
-from pipeline.endpoint import log_probs
+from pipeline.audit.allocation import KEYS_FILE, Parts, divide
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import Plan, make_plan, pending, settle
+from pipeline.audit.scored import Scored, read_scored
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.detectors.registry import draws_of, parse_detectors
 from pipeline.errors import ExitCode, IncompleteError, UserError
-from pipeline.parts import KEYS_FILE, Parts, divide
-from pipeline.plan import Plan, make_plan, pending, settle
+from pipeline.models.adapters import RECORD
 from pipeline.report import write_report
-from pipeline.scored import Scored, read_scored
-from pipeline.scoring import STAGE, fingerprint_of
-from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts
+from pipeline.stages import ask_log_probs, continuations
+from pipeline.stages import paraphrase as paraphrase_stage
+from pipeline.stages.score import STAGE, fingerprint_of
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock, lock_is_live
+from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
 from ray_jobs.actors import Failure
 from ray_jobs.adapters import Finetuning
@@ -169,12 +171,12 @@ def _stages(config: AuditConfig, fingerprint: dict[str, Any]) -> dict[str, _Stag
     """The stages that the detectors need; scoring, of this fingerprint, is the last."""
     found = []
     if draws_of(parse_detectors(config.detectors)):
-        found.append(_Stage(paraphrases.STAGE, paraphrases.stage_fingerprint(config), paraphrase))
-    for needed in log_probs.endpoint_passes(config):
-        asked_of = log_probs.stage_fingerprint(config, needed)
-        found.append(_Stage(log_probs.stage_of(needed), asked_of, partial(read_log_probs, needed)))
-    for asked in samples.sample_sets(config):
-        found.append(_Stage(asked.stage, samples.stage_fingerprint(config, asked), partial(sample, asked)))
+        found.append(_Stage(paraphrase_stage.STAGE, paraphrase_stage.stage_fingerprint(config), paraphrase))
+    for needed in ask_log_probs.endpoint_passes(config):
+        asked_of = ask_log_probs.stage_fingerprint(config, needed)
+        found.append(_Stage(ask_log_probs.stage_of(needed), asked_of, partial(read_log_probs, needed)))
+    for asked in continuations.sample_sets(config):
+        found.append(_Stage(asked.stage, continuations.stage_fingerprint(config, asked), partial(sample, asked)))
     found.append(_Stage(STAGE, fingerprint, score))
     return {stage.name: stage for stage in found}
 
@@ -332,9 +334,3 @@ class _Status:
         self._last = time.monotonic()
         value = {"state": state, "exit_code": None if code is None else int(code), "message": message}
         self.store.write_json("status.json", {**value, **self.counts.to_dict()})
-
-
-if __name__ == "__main__":
-    from ray_jobs.cli import main
-
-    main(["run", *sys.argv[1:]])

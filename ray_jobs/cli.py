@@ -49,17 +49,17 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
-    from pipeline.config import load_config
-    from pipeline.endpoint.log_probs import check_log_probs
-    from pipeline.models import check_model
-    from pipeline.paraphrases import check_paraphraser
-    from pipeline.plan import forecast, make_plan
+    from pipeline.audit.description import load_config
+    from pipeline.audit.forecast import forecast
+    from pipeline.audit.plan import describe_model, make_plan
+    from pipeline.stages.ask_log_probs import check_log_probs
+    from pipeline.stages.paraphrase import check_paraphraser
 
     audit = load_config(config, set_ or ())
     planned = make_plan(audit, limit)
-    model = check_model(audit.model)
+    model = describe_model(audit.model)
     if audit.reference_model is not None:
-        check_model(audit.reference_model)
+        describe_model(audit.reference_model)
     if audit.paraphraser is not None:
         check_paraphraser(audit)
     check_log_probs(audit)
@@ -80,7 +80,7 @@ def run(
     fail_if_selected: FailIfSelected = False,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
-    from pipeline.config import load_config
+    from pipeline.audit.description import load_config
     from ray_jobs.audit import run_audit
     from ray_jobs.progress import Reporter
 
@@ -141,7 +141,7 @@ def select(
 def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
     """Write the report of a run anew."""
     from pipeline.report import write_report
-    from pipeline.store import Store
+    from pipeline.store.files import Store
 
     path = write_report(Store(run), texts=not no_text)
     if json_:

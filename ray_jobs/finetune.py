@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.adapters import RECORD, adapter_key
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import IncompleteError, UserError
-from pipeline.finetune import NOT_IN_FULL, FinetuneConfig, TrainingStep
-from pipeline.models import fingerprint_model
-from pipeline.store import Store
-from pipeline.zero import read_zero_settings, zero_stage
+from pipeline.models.adapters import RECORD
+from pipeline.models.load import fingerprint_model
+from pipeline.store.files import Store
+from pipeline.training.adapter import adapter_key
+from pipeline.training.train import NOT_IN_FULL, FinetuneConfig, TrainingStep
+from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.actors import connect
 from ray_jobs.training import PROGRESS_SECONDS, fit, progress_file
 

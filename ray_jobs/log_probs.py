@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.config import AuditConfig
-from pipeline.corpus import Shard
-from pipeline.endpoint.log_probs import EndpointReader, model_of
-from pipeline.passes import Pass
-from pipeline.store import Receipt, Store
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import Pass
+from pipeline.stages.ask_log_probs import EndpointReader, model_of
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from ray_jobs.actors import Failure
 from ray_jobs.ask import ask_shards
 from ray_jobs.progress import Answered

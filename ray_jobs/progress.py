@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipeline.store import Receipt
+from pipeline.store.receipts import Receipt
 
 LINE_SECONDS = 10.0
 

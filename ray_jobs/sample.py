@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.config import AuditConfig, EndpointConfig
-from pipeline.corpus import Shard
-from pipeline.endpoint.samples import EndpointSampler
-from pipeline.samples import SampleSet
-from pipeline.sampling import Sampler
-from pipeline.store import Receipt, Store
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig
+from pipeline.corpus.shard import Shard
+from pipeline.stages.ask_samples import EndpointSampler
+from pipeline.stages.continuations import SampleSet
+from pipeline.stages.sample import Sampler
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from ray_jobs.actors import Failure, map_shards
 from ray_jobs.ask import ask_shards
 from ray_jobs.progress import Answered

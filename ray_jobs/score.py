@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.config import AuditConfig
-from pipeline.corpus import Shard
-from pipeline.scoring import Scorer
-from pipeline.store import Receipt, Store
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.stages.score import Scorer
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from ray_jobs.actors import Failure, map_shards
 
 

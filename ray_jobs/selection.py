@@ -14,16 +14,17 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, AuditConfig, SelectionConfig
-from pipeline.detectors import adapters_of, parse_detectors
+from pipeline.audit.allocation import KEYS_FILE, trained_on
+from pipeline.audit.blind import blind, blind_sentence, sample_texts
+from pipeline.audit.forecast import resolution
+from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
+from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
+from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
-from pipeline.parts import KEYS_FILE, trained_on
-from pipeline.plan import resolution
-from pipeline.scored import Overlap, Scored, batch_of, find_overlap
-from pipeline.selection.diagnostics import blind, blind_sentence, sample_texts
-from pipeline.selection.methods import NOBODY, Answer, Ask, Asking, Batch, answer, together
-from pipeline.selection.shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
-from pipeline.store import Receipt
+from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer, together
+from pipeline.store.receipts import Receipt
 
 MANY_SHARDS = 512
 

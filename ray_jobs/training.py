@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from pipeline.finetune import TrainingStep
+    from pipeline.training.train import TrainingStep
 
 PROGRESS_SECONDS = 1.0
 MAX_FAILURES = 3
@@ -60,11 +60,11 @@ def _loop(said: dict[str, Any]) -> str | None:
         return None  # the attempt before this one was lost after its last step
     import pyarrow.parquet as pq
 
-    from pipeline.config import ModelConfig
+    from pipeline.config.models import ModelConfig
     from pipeline.errors import UserError
-    from pipeline.finetune import FinetuneConfig, train
-    from pipeline.models import open_model
-    from pipeline.updates import Ranks
+    from pipeline.models.load import open_model
+    from pipeline.training.steps import Ranks
+    from pipeline.training.train import FinetuneConfig, train
 
     os.environ["DS_ACCELERATOR"] = "cuda" if said["gpus"] else "cpu"
     ranks = Ranks.joined()

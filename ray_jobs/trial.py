@@ -15,13 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline import __version__
-from pipeline.config import ModelConfig, Role
-from pipeline.detectors import parse_detectors
+from pipeline.audit.scored import Scored, read_scored
+from pipeline.config.corpus import Role
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.finetune import TrainingStep
-from pipeline.scored import Scored, read_scored
-from pipeline.scoring import fingerprint_of
-from pipeline.store import RunLock, Store
+from pipeline.stages.score import fingerprint_of
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from pipeline.training.train import TrainingStep
 from pipeline.trial import figures, table
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from benchmarks.small_model import save_small_model
-from pipeline.config import ModelConfig
-from pipeline.models import LanguageModel, open_model
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import LanguageModel, open_model
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no error
 hypothesis.settings.load_profile("no deadline")

@@ -32,11 +32,12 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import smollm2
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, UserError
-from pipeline.finetune import FinetuneConfig, train
-from pipeline.models import open_model
-from pipeline.store import Store, read_receipts
+from pipeline.models.load import open_model
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from pipeline.training.train import FinetuneConfig, train
 from pipeline.trial.detection import detection
 from pipeline.trial.table import as_text, audit_row, audit_table
 

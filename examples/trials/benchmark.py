@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.trials.family import Size, from_scratch
-from pipeline.finetune import FinetuneConfig
+from pipeline.training.train import FinetuneConfig
 
 ITEMS = 800
 SIZE = Size(hidden=128, layers=2)

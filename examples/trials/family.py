@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.demo.passages import candidates, distinct
-from pipeline.finetune import FinetuneConfig, TrainingStep, train
+from pipeline.training.train import FinetuneConfig, TrainingStep, train
 
 TEXTS = 1000
 """Passages that the family is trained on."""

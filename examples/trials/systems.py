@@ -14,8 +14,8 @@ import yaml
 from rich.table import Table
 
 from examples.demo.demo import seenset
-from pipeline.config import SelectionConfig
-from pipeline.detectors import parse_detectors
+from pipeline.config.selection import SelectionConfig
+from pipeline.detectors.registry import parse_detectors
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.contaminate import contaminate, plan_contamination
 from pipeline.trial.detection import detection

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.config import DEFAULT_ADAPTER, NAME
-from pipeline.detectors import Detector, Evidence, Needs, detector, variant
+from pipeline.config.training import DEFAULT_ADAPTER
+from pipeline.config.yaml import NAME
+from pipeline.detectors.base import Detector, Evidence, Needs, detector, variant
 from pipeline.detectors.knockoff import base_detector
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pipeline.detectors import Evidence, detector
-from pipeline.passes import GRADIENT
+from pipeline.detectors.base import GRADIENT, Evidence, detector
 
 
 @detector(needs={GRADIENT: frozenset({"norm"})})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.detectors import Detector, Evidence, Needs, detector, parse_detectors
+from pipeline.detectors.base import Detector, Evidence, Needs, detector, parse
 from pipeline.errors import UserError
 
 BASE = "gradient_norm"
@@ -23,7 +23,7 @@ def base_detector(value: Any) -> Detector:
     if isinstance(value, Detector):
         return value
     try:
-        found = parse_detectors([value])
+        found = parse([value])
     except UserError as error:
         raise ValueError(f"must be a detector: {error}") from None
     if len(found) != 1 or any(needed.draw or needed.continued for needed in found[0].needs):

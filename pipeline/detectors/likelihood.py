@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.detectors import Evidence, Needs, detector
-from pipeline.passes import FORWARD, LOWERCASE, REFERENCE, Pass
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Needs, Pass, detector
 
 TINY = 1e-12
 ORDERS = ("0.5", "1", "2", "inf")

@@ -17,14 +17,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pipeline.detectors import Continuations, Evidence, Needs, detector
+from pipeline.detectors.base import Continuations, Continued, Evidence, Needs, Pass, detector
 from pipeline.detectors.knockoff import number_of_draws
 from pipeline.detectors.likelihood import share
-from pipeline.passes import Continued, Pass
 
 Kind = Literal["recall", "precision"]
 CandidateWords = Literal["reference", "all"]
-
 _WORD = re.compile(r"\S+")
 
 

@@ -1,1 +1,1 @@
-"""A model behind an OpenAI-compatible interface: asked within limits, every answer stored as it comes."""
+"""Models behind an API."""

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.corpus import Shard
+from pipeline.corpus.shard import Shard
 from pipeline.endpoint.client import Spent
-from pipeline.store import Receipt, Store, read_receipts, receipt_name
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipts, receipt_name
 
 FOLDERS = {"sample": "samples", "log_probs": "log_probs"}
 """Stages that ask, and where their answers are."""

@@ -22,14 +22,13 @@ import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
-from pipeline.config import EndpointConfig
+from pipeline.config.models import EndpointConfig
 from pipeline.errors import ExitCode, StopError, UserError, nearest
 
 AGAIN = frozenset({408, 409, 425, 429})
 LONGEST_WAIT = 600.0  # seconds; who is told to wait longer comes back another time
 FIRST_REFUSALS = 3  # refused documents, before any answer, that say that all will be refused
 MESSAGE = 200  # characters of an endpoint's words that are shown
-
 Answer = TypeVar("Answer")
 
 

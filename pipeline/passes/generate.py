@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import UserError
-from pipeline.models import LanguageModel, Seq2SeqModel
+from pipeline.models.load import LanguageModel, Seq2SeqModel
 
 BATCH_TOKENS = {"cpu": 1 << 13, "cuda": 1 << 17}  # cached positions at a time, draws times (prompt + new tokens)
 COMPACT = 0.25  # share of finished rows at which a batch is made anew without them
-
 End = Literal["eos", "words", "tokens", "non_finite"]
 
 

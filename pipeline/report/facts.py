@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import ROLES
+from pipeline.config.corpus import ROLES
 from pipeline.errors import UserError
-from pipeline.store import Receipt, Store, read_receipts
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipts
 
 LISTED = 50
 DUPLICATES = "quarantine/duplicate_id.parquet"  # ids that repeat across shards: found after scoring

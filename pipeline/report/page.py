@@ -12,21 +12,22 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from pipeline.config import AuditConfig, CorpusConfig, ModelConfig, SourceConfig
-from pipeline.corpus import Shard
-from pipeline.documents import fetch_texts
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import CorpusConfig, SourceConfig
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.documents import fetch_texts
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.inputs import find_inputs
 from pipeline.report import wording
 from pipeline.report.facts import Listed, Run, Selection, read_run
 from pipeline.report.figures import Drawn, draw
-from pipeline.store import Store
+from pipeline.store.files import Store
 
 EXCERPT = 300
 NOT_AVAILABLE = "text not available"
 CHANGED = "text not available: the file has changed since it was scored"
 _COLUMNS = ("doc_id", "role", "source", "row", "stage", "reason", "message")
-
 _Place = tuple[str, int]
 
 

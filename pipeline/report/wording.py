@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from pipeline.config import ESTIMATING
+from pipeline.config.selection import ESTIMATING
 from pipeline.report.facts import Run, Selection
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.step_up import calibration_needed
@@ -17,7 +17,6 @@ _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cann
 
 
 _ABOUT_POWER = {"resolution"}  # what can be found at all; a bad one takes nothing from what was found
-
 Verdict = Literal["failed", "limited", "passed", "noted"]
 
 

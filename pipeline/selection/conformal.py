@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.config import Direction
+from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.selection.grid import Grid
 

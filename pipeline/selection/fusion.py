@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.config import Direction
+from pipeline.config.selection import Direction
 from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.floats import BINS, MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper, value_of
+from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import step_up
-from pipeline.selection.summary import RankCounts
+from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper, value_of
 
 Weights = Literal["rejections", "equal", "random", "max"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config import Direction
+from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Ties, calibrate, ranks
 from pipeline.selection.grid import Grid

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, Role, SelectionConfig
-from pipeline.selection.methods import NOBODY, Answer, Ask, Batch, answer, together
+from pipeline.config.corpus import Role
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.selection.engine import NOBODY, Answer, Ask, Batch, answer, together
 
 
 @dataclass(frozen=True, slots=True, eq=False)

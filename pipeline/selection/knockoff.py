@@ -15,8 +15,8 @@ from fractions import Fraction
 import numpy as np
 from scipy.stats import binom, binomtest
 
-from pipeline.selection.floats import BINS, MOST_BINS, HighCounts, LowCounts, value_of
 from pipeline.selection.fusion import Cut
+from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, value_of
 
 GROUPS = 10
 LEAST_IN_GROUP = 10

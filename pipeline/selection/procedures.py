@@ -14,9 +14,9 @@ from fractions import Fraction
 from pipeline.errors import UserError, nearest
 from pipeline.selection import proportion
 from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.promises import Guarantee, terms_of
+from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, harmonic_bound, step_up
-from pipeline.selection.summary import RankCounts
-from pipeline.selection.terms import Guarantee, terms_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.selection.summary import RankCounts
+from pipeline.selection.rank_counts import RankCounts
 
 MIN_BANDWIDTH = 1e-3
 MAX_BANDWIDTH = 1.0

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from pipeline.selection.grid import Grid
-from pipeline.selection.summary import RankCounts
+from pipeline.selection.rank_counts import RankCounts
 
 EXACT_HARMONIC = 128
 EULER_GAMMA = 0.5772156649015329

@@ -10,25 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from pipeline.config import (
-    NULL_ROLE,
-    SOUGHT_ROLE,
-    TWO_SIDED,
-    AuditConfig,
-    DetectorEntry,
-    FinetuneConfig,
-    FsdConfig,
-    ModelConfig,
-    ParaphraserConfig,
-    ResourcesConfig,
-    Role,
-    SelectionConfig,
-    SourceConfig,
-    TransformConfig,
-    build_config,
-)
+from pipeline.audit.description import build_config
+from pipeline.config.audit import AuditConfig, DetectorEntry, ResourcesConfig
+from pipeline.config.corpus import Role, SourceConfig, TransformConfig
+from pipeline.config.models import ModelConfig, ParaphraserConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.config.training import FinetuneConfig, FsdConfig
+from pipeline.config.yaml import Section, build, read_mapping, set_at
 from pipeline.errors import UserError
-from pipeline.settings import Section, build, read_mapping, set_at
 
 KNOWN_SHARE = 1 / 3
 """Share of all documents that calibrate, where the trial does not say and a selection needs them."""

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.config import ModelConfig
-from pipeline.finetune import FinetuneConfig, TrainingStep, train
-from pipeline.models import fingerprint_model, open_model
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import fingerprint_model, open_model
+from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.documents import Documents
 from pipeline.trial.splits import choose_trained

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import AuditConfig, CorpusConfig
-from pipeline.corpus import number_rows
-from pipeline.documents import read_shard, text_keys
+from pipeline.audit.plan import make_plan
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import CorpusConfig
+from pipeline.corpus.documents import read_shard, text_keys
+from pipeline.corpus.families import families
+from pipeline.corpus.shards import number_rows
+from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
-from pipeline.partition import families
-from pipeline.plan import make_plan
-from pipeline.transforms import transform
 from pipeline.trial.config import TrialConfig
 
 MIN_WORDS = 2

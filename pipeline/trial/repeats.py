@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import Role, SelectionConfig
+from pipeline.config.corpus import Role
+from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
 from pipeline.trial.config import TrialConfig

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.config import Role
+from pipeline.config.corpus import Role
+from pipeline.corpus.families import draw
 from pipeline.errors import UserError
-from pipeline.partition import draw
 from pipeline.trial.config import Amount, SplitConfig
 
 _CONTAMINATION, _REPEAT = 1, 2

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Column, Table
 
-from pipeline.config import ESTIMATING, SelectionConfig
+from pipeline.config.selection import ESTIMATING, SelectionConfig
 from pipeline.trial.detection import RATES, UNDEFINED, Detection, Estimate
 from pipeline.trial.intervals import mean_interval
 

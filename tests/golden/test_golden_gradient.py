@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from pipeline.models import tokenize
+from pipeline.models.tokens import tokenize
 from pipeline.passes.gradient import coverage, gradient_norms
 
 
@@ -17,7 +17,7 @@ def test_gradient_norms_are_the_golden_ones(smollm2, shared_folder):
     for row in golden:
         lines = (shared_folder / f"data/wikimia/{row['length']}.jsonl").read_text(encoding="utf-8").splitlines()
         texts.append(json.loads(lines[row["row"]])["input"])
-    ids = [tokens.ids for tokens in tokenize(smollm2, texts, 1024)]
+    ids = [tokens.ids for tokens in tokenize(smollm2.tokenizer, texts, 1024)]
     assert coverage(smollm2.model).method == "batched"
     found = torch.cat([gradient_norms(smollm2, ids[start : start + 4]) for start in range(0, len(ids), 4)])
     expected = torch.tensor([row["gradient_norm"] for row in golden], dtype=torch.float64)

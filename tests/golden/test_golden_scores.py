@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
-from pipeline.detectors import Evidence, parse_detectors, plan_passes
-from pipeline.models import tokenize
+from pipeline.detectors.base import Evidence
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 
 SHARES = [0.1, 0.2, 0.3, 0.5, 1.0]
@@ -32,7 +33,7 @@ def golden(shared_folder):
 
 
 def test_token_counts_are_the_golden_ones(smollm2, golden):
-    found = tokenize(smollm2, [row["text"] for row in golden], 1024)
+    found = tokenize(smollm2.tokenizer, [row["text"] for row in golden], 1024)
     assert [len(tokens.ids) for tokens in found] == [row["n_tokens"] for row in golden]
 
 
@@ -46,7 +47,9 @@ def test_scores_agree_with_the_golden_values_whatever_the_batch(smollm2, golden,
         found = {}
         for needed, statistics in plan_passes(detectors).items():
             asked = [text.lower() for text in texts] if needed.text == "lowercase" else texts
-            found[needed] = forward(smollm2, [tokens.ids for tokens in tokenize(smollm2, asked, 1024)], statistics)
+            found[needed] = forward(
+                smollm2, [tokens.ids for tokens in tokenize(smollm2.tokenizer, asked, 1024)], statistics
+            )
         scores.append(torch.stack([detector.score(Evidence(texts, found)) for detector in detectors], dim=1))
     whole = torch.cat(scores)
     for index, detector in enumerate(detectors):

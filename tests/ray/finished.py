@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from pipeline.config import load_config
-from pipeline.store import Store, read_receipts
+from pipeline.audit.description import load_config
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 

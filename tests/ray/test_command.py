@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from made_up import sentence
 
-from pipeline.store import RunLock, Store, read_receipts
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]

@@ -19,17 +19,20 @@ from finished import rows, run
 from made_up import sentence
 from openai_server import openai_server
 
-from pipeline.config import ModelConfig, load_config
-from pipeline.detectors import Evidence, parse_detectors
+from pipeline.audit.description import load_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
+from pipeline.detectors.registry import parse_detectors
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError, UserError
-from pipeline.models import open_model, tokenize
-from pipeline.passes import FORWARD, LOWERCASE, REFERENCE
+from pipeline.models.load import open_model
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
-from pipeline.plan import make_plan
-from pipeline.samples import sample_sets, stage_fingerprint
-from pipeline.store import Receipt, Store
+from pipeline.stages.continuations import sample_sets, stage_fingerprint
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from ray_jobs import ask
 from ray_jobs.cli import main
 from ray_jobs.sample import sample
@@ -178,7 +181,7 @@ def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weight
     lm = open_model(ModelConfig(path=str(tiny_model_folder)))
 
     def read(text: str) -> TokenStatistics:
-        return forward(lm, [tokenize(lm, [text], 512)[0].ids], frozenset())
+        return forward(lm, [tokenize(lm.tokenizer, [text], 512)[0].ids], frozenset())
 
     detectors = ["loss", "zlib", "lowercase", "min_k", "reference"]
     with openai_server(log_probs=lambda text: read(text).log_prob[0].tolist(), way=way) as server:

@@ -15,12 +15,12 @@ import pytest
 from made_up import sentence
 from safetensors.torch import load_file
 
-from pipeline.adapters import RECORD
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.finetune import FinetuneConfig, train
-from pipeline.models import open_model
-from pipeline.store import Store
+from pipeline.models.adapters import RECORD
+from pipeline.models.load import open_model
+from pipeline.store.files import Store
+from pipeline.training.train import FinetuneConfig, train
 from ray_jobs import finetune
 from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
 

@@ -13,11 +13,12 @@ from made_up import sentence, write_jsonl
 from rich.console import Console
 from tiny_t5 import save_tiny_t5
 
-from pipeline.adapters import RECORD
-from pipeline.config import ModelConfig
-from pipeline.documents import text_keys
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.documents import text_keys
 from pipeline.errors import UserError
-from pipeline.models import open_model, tokenize
+from pipeline.models.adapters import RECORD
+from pipeline.models.load import open_model
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial
 from ray_jobs.adapters import shared

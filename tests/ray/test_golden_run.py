@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipeline.config import build_config
-from pipeline.store import Store, read_receipts
+from pipeline.audit.description import build_config
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 

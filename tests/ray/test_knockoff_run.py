@@ -15,9 +15,10 @@ from made_up import sentence
 from tiny_t5 import save_tiny_t5
 
 from benchmarks.small_model import save_small_model
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models import open_model, tokenize
+from pipeline.models.load import open_model
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from ray_jobs.cli import main
 

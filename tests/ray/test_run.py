@@ -16,9 +16,12 @@ from finished import rows, run
 from made_up import sentence, write_audit, write_jsonl
 from rich.console import Console
 
-from pipeline.config import AuditConfig, load_config
+from pipeline.audit.description import load_config
+from pipeline.config.audit import AuditConfig
 from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
-from pipeline.store import RunLock, Store, read_receipts
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import Outcome, run_audit, run_status, select_again
 from ray_jobs.progress import Reporter
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_model import WORDS
-from pipeline.config import build_config
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan, settle
 from pipeline.errors import UserError
-from pipeline.plan import make_plan, settle
-from pipeline.scoring import STAGE, Scorer, fingerprint_of
-from pipeline.store import Store
+from pipeline.stages.score import STAGE, Scorer, fingerprint_of
+from pipeline.store.files import Store
 from ray_jobs import selection as job
 from ray_jobs.audit import select_again
 

@@ -13,7 +13,7 @@ import yaml
 from made_up import sentence, write_jsonl
 from rich.console import Console
 
-from pipeline import finetune
+from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
 from ray_jobs import progress
 from ray_jobs.cli import main
@@ -194,7 +194,7 @@ class Interrupting(Console):
 def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
     make_trial: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(train_module, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     settings = {
         "sweep": {"selections.0.alpha": [0.1, 0.2, 0.3]},

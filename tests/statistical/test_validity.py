@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from simulation import Estimate, Percentiles, Setting, beta, draw, gaussian, simulate
 
-from pipeline.config import Direction
+from pipeline.config.selection import Direction
 from pipeline.selection import TERMS, RankCounts, calibrate, decide, ranks, strict
 
 ALPHA = Fraction(1, 10)

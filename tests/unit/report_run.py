@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import AuditConfig
-from pipeline.corpus import number_rows, plan_shards
-from pipeline.inputs import find_inputs
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.selection import Decision, RankCounts, calibrate, decide, minimum_selectable, ranks, strict
-from pipeline.store import Receipt, Store, write_receipt
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, write_receipt
 
 SCRIPT = "<script>alert('selected')</script><img src=http://evil.example/x onerror=alert(1)>"
 SECRET = "Harvest of the unlikely orchard"

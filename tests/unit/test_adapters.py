@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.small_model import WORDS, save_small_model
-from pipeline.adapters import RECORD, linear_modules
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.finetune import FinetuneConfig, TrainingStep, batch_loss, encode, train
-from pipeline.models import LanguageModel, fingerprint_model, open_model
+from pipeline.models.adapters import RECORD
+from pipeline.models.load import LanguageModel, fingerprint_model, open_model
+from pipeline.training.adapter import linear_modules
+from pipeline.training.train import FinetuneConfig, TrainingStep, batch_loss, encode, train
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4, seed=3)
@@ -186,7 +187,7 @@ ODD = TEXTS[:21]
 def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     from torch import distributed
 
-    from pipeline.updates import Ranks
+    from pipeline.training.steps import Ranks
 
     distributed.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=size)
     for method in SHARED:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import build_config, load_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.errors import UserError
 
 

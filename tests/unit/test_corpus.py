@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from pipeline.config import AuditConfig, SourceConfig
-from pipeline.corpus import Shard, number_rows, plan_shards
-from pipeline.documents import Document, fetch_texts, read_shard, text_keys
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import SourceConfig
+from pipeline.corpus.documents import Document, fetch_texts, read_shard, text_keys
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.errors import UserError
-from pipeline.inputs import find_inputs
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
 

@@ -10,9 +10,9 @@ import zlib
 import pytest
 import torch
 
-from pipeline.detectors import Evidence, parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
+from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
-from pipeline.passes import FORWARD, LOWERCASE, REFERENCE
 from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
 
 COUNTS = (12, 1, 7)

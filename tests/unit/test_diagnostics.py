@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeline.selection.diagnostics import blind, blind_sentence
+from pipeline.audit.blind import blind, blind_sentence
 
 WORDS = [f"word{i}" for i in range(400)]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openai_server import openai_server
 
-from pipeline.config import EndpointConfig
+from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import (
     Endpoint,
     Fault,

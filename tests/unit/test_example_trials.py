@@ -22,7 +22,7 @@ from examples.trials.benchmark import (
 )
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.systems import columns_of
-from pipeline.finetune import FinetuneConfig
+from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import choose_trained, split
 

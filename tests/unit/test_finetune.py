@@ -12,19 +12,11 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipeline import finetune
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.finetune import (
-    RECORD,
-    FinetuneConfig,
-    TrainingStep,
-    batch_loss,
-    batches_of_an_epoch,
-    encode,
-    train,
-)
-from pipeline.models import open_model
+from pipeline.models.load import open_model
+from pipeline.training import train as train_module
+from pipeline.training.train import RECORD, FinetuneConfig, TrainingStep, batch_loss, batches_of_an_epoch, encode, train
 
 WORDS = [f"w{i}" for i in range(60)]
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i in range(24)]
@@ -144,7 +136,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, tokenizer: Any) -
 def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes(
     tmp_path: Path, tokenizer: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(train_module, "CHECKPOINT_SECONDS", 0.0)
     config = CONFIG.model_copy(update={"method": method})
     train(build_model(), tokenizer, TEXTS, config, tmp_path / "whole")
 
@@ -166,7 +158,7 @@ def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes(
 def test_a_checkpoint_of_other_work_is_not_taken_up(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(train_module, "CHECKPOINT_SECONDS", 0.0)
 
     def kill(step: TrainingStep) -> None:
         raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
 from pipeline.passes import forward as module
 from pipeline.passes.forward import STATISTICS, forward
 

@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from benchmarks.small_model import WORDS, save_small_model
-from pipeline.config import FinetuneConfig, ModelConfig
-from pipeline.detectors import Evidence, parse_detectors, plan_passes
+from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig
+from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass
+from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
-from pipeline.finetune import train
-from pipeline.models import LanguageModel, fingerprint_model, open_model, tokenize
-from pipeline.passes import FORWARD, LOWERCASE, Pass
+from pipeline.models.load import LanguageModel, fingerprint_model, open_model
+from pipeline.models.switching import Adapters
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
-from pipeline.switching import Adapters
+from pipeline.training.train import train
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(12)]
 KINDS = {"lora": {}, "ia3": {}, "adalora": {}, "narrow": {"method": "lora", "target_modules": ["q_proj", "down_proj"]}}
@@ -35,7 +37,7 @@ def adapters(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def log_probs(lm: LanguageModel) -> torch.Tensor:
-    ids = [entry.ids for entry in tokenize(lm, TEXTS, 64)]
+    ids = [entry.ids for entry in tokenize(lm.tokenizer, TEXTS, 64)]
     return forward(lm, ids, frozenset({"log_prob"})).log_prob
 
 
@@ -58,7 +60,7 @@ def test_adapters_on_and_off_in_one_model_equal_separate_models(
         assert torch.equal(log_probs(one), plain)
     with pytest.raises(RuntimeError), switched.on("lora"):
         raise RuntimeError
-    ids = [entry.ids for entry in tokenize(one, TEXTS, 64)]
+    ids = [entry.ids for entry in tokenize(one.tokenizer, TEXTS, 64)]
     assert torch.equal(gradient_norms(one, ids), gradient_norms(open_model(config), ids))
 
 
@@ -86,7 +88,7 @@ def test_fsd_is_the_score_without_the_adapter_less_the_score_with_it(
     for needed, statistics in passes.items():
         texts = TEXTS if needed.text == "plain" else [text.upper() for text in TEXTS]
         with switched.on(needed.adapter):
-            found[needed] = forward(one, [entry.ids for entry in tokenize(one, texts, 64)], statistics)
+            found[needed] = forward(one, [entry.ids for entry in tokenize(one.tokenizer, texts, 64)], statistics)
     evidence = Evidence(TEXTS, found)
     for detector in detectors:
         base = detector.arguments["base"]

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.selection import RankCounts, calibrate, ranks
-from pipeline.selection.floats import MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper
 from pipeline.selection.fusion import (
     Cut,
     candidate_bins,
@@ -28,6 +27,7 @@ from pipeline.selection.fusion import (
     weights,
 )
 from pipeline.selection.split import Sample, halves, shuffled
+from pipeline.selection.value_counts import MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper
 
 TENTH = Fraction(1, 10)
 ONE_BITS = 0x3F800000

@@ -33,7 +33,7 @@ from transformers.generation.logits_process import (
 )
 
 from pipeline.errors import UserError
-from pipeline.models import LanguageModel, Seq2SeqModel
+from pipeline.models.load import LanguageModel, Seq2SeqModel
 from pipeline.passes.generate import Prompt, Sampling, continuations, sample, whole_words
 
 SIZES = {

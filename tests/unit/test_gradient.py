@@ -34,14 +34,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from pipeline.config import AuditConfig
-from pipeline.detectors import Evidence, parse_detectors, plan_passes
-from pipeline.models import LanguageModel
-from pipeline.passes import GRADIENT, gradient_head
+from pipeline.audit.forecast import forecast
+from pipeline.audit.plan import make_plan
+from pipeline.config.audit import AuditConfig
+from pipeline.detectors.base import GRADIENT, Evidence
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.models.load import LanguageModel
+from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage, gradient_norms
-from pipeline.plan import forecast, make_plan
-from pipeline.scoring import Scorer, fingerprint_of
-from pipeline.store import Store
+from pipeline.stages.score import Scorer, fingerprint_of
+from pipeline.store.files import Store
 
 COVERED = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),

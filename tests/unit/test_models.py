@@ -13,17 +13,17 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, T5EncoderModel
 
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models import (
+from pipeline.models.load import (
     LanguageModel,
     Seq2SeqModel,
     check_model,
     fingerprint_model,
     open_model,
     open_paraphraser,
-    tokenize,
 )
+from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice.", ""]
@@ -257,7 +257,7 @@ def test_a_fingerprint_is_of_the_content_and_not_of_the_place(folder, tiny_model
 
 def test_tokens_beyond_the_limit_are_cut_and_the_kept_text_is_known(tiny):
     for limit in range(1, 30):
-        for text, tokens in zip(TEXTS, tokenize(tiny, TEXTS, limit), strict=True):
+        for text, tokens in zip(TEXTS, tokenize(tiny.tokenizer, TEXTS, limit), strict=True):
             whole = tiny.tokenizer(text)["input_ids"]
             assert tokens.ids == whole[:limit]
             assert tokens.truncated == (len(whole) > limit)
@@ -271,5 +271,5 @@ def test_tokens_beyond_the_limit_are_cut_and_the_kept_text_is_known(tiny):
 
 
 def test_an_opened_model_can_be_asked(tiny):
-    ids = [tokens.ids for tokens in tokenize(tiny, TEXTS[:2], 64)]
+    ids = [tokens.ids for tokens in tokenize(tiny.tokenizer, TEXTS[:2], 64)]
     assert (forward(tiny, ids, frozenset({"log_prob"})).log_prob <= 0).all()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.config import ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models import LanguageModel, Seq2SeqModel, open_model, open_paraphraser
-from pipeline.paraphrasing import (
+from pipeline.models.load import LanguageModel, Seq2SeqModel, open_model, open_paraphraser
+from pipeline.passes.generate import Sampling
+from pipeline.passes.paraphrase import (
     Draws,
     Failure,
     ParaphraseSettings,
@@ -18,7 +19,6 @@ from pipeline.paraphrasing import (
     piece_limit,
     split,
 )
-from pipeline.passes.generate import Sampling
 
 TEMPLATE = "{% for m in messages %}<eos>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}\n{{ date_string }}\nassistant\n"
 WORDS = ("stone", "music", "paper", "garden", "village")

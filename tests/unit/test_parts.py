@@ -13,13 +13,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.small_model import WORDS
-from pipeline.config import AuditConfig, build_config
-from pipeline.documents import text_keys
+from pipeline.audit.allocation import Parts, divide
+from pipeline.audit.description import build_config
+from pipeline.audit.forecast import forecast
+from pipeline.audit.plan import make_plan
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.documents import text_keys
 from pipeline.errors import UserError
-from pipeline.parts import Parts, divide
-from pipeline.plan import forecast, make_plan
-from pipeline.scoring import Scorer, fingerprint_of
-from pipeline.store import Store
+from pipeline.stages.score import Scorer, fingerprint_of
+from pipeline.store.files import Store
 
 
 def write(path: Path, texts: Sequence[str], groups: Sequence[str] | None = None) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import build_config
-from pipeline.plan import forecast, make_plan
+from pipeline.audit.description import build_config
+from pipeline.audit.forecast import forecast
+from pipeline.audit.plan import make_plan
 
 
 def outlook(tmp_path: Path, known: int | None = 100, **selection: Any) -> dict[str, Any]:

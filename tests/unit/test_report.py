@@ -23,7 +23,7 @@ from pipeline.report import write_report
 from pipeline.report.facts import Ranks, ScoreCounts, Selection, read_run
 from pipeline.report.figures import MAX_POINTS, _slope, _thinned, draw
 from pipeline.report.wording import visible
-from pipeline.store import Store
+from pipeline.store.files import Store
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

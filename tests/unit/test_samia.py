@@ -8,12 +8,12 @@ import zlib
 
 import pytest
 
-from pipeline.detectors import Continuations, Evidence, parse_detectors, plan_passes, sampled_of
+from pipeline.corpus.documents import Document
+from pipeline.detectors.base import Continuations, Continued, Evidence
+from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
-from pipeline.documents import Document
-from pipeline.models import count_words
-from pipeline.passes import Continued
-from pipeline.samples import cut
+from pipeline.models.tokens import count_words
+from pipeline.stages.continuations import cut
 
 REFERENCE = "the cat sat on the mat"
 

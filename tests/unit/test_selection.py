@@ -18,7 +18,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import false_discovery_control
 from statsmodels.stats.multitest import multipletests
 
-from pipeline.config import SelectionConfig
+from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection import (
     GUARANTEES,

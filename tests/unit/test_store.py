@@ -13,9 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline import store as store_module
 from pipeline.errors import BusyError, ExitCode, UserError
-from pipeline.store import Receipt, RunLock, Store, lock_is_live, read_receipts, write_receipt
+from pipeline.store import lock as lock_module
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock, lock_is_live
+from pipeline.store.receipts import Receipt, read_receipts, write_receipt
 
 
 def receipt(shard: str = "audit-000000", data: str = "scores/a.parquet", n_in: int = 3) -> Receipt:
@@ -110,7 +112,7 @@ def test_another_hosts_lock_is_live_while_its_heart_beats(store: Store) -> None:
 
 
 def test_a_driver_whose_lock_was_taken_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.05)
     store = Store(str(tmp_path))
     with RunLock(store) as lock:
         store.write_json("lock.json", {"owner": "another"})

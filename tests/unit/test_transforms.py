@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import TransformConfig
-from pipeline.transforms import transform
+from pipeline.config.corpus import TransformConfig
+from pipeline.corpus.transforms import transform
 
 REMOVE = TransformConfig(dates="remove")
 REPLACE = TransformConfig(dates="replace_year", year=2000)

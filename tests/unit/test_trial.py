@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from pipeline.config import SelectionConfig
+from pipeline.config.selection import SelectionConfig
+from pipeline.corpus.families import draw, families
 from pipeline.errors import UserError
-from pipeline.partition import draw, families
 from pipeline.selection.in_memory import Scores
 from pipeline.trial import figures
 from pipeline.trial.config import SplitConfig, build_trial

@@ -1,0 +1,1 @@
+"""One audit, from description to answer."""

@@ -1,0 +1,250 @@
+"""Which of the known documents the adapters of a run are trained on, and which calibrate: never both.
+
+A part is drawn at random by the run's seed, and documents that share their first 8 normalised words stay together:
+corpora hold the same article cut to several lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ROLES, CorpusConfig, Role
+from pipeline.config.models import weights_of
+from pipeline.config.training import AdapterConfig, FinetuneConfig
+from pipeline.corpus.documents import Document, read_shard, text_keys
+from pipeline.corpus.families import draw, families
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import plan_shards
+from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.errors import UserError, nearest
+from pipeline.models.tokens import open_tokenizer, tokenize
+
+KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
+KEYS_FILE = "adapters/documents.parquet"
+"""Of a run directory: the keys of the documents that adapters were trained on."""
+
+KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("prefix_key", pa.int64())])
+OWN_CORPUS = "its own corpus"
+_PART = 3  # the stream of random numbers that parts are drawn from
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The documents that one adapter is trained on, and how."""
+
+    settings: AdapterConfig
+    training: FinetuneConfig
+    texts: list[str]
+    text_key: np.ndarray  # int64, (documents,)
+    prefix_key: np.ndarray  # int64, (documents,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """How the known documents of a run are divided."""
+
+    adapters: dict[str, Part]  # by name
+    calibration: dict[Role, np.ndarray]  # text keys of the documents that share no first words with any part; int64
+
+    def keys(self) -> pa.Table:
+        """The keys of all parts (`KEYS_SCHEMA`)."""
+        tables = []
+        for name, part in self.adapters.items():
+            names = pa.array([name] * part.text_key.size, pa.string())
+            tables.append(pa.table([names, part.text_key, part.prefix_key], schema=KEYS_SCHEMA))
+        return pa.concat_tables(tables) if tables else KEYS_SCHEMA.empty_table()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pool:
+    """The usable documents of one role or corpus, in the order of the files."""
+
+    name: str  # corpus.unseen
+    shards: tuple[Shard, ...]
+    text_key: np.ndarray  # int64, (documents,)
+    prefix_key: np.ndarray  # int64, (documents,)
+    groups: list[str | None]
+    free: np.ndarray  # bool, (documents,), that may be trained on
+
+
+def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
+    """Draw the part of every adapter that the detectors need.
+
+    The same documents, seed and settings of an adapter give the same part, whatever other adapters there are. With
+    `overlap: drop` no part has a document that is audited too, for which all audited documents are read here.
+
+    Args:
+        config: of the audit.
+        shards: of the audit.
+
+    Raises:
+        UserError: too few documents to split, an unknown group, or a bad file of an adapter's own corpus.
+    """
+    names = adapters_of(parse_detectors(config.detectors))
+    if not names:
+        return Parts({}, {})
+    known = {
+        role: _read(f"corpus.{role}", [shard for shard in shards if shard.role == role])
+        for role in KNOWN
+        if getattr(config.corpus, role) is not None
+    }
+    tokenizer = open_tokenizer(weights_of(config.model))
+    asked = {name: config.fsd.adapter(name) for name in names}
+    own = {name: _own_corpus(config, settings, name) for name, settings in asked.items() if not settings.roles}
+    if config.overlap == "drop":
+        _free_of_audited([*known.values(), *own.values()], shards)
+    adapters: dict[str, Part] = {}
+    for name, settings in asked.items():
+        pools = [known[role] for role in settings.roles] or [own[name]]
+        drawn = [_draw(pool, settings, place, name, config.seed) for place, pool in enumerate(pools)]
+        cut = min(config.max_tokens, settings.max_tokens)
+        texts = [text for pool, chosen in zip(pools, drawn, strict=True) for text in _texts(pool, chosen)]
+        tokens = tokenize(tokenizer, texts, cut)
+        long_enough = np.array([len(entry.ids) > 1 for entry in tokens], dtype=bool)
+        texts = [text for text, usable in zip(texts, long_enough, strict=True) if usable]
+        if not texts:
+            raise UserError(f"fsd adapter {name}: none of its documents has 2 tokens, which training needs")
+        keys = [
+            np.concatenate([getattr(pool, key)[chosen] for pool, chosen in zip(pools, drawn, strict=True)])[long_enough]
+            for key in ("text_key", "prefix_key")
+        ]
+        adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, *keys)
+    return Parts(adapters, _calibration(known, adapters))
+
+
+def trained_on(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
+    """Which documents an adapter was trained on, or on others that begin alike.
+
+    Args:
+        text_key: int64, (documents,).
+        prefix_key: int64, (documents,).
+        keys: of the parts (`KEYS_SCHEMA`).
+
+    Returns:
+        bool, (documents,).
+    """
+    same = np.isin(text_key, keys["text_key"].to_numpy())
+    return np.asarray(same | np.isin(prefix_key, keys["prefix_key"].to_numpy()))
+
+
+def hashes(keys: np.ndarray) -> list[str]:
+    """Keys of texts as the manifest lists them: 16 hexadecimal digits of BLAKE2b over the normalised text."""
+    return [f"{key:016x}" for key in keys.astype(np.int64).view(np.uint64).tolist()]
+
+
+def _calibration(known: dict[Role, _Pool], adapters: dict[str, Part]) -> dict[Role, np.ndarray]:
+    taken = Parts(adapters, {}).keys()
+    left = {role: pool.text_key[~trained_on(pool.text_key, pool.prefix_key, taken)] for role, pool in known.items()}
+    for role, keys in left.items():
+        if not keys.size:
+            raise UserError(
+                f"the fsd adapters {', '.join(adapters)} leave none of corpus.{role}'s "
+                f"{known[role].text_key.size} documents to calibrate on: fine-tune on fewer"
+            )
+    return left
+
+
+def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int) -> np.ndarray:
+    """Positions of the documents that an adapter takes from the pool at a place of its roles, ascending."""
+    allowed, whose = pool.free, ""
+    if settings.group is not None:
+        whose = f" of group {settings.group!r}"
+        allowed = allowed & np.array([group == settings.group for group in pool.groups], dtype=bool)
+        if not allowed.any():
+            found = sorted({group for group in pool.groups if group is not None})
+            if not found:
+                raise UserError(f"fsd adapter {name}: group {settings.group!r} needs {pool.name}.group, a column")
+            raise UserError(
+                f"fsd adapter {name}: no document of group {settings.group!r} in {pool.name}; "
+                f"{nearest(settings.group, found[:20])}"
+            )
+    have = int(allowed.sum())
+    count = settings.count(have, place)
+    left = 1 if settings.corpus is None else 0
+    if count + left > have:
+        raise too_few(name, pool.name, have, count, left, whose)
+    chosen = draw(allowed, families(pool.prefix_key), count, np.random.default_rng([seed, _PART]))
+    if not chosen.any():
+        raise UserError(
+            f"fsd adapter {name}: documents of {pool.name} that begin with the same 8 words must stay together, and "
+            f"they are never as few as {count}"
+        )
+    return np.flatnonzero(chosen)
+
+
+def too_few(name: str, source: str, have: int, count: int, left: int, whose: str = "") -> UserError:
+    """The error of an adapter that asks for more documents than there are, `left` of which are to be left."""
+    tail = ", so that at least one is left to calibrate on" if left else ""
+    return UserError(
+        f"fsd adapter {name}: {source} has {have} documents{whose}, fine-tuning on {count} needs {count + left}{tail}"
+    )
+
+
+def own_inputs(config: AuditConfig, settings: AdapterConfig, name: str) -> list[Shard]:
+    """The shards of an adapter's own corpus.
+
+    Raises:
+        UserError: no such file, column or kind of file.
+    """
+    assert settings.corpus is not None
+    asked = config.model_copy(update={"corpus": CorpusConfig(audit=settings.corpus)})
+    try:
+        return plan_shards(asked, find_inputs(asked))
+    except UserError as error:
+        raise UserError(f"{_where(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
+
+
+def _where(config: AuditConfig, name: str) -> str:
+    return f"fsd.adapters.{name}.corpus" if name in config.fsd.adapters else "fsd.corpus"
+
+
+def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Pool:
+    shards, where = own_inputs(config, settings, name), _where(config, name)
+    try:
+        return _read(where, shards)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _read(name: str, shards: Sequence[Shard]) -> _Pool:
+    shards = tuple(shards)
+    keys: list[tuple[int, int]] = []
+    groups: list[str | None] = []
+    for document in _documents(shards):
+        keys.append(text_keys(document.text))
+        groups.append(document.group)
+    found = np.array(keys, dtype=np.int64).reshape(-1, 2)
+    return _Pool(name, shards, found[:, 0].copy(), found[:, 1].copy(), groups, np.ones(len(found), dtype=bool))
+
+
+def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
+    """Mark what is an audited document too, by its text or its first words. Memory grows with the pools alone."""
+    texts = {key for pool in pools for key in pool.text_key.tolist()}
+    prefixes = {key for pool in pools for key in pool.prefix_key.tolist()}
+    audited_texts, audited_prefixes = set(), set()
+    for document in _documents([shard for shard in shards if shard.role == "audit"]):
+        text, prefix = text_keys(document.text)
+        audited_texts |= {text} & texts
+        audited_prefixes |= {prefix} & prefixes
+    for pool in pools:
+        shared = np.isin(pool.text_key, list(audited_texts)) | np.isin(pool.prefix_key, list(audited_prefixes))
+        pool.free[shared] = False
+
+
+def _documents(shards: Sequence[Shard]) -> Iterator[Document]:
+    """The documents that can be read, good ones only."""
+    for shard in shards:
+        yield from (document for document in read_shard(shard) if document.problem is None)
+
+
+def _texts(pool: _Pool, chosen: np.ndarray) -> Iterator[str]:
+    wanted = set(chosen.tolist())
+    for position, document in enumerate(_documents(pool.shards)):
+        if position in wanted:
+            yield document.text

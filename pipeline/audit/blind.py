@@ -1,0 +1,124 @@
+"""Can the guarantee be believed here? Tests of its assumptions on the documents at hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.shard import Shard
+
+SAMPLE = 5_000
+SHARDS = 25
+CHARACTERS = 20_000
+FOLDS = 5
+FEATURES = 1 << 16
+TOLERANCE = 0.03
+Z99 = 2.5758293035489004
+LEAST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """How well the words alone tell calibration documents from audited ones."""
+
+    auc: float  # held out, in [0, 1]
+    low: float  # of the 99% interval
+    high: float
+    n_calibration: int  # documents that were compared
+    n_audit: int
+
+    @property
+    def ok(self) -> bool:
+        """False when the interval lies above 0.5 by more than TOLERANCE; held out, below 0.5 is chance."""
+        return self.low <= 0.5 + TOLERANCE
+
+
+def blind(calibration: Sequence[str], audit: Sequence[str], seed: int) -> Blind | None:
+    """A classifier that never saw the model tries to tell calibration from audited documents.
+
+    Hashed bag of words, logistic regression, AUC of out-of-fold predictions, 99% interval by Hanley & McNeil (1982).
+    Members and non-members that differ in words only by chance leave it at 0.5, whatever the share of members.
+    None with fewer than 20 documents on either side: such a test could not fail.
+
+    Args:
+        calibration: texts of the null role.
+        audit: texts of the audited documents.
+        seed: of the folds.
+    """
+    if min(len(calibration), len(audit)) < LEAST:
+        return None
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    texts = [text[:CHARACTERS] for text in (*calibration, *audit)]
+    labels = np.r_[np.zeros(len(calibration), dtype=int), np.ones(len(audit), dtype=int)]
+    words = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2").transform(texts)
+    model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
+    guesses = cross_val_predict(model, words, labels, cv=folds, method="decision_function")
+    auc = float(roc_auc_score(labels, guesses))
+    error = Z99 * _hanley_mcneil(auc, len(audit), len(calibration))
+    return Blind(auc, max(0.0, auc - error), min(1.0, auc + error), len(calibration), len(audit))
+
+
+def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
+    """Standard error of an AUC (Hanley & McNeil 1982, eq. 1), at least that of an AUC one document from the end."""
+    a = min(max(auc, 1 / (positives + negatives)), 1 - 1 / (positives + negatives))
+    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
+    spread = a * (1 - a) + (positives - 1) * (q1 - a * a) + (negatives - 1) * (q2 - a * a)
+    return math.sqrt(max(spread, 0.0) / (positives * negatives))
+
+
+def blind_sentence(found: Blind | None, role: str) -> dict[str, Any]:
+    """The diagnostic as summary.json and the report show it."""
+    if found is None:
+        sentence = f"Fewer than {LEAST} {role} or audited documents: whether their words differ could not be tested."
+        return {"ok": None, "sentence": sentence}
+    interval = f"AUC {found.auc:.2f}, 99% interval {found.low:.2f} to {found.high:.2f}, 0.50 is chance"
+    if found.ok:
+        sentence = (
+            f"A classifier that knows only their words could not tell the {role} documents from the audited ones "
+            f"by more than the tolerance ({interval})."
+        )
+    else:
+        sentence = (
+            f"A classifier that knows only their words tells the {role} documents from the audited ones "
+            f"({interval}): they differ in more than membership, and the promised error rate is not supported."
+        )
+    numbers = {"auc": found.auc, "low": found.low, "high": found.high}
+    return {
+        **numbers,
+        "n_calibration": found.n_calibration,
+        "n_audit": found.n_audit,
+        "ok": found.ok,
+        "sentence": sentence,
+    }
+
+
+def sample_texts(shards: Sequence[Shard]) -> list[str]:
+    """Up to SAMPLE readable texts, spread evenly over at most SHARDS shards.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
+    if not shards:
+        return []
+    chosen = [shards[i] for i in sorted({round(i) for i in np.linspace(0, len(shards) - 1, min(SHARDS, len(shards)))})]
+    share = -(-SAMPLE // len(chosen))
+    return [text for shard in chosen for text in _first_texts(shard, share)]
+
+
+def _first_texts(shard: Shard, count: int) -> Iterator[str]:
+    for document in read_shard(shard):
+        if document.problem is None:
+            yield document.text
+            count -= 1
+            if count == 0:
+                return

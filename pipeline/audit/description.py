@@ -1,0 +1,116 @@
+"""An audit's configuration, read and checked as a whole: what its parts need of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig
+from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.config.yaml import build, read_mapping
+from pipeline.detectors.base import Detector
+from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.errors import UserError, nearest
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
+    """Read an audit from a YAML file, with `a.b=c` overrides.
+
+    Raises:
+        UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
+    """
+    return build_config(read_mapping(path, AuditConfig), overrides)
+
+
+def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
+    """Check a plain mapping (and `a.b=c` overrides) and return the audit that it describes.
+
+    Raises:
+        UserError: an unknown key or a value outside its limits.
+    """
+    config = build(AuditConfig, data, overrides)
+    _check_selections(config)
+    return config
+
+
+def _check_selections(config: AuditConfig) -> None:
+    detectors = parse_detectors(config.detectors)
+    for detector in detectors:
+        if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
+            raise UserError(f"detector {detector.name} needs reference_model, which is not given")
+        if config.paraphraser is None and any(needed.draw for needed in detector.needs):
+            raise UserError(f"detector {detector.name} needs paraphraser, which is not given")
+        for name in sorted({needed.adapter for needed in detector.needs} - {""}):
+            for role in config.fsd.adapter(name).roles:
+                if getattr(config.corpus, role) is None:
+                    raise UserError(f"detector {detector.name} fine-tunes on corpus.{role}, which is not given")
+        _check_endpoint(config, detector)
+    columns = {detector.column: detector for detector in detectors}
+    names: set[str] = set()
+    for index, selection in enumerate(config.selections):
+        where = f"selections.{index}"
+        if selection.name in names:
+            raise UserError(f"{where}: the name {selection.name!r} is used twice")
+        names.add(selection.name)
+        for column in selection.detectors:
+            if column not in columns:
+                raise UserError(f"{where}: detector {column!r} is not scored; {nearest(column, columns, 'scored')}")
+        _check_selection(config, selection, where)
+        if selection.procedure == "ktd" and not columns[selection.detectors[0]].signed:
+            column = selection.detectors[0]
+            raise UserError(f"{where}: procedure ktd needs a signed statistic such as knockoff; {column} has one sign")
+
+
+FROM_LOG_PROBS = "loss, zlib, lowercase, reference and min_k"
+
+
+def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
+    """What a detector reads of an endpoint must be something that an endpoint can say."""
+    for needed, statistics in detector.needs.items():
+        model = config.model if needed.model == "target" else config.reference_model
+        if not isinstance(model, EndpointConfig) or needed.kind == "generate":
+            continue
+        if needed.kind == "gradient" or needed.draw or needed.adapter or statistics - {"log_prob"}:
+            raise UserError(
+                f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "
+                f"samia and samia_zlib, and where it tells prompt log-probabilities {FROM_LOG_PROBS}"
+            )
+        if model.log_probs == "none" or model.api == "chat":
+            why = "api chat has none" if model.api == "chat" else "log_probs is none"
+            raise UserError(
+                f"detector {detector.column} needs prompt log-probabilities of endpoint {model.name}, and {why}; "
+                "without them there are samia and samia_zlib"
+            )
+
+
+def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
+    """What a selection's procedure needs of its own settings and of the corpus."""
+    if len(selection.detectors) != 1 and selection.procedure not in FUSING:
+        raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
+    if selection.calibration != "pooled" and selection.procedure in (*FUSING, "ktd"):
+        raise UserError(
+            f"{where}: procedure {selection.procedure} takes calibration pooled, got {selection.calibration}"
+        )
+    if selection.procedure == "ktd":
+        if selection.direction != "members":
+            raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
+        return
+    role = NULL_ROLE[selection.direction]
+    if getattr(config.corpus, role) is None:
+        raise UserError(f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given")
+    for name in adapters_of(parse_detectors(config.detectors)):
+        settings = config.fsd.adapter(name)
+        if settings.group is not None and role in settings.roles and selection.calibration != "by_group":
+            raise UserError(
+                f"{where}: fsd adapter {name} takes documents of group {settings.group!r} alone out of calibration, "
+                f"which then is of other groups than what it judges: calibration must be by_group, got "
+                f"{selection.calibration}"
+            )
+    other = SOUGHT_ROLE[selection.direction]
+    if selection.procedure in TWO_SIDED and getattr(config.corpus, other) is None:
+        raise UserError(f"{where}: procedure {selection.procedure} needs corpus.{other} too, which is not given")
+    if selection.calibration == "by_group":
+        for name in ("audit", role):
+            if getattr(config.corpus, name).group is None:
+                raise UserError(f"{where}: calibration by_group needs corpus.{name}.group, which is not given")

@@ -1,0 +1,147 @@
+"""What `seenset plan` says: documents, shards, passes, time, and what alpha could ever select."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from pipeline.audit.allocation import OWN_CORPUS, own_inputs, too_few
+from pipeline.audit.plan import Plan
+from pipeline.audit.price import estimate
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import named
+from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.corpus.inputs import estimated_rows
+from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.selection.conditional import simes_grid
+from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.grid import Grid
+from pipeline.selection.knockoff import fewest
+from pipeline.selection.step_up import calibration_needed, harmonic_bound, minimum_selectable
+
+BYTES_PER_TOKEN = 4.0
+COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
+
+
+def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
+    """What `seenset plan` says: documents, shards, passes, time, and what alpha could ever select.
+
+    The time is a guess for one worker like this machine: 2 floating-point operations a parameter and token, at
+    the speed of a matrix product measured here and now, halved for all that is not a matrix product.
+    """
+    config = plan.config
+    roles: dict[str, Any] = {}
+    for role, _ in config.corpus.roles():
+        count, exact = plan.documents(role)
+        shards = sum(1 for shard in plan.shards if shard.role == role)
+        roles[role] = {"documents": count, "exact": exact, "shards": shards}
+    adapters, left = _adapters(config, roles)
+    at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
+    total = sum(entry["documents"] for entry in roles.values())
+    everything = sum(estimated_rows(entry)[0] for entry in plan.inputs)
+    average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
+    tokens = round(total * min(average, config.max_tokens))
+    passes = plan.passes()
+    seconds = None
+    if model.get("parameters"):
+        reads = total * sum(_forward_passes(entry) for entry in passes)
+        reads += COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
+        each = tokens / max(1, total)
+        seconds = 2 * model["parameters"] * each * reads / (0.5 * measured_flops(model["dtype"]))
+    return {
+        "run": config.run,
+        "model": {"path": named(config.model), **model},
+        "roles": roles,
+        "limit": plan.limit,
+        "shards": len(plan.shards),
+        "passes": passes,
+        "adapters": adapters,
+        "detectors": [detector.column for detector in parse_detectors(config.detectors)],
+        "estimated_tokens": tokens,
+        "endpoint": estimate(config, total, plan.text_bytes() / max(1, everything)),
+        "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
+        "selections": [
+            _outlook(selection, roles["audit"]["documents"], left, at_most) for selection in config.selections
+        ],
+    }
+
+
+def _forward_passes(entry: Mapping[str, Any]) -> float:
+    """What a pass costs, in forward passes over the whole text."""
+    if entry["kind"] == "generate":
+        return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
+    return float(COST[entry["kind"]] * (1 + entry["paraphrases"]))
+
+
+def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What would be fine-tuned, and how many known documents of each role would calibrate."""
+    found = []
+    taken = Counter[str]()
+    for name in adapters_of(parse_detectors(config.detectors)):
+        settings = config.fsd.adapter(name)
+        own = {role: settings.count(roles[role]["documents"], at) for at, role in enumerate(settings.roles)}
+        if settings.corpus is not None:
+            own_inputs(config, settings, name)
+        for role, count in own.items():
+            have = roles[role]["documents"]
+            if roles[role]["exact"] and count >= have:
+                raise too_few(name, f"corpus.{role}", have, count, 1)
+            taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
+        facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
+        documents = sum(own.values()) if own else settings.documents or 0
+        found.append({**facts, "documents": documents, "train_on": [*map(str, own)] or [OWN_CORPUS]})
+    return found, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
+
+
+def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool) -> dict[str, Any]:
+    """What a selection could ever select of m documents, were the share of nulls 1."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    alpha, hundredth = selection.exact_alpha, max(1, m // 100)
+    if selection.procedure == "ktd":
+        least, sentence = fewest(alpha, m)
+        return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
+    role = NULL_ROLE[selection.direction]
+    n = calibration[role]
+    if selection.procedure == "adadetect":
+        n -= n // 2  # the other half trains the classifier
+    grid = Grid.uniform(n)
+    if selection.calibration == "conditional":
+        grid = simes_grid(n, Fraction(repr(selection.delta)))
+    factors = {"by": lambda: harmonic_bound(m), "ebh": lambda: dependence_factor(grid, m, alpha)}
+    factor = factors.get(selection.procedure, lambda: Fraction(1))()
+    needed = minimum_selectable(grid, m, alpha, factor)
+    found = resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)
+    if at_most:  # which documents of a group there are is not known before they are read
+        found["sentence"] = found["sentence"].replace("With ", "With at most ", 1)
+    return {**facts, **found}
+
+
+def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:
+    """Whether n calibration documents let anything be selected out of m: numbers and a sentence (METHODS 3)."""
+    sentence = (
+        f"With {n:,} {role} documents to calibrate on and {m:,} to judge, nothing can be selected unless at least "
+        f"{needed:,} stand out."
+    )
+    ok = needed <= max(1, m // 100)
+    if not ok:
+        sentence += f" To select as few as 1% of the audited documents takes {enough:,} {role} documents."
+    return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
+
+
+def measured_flops(dtype: str) -> float:
+    """Floating-point operations a second of one matrix product on this machine, the best of a few."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = 4096 if device == "cuda" else 768
+    left = torch.ones(size, size, dtype=getattr(torch, dtype, torch.float32), device=device)
+    best = float("inf")
+    for _ in range(6):
+        began = time.perf_counter()
+        product = left @ left
+        product[0, 0].item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

@@ -1,0 +1,65 @@
+"""What an audit would ask of its endpoints, and about what that would cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig
+from pipeline.endpoint.client import Spent
+from pipeline.stages.ask_log_probs import endpoint_passes, model_of
+from pipeline.stages.continuations import sample_sets, token_limit
+
+BYTES_PER_TOKEN = 4.0
+
+
+def estimate(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
+    """Requests, tokens and price; None without an endpoint.
+
+    Args:
+        config: of the audit.
+        documents: in all.
+        average_bytes: of a document.
+
+    Returns:
+        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 where none is configured)
+        and "over": what of a budget would not suffice. Repeated requests are not foreseen.
+    """
+    kept = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
+    totals: dict[str, list[int]] = {}
+    models: dict[str, EndpointConfig] = {}
+    for model, asked in _asked(config, kept):
+        models[model.endpoint + model.name] = model
+        total = totals.setdefault(model.endpoint + model.name, [0, 0, 0])
+        for place, own in enumerate(asked):
+            total[place] += documents * own
+    if not totals:
+        return None
+    price, over = 0.0, []
+    for key, (requests, prompts, answers) in totals.items():
+        model = models[key]
+        price += (prompts * model.price.prompt + answers * model.price.answer) / 1e6
+        most = Spent(requests, prompts + answers)
+        for what in ("requests", "tokens"):
+            limit = getattr(model.budget, what)
+            if limit is not None and getattr(most, what) > limit:
+                over.append(f"model.budget.{what} is {limit:,}")
+    sums = [sum(column) for column in zip(*totals.values(), strict=True)]
+    names = ("requests", "prompt_tokens", "answer_tokens")
+    return {**dict(zip(names, sums, strict=True)), "price": round(price, 2), "over": over}
+
+
+def _asked(config: AuditConfig, kept: float) -> list[tuple[EndpointConfig, tuple[int, int, int]]]:
+    """For each endpoint and purpose the requests, prompt tokens and answer tokens of an average document."""
+    found = []
+    if isinstance(config.model, EndpointConfig):
+        for asked in sample_sets(config):
+            requests = math.ceil(asked.draws / config.model.choices)
+            instruction = len(config.model.instruction) if config.model.api == "chat" else 0
+            prompt = (instruction + asked.continued.prefix_ratio * kept) / BYTES_PER_TOKEN
+            limit = token_limit(round((1 - asked.continued.prefix_ratio) * kept), asked.continued)
+            found.append((config.model, (requests, round(requests * prompt), asked.draws * limit)))
+    for needed in endpoint_passes(config):
+        found.append((model_of(config, needed), (1, round(kept / BYTES_PER_TOKEN), 1)))
+    return found

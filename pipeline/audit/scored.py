@@ -1,0 +1,215 @@
+"""The finished score shards of a run: which rows count, which repeat an id, which are shared by two roles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.audit.allocation import KEYS_FILE, trained_on
+from pipeline.audit.score_shards import Keys, overlapping, repeated, scores_of
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.errors import IncompleteError, UserError
+from pipeline.selection.engine import Batch
+from pipeline.stages.score import QUARANTINE_SCHEMA, STAGE
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipts
+
+KEYS_AT_ONCE = 1 << 24
+DUPLICATES = "quarantine/duplicate_id.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The finished score shards of a run: receipts, what each reads, and the rows that are left out."""
+
+    store: Store
+    receipts: tuple[Receipt, ...]
+    shards: dict[str, Shard]
+    duplicates: dict[str, np.ndarray]  # shard -> positions in its score file of rows that repeat an id
+    finetuned: dict[str, np.ndarray]  # shard of a known role -> positions of what adapters were trained on
+
+    def of(self, role: str) -> list[Receipt]:
+        """The receipts of one role, in order."""
+        return [receipt for receipt in self.receipts if receipt.role == role]
+
+    def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
+        """A score shard without the rows that repeat an id, and without those of fine-tuning unless asked for."""
+        try:
+            table = self.store.read_table(receipt.data, columns)
+        except KeyError as error:
+            raise UserError(f"{receipt.data}: {error}") from None
+        dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
+        keep = np.ones(len(table), dtype=bool)
+        for rows in dropped:
+            if rows is not None:
+                keep[rows] = False
+        return table if keep.all() else table.filter(pa.array(keep))
+
+    def n_finetuned(self, role: str) -> int:
+        """Scored documents of a role that adapters were trained on, or that begin like one of them."""
+        return sum(self.finetuned[receipt.shard].size for receipt in self.of(role) if receipt.shard in self.finetuned)
+
+    def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
+        """The scores of a whole role; empty when there is none."""
+        wanted = [*columns, "id_key", *(["group"] if groups else [])]
+        parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
+        if not parts:
+            return Batch(np.empty((0, len(columns))), None, np.empty(0, dtype=np.int64))
+        found = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
+        return Batch(
+            np.concatenate([part.matrix for part in parts]),
+            pa.chunked_array(found, pa.string()) if groups else None,
+            np.concatenate([part.keys for part in parts]),
+        )
+
+    def quarantined(self, role: str) -> Counter[str]:
+        """Quarantined documents of a role by reason, repeated ids of different shards included."""
+        reasons: Counter[str] = Counter()
+        for receipt in self.of(role):
+            reasons.update(receipt.reasons)
+            if receipt.shard in self.duplicates:
+                reasons["duplicate_id"] += len(self.duplicates[receipt.shard])
+        return reasons
+
+
+def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -> Batch:
+    """A score shard's scores (and groups, if wanted) for a selection.
+
+    Raises:
+        UserError: a detector was never scored, or a score is no finite number.
+    """
+    matrix = np.stack([scores_of(table, column, name) for column in columns], axis=1)
+    return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
+
+
+def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
+    """Gather the finished shards and find ids that repeat across them; those go to quarantine.
+
+    Raises:
+        IncompleteError: a shard has no receipt.
+        UserError: score shards of two fingerprints.
+    """
+    by_id = {shard.id: shard for shard in shards}
+    receipts = tuple(receipt for receipt in read_receipts(store, STAGE) if receipt.shard in by_id)
+    missing = sorted(by_id.keys() - {receipt.shard for receipt in receipts})
+    if missing:
+        raise IncompleteError(
+            f"run {store.url}: {len(missing)} of {len(by_id)} shards are not scored "
+            f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
+        )
+    _one_fingerprint(receipts)
+    scored = Scored(store, receipts, by_id, {}, _finetuned(store, receipts))
+    duplicates = {}
+    for role in ("audit", "unseen", "seen"):
+        duplicates.update(_duplicates(store, scored.of(role)))
+    scored = replace(scored, duplicates=duplicates)
+    _write_duplicates(scored)
+    return scored
+
+
+def _finetuned(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
+    """Positions, by shard, of known documents that an adapter was trained on or that begin like one of those."""
+    if not store.exists(KEYS_FILE):
+        return {}
+    taken = store.read_table(KEYS_FILE)
+    found = {}
+    for receipt in receipts:
+        if receipt.role != "audit":
+            own = store.read_table(receipt.data, ["text_key", "prefix_key"])
+            hits = trained_on(own["text_key"].to_numpy(), own["prefix_key"].to_numpy(), taken)
+            if hits.any():
+                found[receipt.shard] = np.flatnonzero(hits)
+    return found
+
+
+def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
+    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in ("rows", "columns")}
+    for receipt in receipts[1:]:
+        for key, value in first.items():
+            other = receipt.fingerprint.get(key)
+            if other != value:
+                raise UserError(f"score shards differ in {key}: {receipts[0].shard} {value}, {receipt.shard} {other}")
+
+
+def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
+    """Positions, by shard, of documents whose id stands in an earlier shard of the role."""
+    total = sum(receipt.n_scored for receipt in receipts)
+    parts = -(-total // KEYS_AT_ONCE)
+    found: dict[str, list[np.ndarray]] = {}
+    for part in range(parts):
+        keys, shard_of, position = [], [], []
+        for index, receipt in enumerate(receipts):
+            own = store.read_table(receipt.data, ["id_key"])["id_key"].to_numpy()
+            chosen = np.flatnonzero(own % parts == part)
+            keys.append(own[chosen])
+            shard_of.append(np.full(chosen.size, index, dtype=np.int32))
+            position.append(chosen)
+        repeats = repeated(np.concatenate(keys))
+        shards, positions = np.concatenate(shard_of)[repeats], np.concatenate(position)[repeats]
+        for index in np.unique(shards):
+            found.setdefault(receipts[index].shard, []).append(positions[shards == index])
+    return {shard: np.sort(np.concatenate(arrays)) for shard, arrays in found.items()}
+
+
+def _write_duplicates(scored: Scored) -> None:
+    if not scored.duplicates:
+        scored.store.remove(DUPLICATES)
+        return
+    tables = []
+    for receipt in scored.receipts:
+        if receipt.shard in scored.duplicates:
+            table = scored.store.read_table(receipt.data, ["doc_id", "role", "row", "id_key"])
+            table = table.take(pa.array(scored.duplicates[receipt.shard]))
+            fixed = {
+                "source": scored.shards[receipt.shard].name,
+                "stage": STAGE,
+                "reason": "duplicate_id",
+                "message": "the id stands in an earlier shard",
+            }
+            columns = {
+                f.name: table[f.name] if f.name not in fixed else pa.array([fixed[f.name]] * len(table))
+                for f in QUARANTINE_SCHEMA
+            }
+            tables.append(pa.table(columns, schema=QUARANTINE_SCHEMA))
+    scored.store.write_table(DUPLICATES, pa.concat_tables(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Calibration documents that are audited too."""
+
+    n_calibration: int
+    n_audit: int
+    keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
+
+
+def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
+    """Find calibration documents that are audited too, by text or by first words; and likewise fine-tuning ones.
+
+    Raises:
+        UserError: there are some, and the config does not say `overlap: drop`.
+    """
+    wanted = ["text_key", "prefix_key"]
+    known = [scored.table(receipt, wanted, finetuned=True) for receipt in scored.of(role)]
+    keys = Keys.of(known)
+    hits = np.zeros(keys.text.size, dtype=bool)
+    ours = 0
+    for receipt in scored.of("audit"):
+        found, count = overlapping(scored.table(receipt, wanted), keys)
+        hits |= found
+        ours += count
+    shared = int(np.count_nonzero(hits))
+    if shared and config.overlap == "error":
+        raise UserError(
+            f"{shared} of {hits.size} {role} documents are audit documents too (same text, or same first 8 words; "
+            f"{ours} audit documents); remove them or set overlap: drop to leave them out of calibration"
+        )
+    calibrating = np.ones(hits.size, dtype=bool)
+    if scored.n_finetuned(role):
+        calibrating = ~trained_on(keys.text, keys.prefix, scored.store.read_table(KEYS_FILE))
+    return Overlap(shared, ours, ~hits[calibrating])

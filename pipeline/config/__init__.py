@@ -1,0 +1,1 @@
+"""What a user writes: settings with a sentence under every field."""

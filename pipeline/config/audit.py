@@ -1,0 +1,66 @@
+"""The one description of an audit. Unknown keys are refused, with the nearest known name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from pipeline.config.yaml import Section
+
+if TYPE_CHECKING:
+    pass
+from pipeline.config.corpus import CorpusConfig, TransformConfig
+from pipeline.config.models import AnyModel, ParaphraserConfig
+from pipeline.config.selection import SelectionConfig
+from pipeline.config.training import FsdConfig
+
+
+class ResourcesConfig(Section):
+    """What the run may use. The number of actors never changes a result."""
+
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="Scoring actors.")
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
+        "auto", description="GPUs an actor: a fraction, 1, or several for a model that needs them."
+    )
+    cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
+    batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="Padded tokens in a batch; auto is 2048 on a CPU and 16384 on a GPU."
+    )
+    finetune_workers: Annotated[int, Field(ge=1)] = Field(
+        1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."
+    )
+    deepspeed: str | None = Field(
+        None, description="DeepSpeed settings for them, if no GPU holds the model: cluster/deepspeed/zero3.json."
+    )
+    shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
+    shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
+
+
+DetectorEntry = str | dict[str, dict[str, Any]]
+
+
+class AuditConfig(Section):
+    """The one description of an audit."""
+
+    run: str = Field(description="Run directory: a local path or an fsspec URL.")
+    model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
+    reference_model: AnyModel | None = Field(None, description="Model for the `reference` detector.")
+    paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
+    corpus: CorpusConfig
+    detectors: list[DetectorEntry] = Field(
+        default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"],
+        min_length=1,
+        description="Detectors, by name or as {name: {argument: value or list of values}}.",
+    )
+    fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector.")
+    text_transform: TransformConfig | None = Field(None, description="What is changed in every text before any use.")
+    max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
+    overlap: Literal["error", "drop"] = Field(
+        "error",
+        description="Calibration documents that are also audited: stop, or leave them out of calibration.",
+    )
+    error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
+    selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
+    resources: ResourcesConfig = ResourcesConfig()
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")

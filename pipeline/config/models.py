@@ -1,0 +1,128 @@
+"""Which models are asked: weights, an endpoint, a paraphraser."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from pipeline.config.yaml import Section
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+class ModelConfig(Section):
+    """A causal language model and how to load it."""
+
+    path: str = Field(description="Hub id, local folder, or a .gguf file.")
+    revision: str | None = Field(None, description="Hub revision: a commit, tag or branch.")
+    gguf_file: str | None = Field(None, description="Name of the GGUF file inside `path`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Arithmetic of the weights; auto takes the checkpoint's own (GGUF: float32)."
+    )
+    quantization: Literal["8bit", "4bit"] | None = Field(None, description="Load through bitsandbytes.")
+    adapter: str | None = Field(None, description="A PEFT adapter of this model, merged into it at load.")
+    trust_remote_code: bool = Field(False, description="Run model code that ships with the checkpoint.")
+    allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
+
+
+def _base_url(value: Any) -> str:
+    """The address that `/completions` is added to."""
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        given = "one with a user" if "@" in str(value) else repr(value)  # which may be a key
+        raise ValueError(f"must be an address such as https://host/v1, got {given}")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"must have a port from 0 to 65535, got {value!r}") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must be a bare address, got one with a user or a query: keys come from the environment alone")
+    path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/")
+    return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))
+
+
+class BudgetConfig(Section):
+    """What may be asked of an endpoint in all, by every call of the run together."""
+
+    requests: Annotated[int, Field(ge=1)] | None = Field(None, description="Most requests, repeated ones included.")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens, of prompts and of answers.")
+
+
+class PriceConfig(Section):
+    """What a million tokens cost, in any currency, for the estimate of `seenset plan`."""
+
+    prompt: float = Field(0.0, ge=0, description="Of a million tokens of prompts.")
+    answer: float = Field(0.0, ge=0, description="Of a million new tokens.")
+
+
+class EndpointConfig(Section):
+    """A model behind an OpenAI-compatible interface. The key is read from the environment and kept nowhere."""
+
+    endpoint: Annotated[str, BeforeValidator(_base_url)] = Field(description="Address, such as https://host/v1.")
+    name: str = Field(min_length=1, description="The model as the endpoint calls it.")
+    api: Literal["completions", "chat"] = Field("completions", description="Which of the two interfaces to ask.")
+    instruction: str = Field(
+        "Continue the following text as it goes on. Write nothing but the continuation.",
+        description="chat: what stands above the text.",
+    )
+    log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
+        "auto", description="How the endpoint tells log-probabilities of a prompt, if it does; auto tries both ways."
+    )
+    key_variable: str = Field(
+        "SEENSET_API_KEY", min_length=1, description="Environment variable that holds the key; unset: none is sent."
+    )
+    concurrency: int = Field(16, ge=1, le=1024, description="Most requests under way at a time.")
+    requests_per_minute: float | None = Field(None, gt=0, description="Most requests begun in a minute.")
+    timeout: float = Field(120.0, gt=0, description="Seconds that an answer may take.")
+    attempts: int = Field(6, ge=1, description="Times that a request is made before its document is given up.")
+    backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt, about; doubled for each more.")
+    choices: int = Field(16, ge=1, description="Most draws asked for in one request, whose prompt is then paid once.")
+    budget: BudgetConfig = BudgetConfig()
+    price: PriceConfig = PriceConfig()
+
+
+def _kind_of_model(value: Any) -> str:
+    given = isinstance(value, EndpointConfig) or (isinstance(value, dict) and "endpoint" in value)
+    return "model[EndpointConfig]" if given else "model[ModelConfig]"
+
+
+AnyModel = Annotated[
+    Annotated[ModelConfig, Tag("model[ModelConfig]")] | Annotated[EndpointConfig, Tag("model[EndpointConfig]")],
+    Discriminator(_kind_of_model),
+]
+"""Weights, or an endpoint where the key `endpoint` is given."""
+
+
+def named(model: ModelConfig | EndpointConfig) -> str:
+    """A model as a person calls it."""
+    return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.path
+
+
+def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
+    """A model that can be opened.
+
+    Raises:
+        UserError: it is behind an endpoint.
+    """
+    if isinstance(model, EndpointConfig):
+        raise UserError(f"model {named(model)} is behind an endpoint: its weights are not at hand")
+    return model
+
+
+class ParaphraserConfig(ModelConfig):
+    """A model that rewrites documents: sequence-to-sequence, or causal with a chat template."""
+
+    path: str = Field("humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file.")
+    temperature: float = Field(1.9, gt=0, description="Of the sampling; higher makes draws differ more.")
+    top_k: int = Field(50, ge=1, description="Only the k likeliest tokens are drawn from.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest that have this share together.")
+
+
+def expand_user(path: str) -> str:
+    """A local path with `~` expanded; URLs are left alone."""
+    return path if "://" in path else os.path.expanduser(path)

@@ -1,0 +1,83 @@
+"""One named question to the scores."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from pipeline.config.yaml import Section
+
+if TYPE_CHECKING:
+    pass
+from pipeline.config.corpus import Role
+from pipeline.config.yaml import NAME
+
+Direction = Literal["members", "clean"]
+NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
+SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
+
+
+def _exact_alpha(value: Any) -> float:
+    try:
+        alpha = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a number in (0, 1), got {value!r}") from None
+    if not 0 < alpha < 1:
+        raise ValueError(f"must be in (0, 1), got {value}")
+    return alpha
+
+
+Procedure = Literal[
+    "bh",
+    "by",
+    "ebh",
+    "storey",
+    "bky",
+    "quantile",
+    "ptdi",
+    "ptdi_known_members",
+    "kernel",
+    "td4eval",
+    "adadetect",
+    "ktd",
+]
+
+FUSING = ("td4eval", "adadetect")
+ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel")
+"""Procedures that estimate the share of nulls."""
+
+TWO_SIDED = ("ptdi_known_members",)
+"""Procedures that take known documents of both kinds."""
+
+
+class SelectionConfig(Section):
+    """One named question to the scores."""
+
+    name: str = Field(pattern=NAME, description="Folder under selection/.")
+    direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
+    detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
+    procedure: Procedure = Field("bh", description="How the selected are chosen.")
+    alpha: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+        0.1, description="Largest share of the selected that may be wrong."
+    )
+
+    calibration: Literal["pooled", "by_group", "conditional"] = Field(
+        "pooled", description="Rank among all known documents, those of the group, or for the known ones at hand."
+    )
+    delta: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+        0.1, description="conditional: share of calibration sets for which the guarantee may fail."
+    )
+    ties: Literal["conservative", "random"] = Field(
+        "conservative", description="Equal scores count against selection, or are ordered by a hash of the id."
+    )
+    weights: Literal["rejections", "equal", "random", "max"] = Field(
+        "rejections", description="td4eval: how the detectors are weighted."
+    )
+    reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
+
+    @property
+    def exact_alpha(self) -> Fraction:
+        """Alpha as the decimal that the user wrote, so that no tie is lost to rounding."""
+        return Fraction(repr(self.alpha))

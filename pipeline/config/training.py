@@ -1,0 +1,123 @@
+"""How texts are trained into a model, and the adapters of the `fsd` detector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config.yaml import Section, build
+from pipeline.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    pass
+from pipeline.config.corpus import Role, SourceConfig
+from pipeline.config.yaml import NAME
+
+DEFAULT_ADAPTER = "default"
+
+
+class FinetuneConfig(Section):
+    """How texts are trained into a model."""
+
+    method: Literal["lora", "adalora", "ia3", "full"] = Field(
+        "lora", description="An adapter of this kind, or all the weights."
+    )
+    target_modules: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="Linear layers that an adapter reaches, by the end of their name; by default all of them."
+    )
+    rank: int = Field(16, ge=1, description="Rank of the update of each weight; its mean with adalora.")
+    lora_alpha: int = Field(32, ge=1, description="The update is scaled by lora_alpha / rank.")
+    epochs: int = Field(3, ge=1, description="Times that every text is seen.")
+    copies: int = Field(1, ge=1, description="Times that every text stands in an epoch.")
+    batch_size: int = Field(8, ge=1, description="Texts in a step; the last step of an epoch may hold fewer.")
+    learning_rate: float = Field(1e-3, gt=0, description="Rate of the first step; a cosine takes it to zero.")
+    max_tokens: int = Field(1024, ge=2, description="Texts are cut to this many tokens.")
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Arithmetic; trained weights are float32.")
+    seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of the texts.")
+
+    @model_validator(mode="after")
+    def _adapters_have_targets(self) -> FinetuneConfig:
+        if self.method == "full" and self.target_modules is not None:
+            raise ValueError("target_modules is for adapters, method full trains every weight")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the weights. A setting that is unset is left out, so that one added later changes no name."""
+        return self.model_dump(exclude_none=True)
+
+
+class AdapterConfig(FinetuneConfig):
+    """An adapter of the `fsd` detector: the documents that it is trained on, and how."""
+
+    documents: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="How many documents it is trained on; by default `share` of them."
+    )
+    share: float = Field(0.3, gt=0, lt=1, description="Share of the documents that it is trained on.")
+    train_on: Literal["unseen", "seen", "mix"] = Field(
+        "unseen", description="The role that these come from; mix takes half of them from each."
+    )
+    group: str | None = Field(None, description="Only documents of this group.")
+    corpus: SourceConfig | None = Field(None, description="Other documents than a role's, of another domain say.")
+
+    @model_validator(mode="after")
+    def _switchable(self) -> AdapterConfig:
+        if self.method == "full":
+            raise ValueError("method full trains all the weights and leaves no adapter: use lora, adalora or ia3")
+        return self
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that its documents come from; none where they have a corpus of their own."""
+        if self.corpus is not None:
+            return ()
+        return ("unseen", "seen") if self.train_on == "mix" else (self.train_on,)
+
+    def count(self, have: int, place: int = 0) -> int:
+        """How many of a pool's documents it is trained on, at least one; the pool is at this place of `roles`."""
+        if self.documents is None:
+            return max(1, round(self.share * have))
+        pools = max(1, len(self.roles))
+        return max(1, self.documents // pools + (place < self.documents % pools))
+
+    def training(self, max_tokens: int, texts: int) -> FinetuneConfig:
+        """Its training on so many texts, cut as the audit cuts them. Few texts make a batch of their own."""
+        asked = self.model_dump(include=set(FinetuneConfig.model_fields))
+        asked["max_tokens"] = min(max_tokens, self.max_tokens)
+        asked["batch_size"] = min(self.batch_size, max(1, texts * self.copies))
+        return FinetuneConfig(**asked)
+
+
+class FsdConfig(AdapterConfig):
+    """The adapters of the `fsd` detector: the one of these settings, and variants of it with names."""
+
+    adapters: dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]] = Field(
+        default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it."
+    )
+
+    @model_validator(mode="after")
+    def _all_of_them(self) -> FsdConfig:
+        for name in self.adapters:
+            self.adapter(name)
+        return self
+
+    def adapter(self, name: str) -> AdapterConfig:
+        """The settings of an adapter by its name.
+
+        Raises:
+            UserError: there is none of that name, or a setting of it is unknown or outside its limits.
+        """
+        if name not in {DEFAULT_ADAPTER, *self.adapters}:
+            known = [DEFAULT_ADAPTER, *self.adapters]
+            raise UserError(f"fsd.adapters: no adapter {name!r}; {nearest(name, known)}")
+        changes = self.adapters.get(name, {})
+        if {"documents", "share"} <= changes.keys():
+            raise UserError(f"fsd.adapters.{name}: documents and share exclude each other, give one")
+        settings = self.model_dump(exclude={"adapters"})
+        for given, replaced in (("share", "documents"), ("train_on", "corpus")):
+            if given in changes:
+                settings[replaced] = None
+        try:
+            return build(AdapterConfig, {**settings, **changes})
+        except UserError as error:
+            raise UserError(f"fsd.adapters.{name}: {error}") from None

@@ -1,0 +1,157 @@
+"""A YAML mapping, with `a.b=c` overrides, becomes a checked pydantic model; what is wrong with it is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    pass
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Described = TypeVar("Described", bound=BaseModel)
+
+
+def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        UserError: no such file, not YAML, or no mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"config {path} is not UTF-8 text") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"config {path} must be a mapping with keys {', '.join(kind.model_fields)}")
+    return data
+
+
+def build(kind: type[Described], data: dict[str, Any], overrides: Sequence[str] = ()) -> Described:
+    """Check a plain mapping, after `a.b=c` overrides that are applied to it in place.
+
+    Raises:
+        UserError: an unknown key (with the nearest known one) or a value outside its limits.
+    """
+    for override in overrides:
+        path, equals, raw = override.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set takes key=value, got {override!r}")
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError:
+            raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
+        set_at(data, path, value, "--set")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise UserError(_one_line(error, kind)) from None
+
+
+def set_at(data: dict[str, Any], path: str, value: Any, who: str) -> None:
+    """Set `a.b.0.c` in place; sections that are not there yet are made. `*` stands for every entry of a list.
+
+    Args:
+        data: a plain mapping.
+        path: keys and list positions, joined by dots.
+        value: what to put there.
+        who: named in errors: `--set` or `sweep`.
+
+    Raises:
+        UserError: the path leads through something that holds no keys, or beyond the end of a list.
+    """
+    _set(data, path.split("."), 0, value, f"{who} {path}")
+
+
+def _set(node: Any, keys: Sequence[str], depth: int, value: Any, who: str) -> None:
+    key, last = keys[depth], depth == len(keys) - 1
+    if isinstance(node, list):
+        if key != "*" and (not key.isdigit() or int(key) >= len(node)):
+            raise UserError(f"{who}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key!r}")
+        for index in range(len(node)) if key == "*" else [int(key)]:
+            if last:
+                node[index] = value
+            else:
+                _set(node[index], keys, depth + 1, value, who)
+    elif isinstance(node, dict):
+        if last:
+            node[key] = value
+            return
+        if node.get(key) is None:
+            node[key] = {}
+        _set(node[key], keys, depth + 1, value, who)
+    else:
+        raise UserError(f"{who}: {'.'.join(keys[:depth])} holds no keys")
+
+
+def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
+    problems = error.errors()
+    problem = problems[0]
+    location = _location(problem)
+    where = ".".join(location) or "config"
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(kind, problem["loc"][:-1])
+        return f"unknown key {where!r}; {nearest(location[-1], known)}"
+    if problem["type"] == "missing":
+        return f"missing key {where!r}"
+    branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
+    message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
+    shown = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
+    return f"{where}: {message}{shown}"
+
+
+def _location(problem: Any) -> list[str]:
+    return [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+
+
+def _message(problem: Any) -> str:
+    message: str = problem["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and (
+        part in {"int", "float", "str"} or "[" in part or part.startswith(("literal", "constrained"))
+    )
+
+
+def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys that a model knows at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
+    found: Any = kind
+    sections = [kind]
+    for part in location:
+        if _is_union_branch(part):
+            found = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), found)
+        elif isinstance(part, str) and not part.isdigit():
+            sections = list(_sections_in(found.model_fields[part].annotation))
+            found = sections[0]
+    return list(found.model_fields)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a type speaks of, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)
+
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

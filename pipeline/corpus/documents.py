@@ -1,0 +1,282 @@
+"""Shards -> documents: one reader a format, and the checks that send a bad document to quarantine."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.corpus.formats import open_plain, open_saved_dataset
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.transforms import transform
+from pipeline.errors import UserError
+
+REASONS = (
+    "empty",
+    "not_text",
+    "too_short",
+    "undecodable",
+    "duplicate_id",
+    "non_finite_score",
+    "out_of_memory",
+    "model_error",
+)
+
+PREFIX_WORDS = 8
+_BATCH = 1024
+
+csv.field_size_limit(1 << 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty."""
+
+    row: int
+    doc_id: str
+    text: str
+    group: str | None
+    problem: tuple[str, str] | None = None
+
+
+def read_shard(shard: Shard) -> Iterator[Document]:
+    """All documents of a shard, in order, good and bad; memory holds a batch of them.
+
+    Raises:
+        UserError: the file itself is damaged (truncated, corrupt, gone).
+    """
+    row = shard.first_row
+    try:
+        for row, text, identity, group in _rows(shard):
+            yield _checked(shard, row, text, identity, group)
+    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+        raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
+
+
+def text_keys(text: str) -> tuple[int, int]:
+    """64-bit keys of the normalised text and of its first 8 words, to find documents that two roles share.
+
+    Normalised: NFKC, case folded, white space collapsed. A text of fewer than 8 words is its own prefix.
+    """
+    words = unicodedata.normalize("NFKC", text).casefold().split()
+    return _key(" ".join(words)), _key(" ".join(words[:PREFIX_WORDS]))
+
+
+def id_key(doc_id: str) -> int:
+    """A 64-bit key of an id."""
+    return _key(doc_id)
+
+
+def _key(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Document:
+    default = f"{shard.name}/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else shard.name
+    doc_id = _clean(str(identity)) if identity is not None else _clean(f"{default}#{0 if shard.files else row}")
+    label = None if group is None else _clean(str(group))
+    problem = text if isinstance(text, _Unreadable) else _problem_of(text)
+    if problem is None and shard.transform is not None:
+        text = transform(text, shard.transform)
+        if not text.strip():
+            problem = _Unreadable("empty", "nothing is left of it by text_transform")
+    if problem is not None:
+        return Document(row, doc_id, "", label, (problem.reason, problem.message))
+    return Document(row, doc_id, text, label)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stands where a text should: why the row has none."""
+
+    reason: str
+    message: str
+
+
+def _problem_of(text: Any) -> _Unreadable | None:
+    if text is None:
+        return _Unreadable("not_text", "no text in this row")
+    if not isinstance(text, str):
+        return _Unreadable("not_text", f"{type(text).__name__}, not text")
+    if not text.strip():
+        return _Unreadable("empty", "nothing but white space")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return _Unreadable("undecodable", f"character {error.start} is {text[error.start]!a}: not valid Unicode text")
+    return None
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_Row = tuple[int, Any, Any, Any]
+
+
+def _rows(shard: Shard) -> Iterator[_Row]:
+    reader = {
+        "parquet": _parquet_rows,
+        "jsonl": _jsonl_rows,
+        "csv": _csv_rows,
+        "txt": _txt_rows,
+        "dataset": _dataset_rows,
+        "hub": _dataset_rows,
+    }[shard.format]
+    return itertools.islice(reader(shard), shard.max_rows)
+
+
+def lines(shard: Shard) -> Iterator[tuple[int, bytes]]:
+    """(row number, line) of the lines that begin in the shard's byte range; blank lines are no documents."""
+    count = 0
+    with open_plain(shard.path) as file:
+        if shard.start > 0:
+            file.seek(shard.start - 1)
+            position = shard.start - 1 + len(file.readline())
+        else:
+            position = 0
+        row = shard.first_row
+        stop = shard.stop if shard.by_bytes else None
+        while (stop is None or position < stop) and count != shard.max_rows:
+            line = file.readline()
+            if not line:
+                return
+            position += len(line)
+            if line.strip():
+                yield row, line
+                count += 1
+            row += 1
+
+
+def _jsonl_rows(shard: Shard) -> Iterator[_Row]:
+    for row, line in lines(shard):
+        if row == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            value = json.loads(line.decode("utf-8", "surrogateescape"))
+        except (ValueError, RecursionError) as error:
+            yield row, _Unreadable("undecodable", f"not a JSON line: {error}"), None, None
+            continue
+        if not isinstance(value, dict):
+            yield row, _Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), None, None
+            continue
+        text = value.get(shard.text, _Unreadable("not_text", f"no field {shard.text!r}"))
+        yield row, text, _field(value, shard.id_column), _field(value, shard.group_column)
+
+
+def _csv_rows(shard: Shard) -> Iterator[_Row]:
+    with open_plain(shard.path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        for row, value in enumerate(csv.DictReader(text)):
+            yield (
+                row,
+                value.get(shard.text),
+                _field(value, shard.id_column),
+                _field(value, shard.group_column),
+            )
+
+
+def _txt_rows(shard: Shard) -> Iterator[_Row]:
+    for offset, inner in enumerate(shard.files):
+        path = f"{shard.path}/{inner}" if inner else shard.path
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+        try:
+            text: Any = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            text = _Unreadable("undecodable", f"byte {error.start} is not UTF-8")
+        yield shard.first_row + offset, text, None, None
+
+
+def _parquet_rows(shard: Shard) -> Iterator[_Row]:
+    assert shard.stop is not None
+    columns = [name for name in (shard.text, shard.id_column, shard.group_column) if name is not None]
+    with fsspec.open(shard.path, "rb") as file:
+        parquet = pq.ParquetFile(file)
+        first = 0
+        for group in range(parquet.metadata.num_row_groups):
+            size = parquet.metadata.row_group(group).num_rows
+            if first < shard.stop and first + size > shard.start:
+                row = first
+                for batch in parquet.iter_batches(_BATCH, row_groups=[group], columns=columns):
+                    yield from _batch_rows(shard, batch, row)
+                    row += len(batch)
+                    if row >= shard.stop:
+                        break
+            first += size
+
+
+def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[_Row]:
+    assert shard.stop is not None
+    begin, end = max(shard.start - first, 0), min(shard.stop - first, len(batch))
+    if begin >= end:
+        return
+    part = batch.slice(begin, end - begin)
+    texts = _decoded(part.column(shard.text))
+    ids = part.column(shard.id_column).to_pylist() if shard.id_column else itertools.repeat(None)
+    groups = part.column(shard.group_column).to_pylist() if shard.group_column else itertools.repeat(None)
+    for offset, (text, identity, group) in enumerate(zip(texts, ids, groups, strict=False)):
+        yield first + begin + offset, text, identity, group
+
+
+def _decoded(column: pa.Array) -> Iterator[Any]:
+    """Texts of an Arrow column; bytes that are not UTF-8 spoil one document, not the batch."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if str(column.type) == "string_view":
+        column = pc.cast(column, pa.large_string())
+    binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    for value in (column.cast(binary) if not pa.types.is_large_binary(column.type) else column).to_pylist():
+        try:
+            yield value if value is None else value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield _Unreadable("undecodable", f"byte {error.start} is not UTF-8")
+
+
+def _dataset_rows(shard: Shard) -> Iterator[_Row]:
+    assert shard.stop is not None
+    if shard.format == "hub":
+        import datasets
+
+        dataset = datasets.load_dataset(shard.path, shard.subset, split=shard.split)
+    else:
+        dataset = open_saved_dataset(shard.path, shard.split, shard.name)
+    for row in range(shard.start, shard.stop):
+        value = dataset[row]
+        yield row, value.get(shard.text), _field(value, shard.id_column), _field(value, shard.group_column)
+
+
+def _field(value: dict[str, Any], name: str | None) -> Any:
+    return value.get(name) if name is not None else None
+
+
+def fetch_texts(shards: Sequence[Shard], wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """Texts of single rows, by (input name, row): for excerpts. Reads only the shards that hold them.
+
+    Raises:
+        UserError: an input is gone or damaged.
+    """
+    texts: dict[tuple[str, int], str] = {}
+    rows_of: dict[str, set[int]] = {}
+    for name, row in wanted:
+        rows_of.setdefault(name, set()).add(row)
+    for shard, following in itertools.zip_longest(shards, shards[1:]):
+        rows = rows_of.get(shard.name, set())
+        same = following is not None and (following.role, following.name) == (shard.role, shard.name)
+        end = following.first_row if same and following is not None else None
+        rows = {row for row in rows if row >= shard.first_row and (end is None or row < end)}
+        if rows:
+            texts.update(((shard.name, d.row), d.text) for d in read_shard(shard) if d.row in rows)
+    return texts

@@ -1,0 +1,212 @@
+"""What a configuration's paths stand for: input files, found and checked from metadata and first rows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role, SourceConfig
+from pipeline.corpus.formats import (
+    SUFFIXES,
+    Format,
+    compression_of,
+    first_columns,
+    format_of,
+    hub_dataset_info,
+    open_plain,
+    open_saved_dataset,
+)
+from pipeline.errors import UserError, nearest
+
+_EDGE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input as planned: a file, a saved dataset, a hub dataset's split, or one folder's text files."""
+
+    role: Role
+    name: str  # as the user wrote it; ids begin with it
+    path: str  # what fsspec opens
+    format: Format
+    size: int  # bytes; 0 where unknown
+    rows: int | None  # None where only reading would tell
+    content: str  # digest of size and of both ends of the file: has it changed since?
+    files: tuple[str, ...] = ()  # of a folder of text files
+
+    @property
+    def splittable(self) -> bool:
+        """Whether a shard may begin inside the file without reading what stands before it."""
+        return self.format != "csv" and compression_of(self.path) is None
+
+
+def find_inputs(config: AuditConfig) -> list[InputFile]:
+    """The inputs of every role, checked for their columns; reads metadata and first rows only.
+
+    Raises:
+        UserError: a missing or unreadable file, an unknown format, a column that is not there, no documents.
+    """
+    inputs: list[InputFile] = []
+    for role, source in config.corpus.roles():
+        found = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source))
+        if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in found):
+            where = source.dataset or ", ".join(source.paths)
+            raise UserError(f"corpus.{role} holds no documents: {where}")
+        inputs.extend(found)
+    return inputs
+
+
+def estimated_rows(entry: InputFile) -> tuple[int, bool]:
+    """Rows of an input and whether the number is exact: a guess from the first lines where only reading would tell."""
+    if entry.rows is not None:
+        return entry.rows, True
+    with open_plain(entry.path) as file:
+        head = file.read(_EDGE)
+        whole = len(head) < _EDGE
+    lines = sum(1 for line in head.split(b"\n") if line.strip())
+    if whole:
+        return lines - (entry.format == "csv"), entry.format == "jsonl"
+    packing = 1 if compression_of(entry.path) is None else 3
+    return max(1, round(entry.size * packing * lines / len(head))), False
+
+
+def _local_inputs(role: Role, source: SourceConfig) -> Iterator[InputFile]:
+    seen: set[str] = set()
+    for pattern in source.paths:
+        for name, path, fs in _expand(role, pattern):
+            if path in seen:
+                continue
+            seen.add(path)
+            if fs.isdir(path):
+                yield from _folder(role, source, name, path, fs)
+            else:
+                yield _file(role, source, name, path, fs)
+
+
+def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
+    """(name as the user would write it, full path, file system) of all that a path or glob stands for."""
+    try:
+        fs, full = fsspec.core.url_to_fs(os.path.expanduser(pattern) if "://" not in pattern else pattern)
+        local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
+        magic = any(mark in full for mark in "*?[") and not fs.exists(full)
+        found = sorted(fs.glob(full)) if magic else [full] if fs.exists(full) else []
+    except (ImportError, ValueError, OSError) as error:
+        raise UserError(f"corpus.{role}: cannot open {pattern}: {' '.join(str(error).split())}") from None
+    if not found:
+        raise UserError(f"corpus.{role}: no file {pattern}{_neighbours(fs, full)}")
+    for path in found:
+        relative = local and not os.path.isabs(os.path.expanduser(pattern))
+        name = os.path.relpath(path) if relative else path if local else fs.unstrip_protocol(path)
+        yield name, path if local else fs.unstrip_protocol(path), fs
+
+
+def _neighbours(fs: Any, full: str) -> str:
+    folder, base = full.rstrip("/").rsplit("/", 1) if "/" in full else ("", full)
+    try:
+        names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False))[:20]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return f"; no folder {folder} either"
+    return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
+
+
+def _folder(role: Role, source: SourceConfig, name: str, path: str, fs: Any) -> Iterator[InputFile]:
+    if fs.exists(f"{path}/dataset_info.json") or fs.exists(f"{path}/dataset_dict.json"):
+        yield _saved_dataset(role, source, name, path)
+        return
+    files = [file for file in sorted(fs.find(path)) if format_of(file) and "/." not in file[len(path) :]]
+    if not files:
+        raise UserError(f"corpus.{role}: folder {name} holds no file that ends in {', '.join(SUFFIXES)}")
+    texts = [file for file in files if format_of(file) == "txt"]
+    strip = len(path.rstrip("/")) + 1
+    prefix = name.rstrip("/")
+    if texts:
+        sizes = [int(fs.size(file) or 0) for file in texts]
+        digest = _digest(*(f"{file[strip:]}:{size}" for file, size in zip(texts, sizes, strict=True)))
+        inner = tuple(file[strip:] for file in texts)
+        yield InputFile(role, prefix, path, "txt", sum(sizes), len(texts), digest, inner)
+    for file in files:
+        if format_of(file) != "txt":
+            yield _file(role, source, f"{prefix}/{file[strip:]}", file, fs)
+
+
+def _file(role: Role, source: SourceConfig, name: str, path: str, fs: Any) -> InputFile:
+    form = format_of(path)
+    if form is None:
+        raise UserError(f"corpus.{role}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
+    size = int(fs.size(path) or 0)
+    content = _digest(str(size), _ends(fs, path, size))
+    rows: int | None = None
+    if form == "parquet":
+        rows = _check_parquet(source, name, path)
+    elif form == "txt":
+        return InputFile(role, name, path, "txt", size, 1, content, ("",))
+    elif size == 0:
+        rows = 0
+    else:
+        columns = first_columns(form, path, name)
+        _check_columns(source, name, columns)
+    return InputFile(role, name, path, form, size, rows, content)
+
+
+def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
+    try:
+        with fsspec.open(path, "rb") as file:
+            footer = pq.ParquetFile(file)
+            schema, rows = footer.schema_arrow, footer.metadata.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
+    _check_columns(source, name, schema.names)
+    kind = schema.field(source.text).type
+    stringlike = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not any(check(kind) for check in stringlike) and str(kind) != "string_view":
+        raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
+    return int(rows)
+
+
+def _check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
+    for wanted in (source.text, source.id, source.group):
+        if wanted is not None and wanted not in columns:
+            raise UserError(f"no column {wanted!r} in {name}; {nearest(wanted, columns, 'columns')}")
+
+
+def _saved_dataset(role: Role, source: SourceConfig, name: str, path: str) -> InputFile:
+    dataset = open_saved_dataset(path, source.split, name)
+    _check_columns(source, name, dataset.column_names)
+    digest = _digest(str(dataset._fingerprint), str(dataset.num_rows))
+    return InputFile(
+        role,
+        name,
+        path,
+        "dataset",
+        int(dataset.dataset_size or dataset.data.nbytes),
+        dataset.num_rows,
+        digest,
+    )
+
+
+def _hub_input(role: Role, source: SourceConfig) -> list[InputFile]:
+    assert source.dataset is not None
+    info = hub_dataset_info(source.dataset, source.subset, source.split)
+    _check_columns(source, source.dataset, info.columns)
+    digest = _digest(source.dataset, str(source.subset), source.split, str(info.rows), str(info.size))
+    return [InputFile(role, source.dataset, source.dataset, "hub", info.size, info.rows, digest)]
+
+
+def _ends(fs: Any, path: str, size: int) -> str:
+    head = fs.cat_file(path, start=0, end=min(size, _EDGE)) if size else b""
+    tail = fs.cat_file(path, start=max(0, size - _EDGE), end=size) if size > _EDGE else b""
+    return hashlib.sha256(head + tail).hexdigest()
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,56 @@
+"""The unit of work: a contiguous run of rows of one input file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeline.config.corpus import Role, TransformConfig
+from pipeline.corpus.formats import Format, compression_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A contiguous run of rows of one input: rows [start, stop), or lines that begin in bytes [start, stop)."""
+
+    id: str
+    role: Role
+    name: str
+    path: str
+    format: Format
+    start: int
+    stop: int | None  # None: to the end
+    first_row: int  # number of the first row in the input
+    max_rows: int | None  # None: no limit
+    content: str
+    text: str
+    id_column: str | None
+    group_column: str | None
+    files: tuple[str, ...] = ()
+    subset: str | None = None
+    split: str = "train"
+    transform: TransformConfig | None = None  # of the texts
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain mapping, for JSON and for rows of a dataset."""
+        transform = None if self.transform is None else self.transform.model_dump()
+        return {**asdict(replace(self, transform=None)), "transform": transform}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Shard:
+        """The inverse of `to_dict`."""
+        transform = value.get("transform")
+        found = None if transform is None else TransformConfig(**transform)
+        return cls(**{**value, "files": tuple(value["files"]), "transform": found})
+
+    @property
+    def by_bytes(self) -> bool:
+        """Whether start and stop count bytes (uncompressed JSONL) and not rows."""
+        return self.format == "jsonl" and compression_of(self.path) is None
+
+
+def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
+    """The run's fingerprint and what the shard reads: which rows of which content, through which columns."""
+    rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
+    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column]}

@@ -1,0 +1,133 @@
+"""Input files -> shards, planned from metadata: sizes, Parquet footers, saved datasets' row counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import fsspec
+import pyarrow.parquet as pq
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import SourceConfig
+from pipeline.corpus.documents import lines, read_shard
+from pipeline.corpus.inputs import InputFile
+from pipeline.corpus.shard import Shard
+
+
+def plan_shards(config: AuditConfig, inputs: Sequence[InputFile], limit: int | None = None) -> list[Shard]:
+    """Cut the inputs into shards of about `shard_bytes` of text; `limit` keeps the first rows of each role."""
+    shards: list[Shard] = []
+    for role, source in config.corpus.roles():
+        left = limit
+        number = 0
+        for entry in (entry for entry in inputs if entry.role == role):
+            for shard in _cut(entry, source, config):
+                if left is not None:
+                    shard, rows = _limited(shard, left)
+                    if left > 0 and rows == 0:
+                        continue
+                    left -= rows
+                shards.append(replace(shard, id=f"{role}-{number:06d}"))
+                number += 1
+                if left == 0:
+                    break
+            if left == 0:
+                break
+    return shards
+
+
+def number_rows(shards: Sequence[Shard]) -> list[Shard]:
+    """Fill in the first row of byte ranges by counting the lines before them, each byte read once."""
+    numbered: list[Shard] = []
+    for shard in shards:
+        previous = numbered[-1] if numbered else None
+        if shard.by_bytes and shard.start > 0 and previous is not None and previous.path == shard.path:
+            shard = replace(
+                shard, first_row=previous.first_row + _lines_between(shard.path, previous.start, shard.start)
+            )
+        numbered.append(shard)
+    return numbered
+
+
+def _cut(entry: InputFile, source: SourceConfig, config: AuditConfig) -> Iterator[Shard]:
+    whole = Shard(
+        id="",
+        role=entry.role,
+        name=entry.name,
+        path=entry.path,
+        format=entry.format,
+        start=0,
+        stop=entry.rows,
+        first_row=0,
+        max_rows=None,
+        content=entry.content,
+        text=source.text,
+        id_column=source.id,
+        group_column=source.group,
+        files=entry.files,
+        subset=source.subset,
+        split=source.split,
+        transform=config.text_transform,
+    )
+    if entry.rows == 0:
+        return
+    if not entry.splittable:
+        yield whole
+        return
+    if entry.format == "jsonl":
+        step, total = config.resources.shard_bytes, entry.size
+    else:
+        total = entry.rows or 0
+        by_bytes = config.resources.shard_bytes * total // max(1, _text_bytes(entry, source))
+        step = max(1, min(config.resources.shard_documents, by_bytes))
+    for start in range(0, total, step):
+        stop = min(total, start + step)
+        first = 0 if entry.format == "jsonl" else start
+        yield replace(whole, start=start, stop=stop, first_row=first, files=entry.files[start:stop])
+
+
+def _text_bytes(entry: InputFile, source: SourceConfig) -> int:
+    """Uncompressed bytes of the text column (Parquet, from its footer), else of the whole input."""
+    if entry.format != "parquet":
+        return entry.size
+    with fsspec.open(entry.path, "rb") as file:
+        metadata = pq.ParquetFile(file).metadata
+        total = 0
+        for group in range(metadata.num_row_groups):
+            row_group = metadata.row_group(group)
+            columns = (row_group.column(index) for index in range(row_group.num_columns))
+            total += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == source.text)
+    return total
+
+
+def _limited(shard: Shard, left: int) -> tuple[Shard, int]:
+    """The shard cut to at most `left` rows, and how many rows that is."""
+    if shard.by_bytes:
+        rows = min(left, _lines_from(shard, left))
+        return replace(shard, max_rows=rows), rows
+    if shard.stop is None:
+        rows = sum(1 for _ in read_shard(replace(shard, max_rows=left)))
+        return replace(shard, max_rows=rows), rows
+    rows = min(left, shard.stop - shard.start)
+    return replace(shard, stop=shard.start + rows, files=shard.files[:rows]), rows
+
+
+def _lines_from(shard: Shard, enough: int) -> int:
+    return sum(1 for _ in lines(replace(shard, max_rows=enough)))
+
+
+def _lines_between(path: str, start: int, stop: int) -> int:
+    """How many lines begin in bytes [start, stop), for stop > start."""
+    first, last = max(0, start - 1), stop - 1
+    count = 1 if start == 0 else 0
+    with fsspec.open(path, "rb") as file:
+        file.seek(first)
+        left = last - first
+        while left > 0:
+            block = file.read(min(left, 1 << 24))
+            if not block:
+                break
+            count += block.count(b"\n")
+            left -= len(block)
+    return count

@@ -1,0 +1,69 @@
+"""Trained adapters: whose base model they belong to, and how they are put over it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import peft
+from safetensors import safe_open
+
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+RECORD = "training.json"
+"""Beside the weights: the settings, the versions, the base model and the loss of every step."""
+
+
+def check_base(folder: Path, base: str, shown: str) -> None:
+    """Refuse an adapter that was trained on another base model, where its record says on which.
+
+    Args:
+        folder: of the adapter.
+        base: SHA-256 of the base model that it is to be used with, as `models.fingerprint_model` gives it.
+        shown: the path of that model.
+
+    Raises:
+        UserError: it is another.
+    """
+    try:
+        said = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
+    except (OSError, ValueError, AttributeError):
+        return  # written by other software: what does not fit shows when it is loaded
+    trained_on = said.get("model", base)
+    if trained_on != base:
+        raise UserError(
+            f"adapter {folder} is for another base model: trained on weights {trained_on[:12]}, "
+            f"model {shown} has {base[:12]}"
+        )
+
+
+def load_adapter(model: Any, folder: Path, shown: str) -> Any:
+    """The model with an adapter over it, all of whose weights have found their layer.
+
+    Raises:
+        UserError: the adapter is for another base model.
+    """
+    problem = f"adapter {folder} is for another base model than {shown}"
+    try:
+        with warnings.catch_warnings():  # of AdaLoRA's rank pattern, which peft heeds and calls ignored
+            warnings.simplefilter("ignore")
+            adapted = peft.PeftModel.from_pretrained(model, str(folder))
+    except (RuntimeError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "size mismatch" in str(error) or "not found in the base model" in str(error):
+            raise UserError(f"{problem}: {lines[-1]}") from None
+        raise
+    file = folder / "adapter_model.safetensors"
+    if file.is_file():
+        with safe_open(file, framework="pt") as weights:
+            written = set(weights.keys())
+            unlike = sorted(written ^ peft.get_peft_model_state_dict(adapted).keys())
+        if unlike:
+            raise UserError(f"{problem}: only one of them has {unlike[0]}")
+    return adapted

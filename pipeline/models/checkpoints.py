@@ -1,0 +1,278 @@
+"""What a model is made of on disk: its files found or refused, its configuration, its digests. Loads no weights."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.models import ModelConfig, expand_user
+from pipeline.errors import UserError, nearest
+
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
+PICKLES = ("*.bin", "*.pt", "*.pth")
+NOT_CAUSAL = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
+NOT_SEQ2SEQ = ("EncoderModel", "Classification", "QuestionAnswering")
+HUB_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a model's files lie, on this machine."""
+
+    folder: Path
+    gguf: str | None  # name of the GGUF file in it
+
+    @property
+    def gguf_argument(self) -> dict[str, str]:
+        """What from_pretrained must be told of a GGUF file."""
+        return {"gguf_file": self.gguf} if self.gguf else {}
+
+
+@contextlib.contextmanager
+def in_one_line(config: ModelConfig, what: str) -> Iterator[None]:
+    """Turn what a loader raises on bad files into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # loaders raise whatever their parsers do
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"model {config.path}: cannot read its {what}: {lines[0] if lines else type(error).__name__}"
+        ) from error
+
+
+def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
+    """The model's files on this machine; those of a hub model are fetched, the weights only if asked for."""
+    path = Path(expand_user(config.path))
+    if path.suffix == ".gguf":
+        if config.gguf_file is not None:
+            raise UserError(f"model path {config.path} is a GGUF file already; gguf_file {config.gguf_file!r} must go")
+        return _gguf(path.parent, path.name, str(path.parent))
+    if path.is_dir():
+        return _gguf(path, config.gguf_file, config.path) if config.gguf_file else Checkpoint(path, None)
+    if path.is_file():
+        raise UserError(f"model path {config.path} is a file that is not GGUF; give its folder")
+    looks_local = config.path.startswith((".", "/", "~")) or config.path.count("/") > 1
+    if looks_local:
+        raise UserError(f"no model at {config.path}; {_siblings(path)}")
+    return _from_hub(config, weights=weights)
+
+
+def _gguf(folder: Path, name: str, shown: str) -> Checkpoint:
+    if not (folder / name).is_file():
+        others = sorted(entry.name for entry in folder.glob("*.gguf")) if folder.is_dir() else []
+        tail = nearest(name, others, "GGUF files there") if others else "no GGUF file is there"
+        raise UserError(f"no GGUF file {name!r} in {shown}; {tail}")
+    with (folder / name).open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise UserError(f"{folder / name} is not a GGUF file")
+    return Checkpoint(folder, name)
+
+
+def _siblings(path: Path) -> str:
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()) if path.parent.is_dir() else []
+    return nearest(path.name, names[:20], f"folders in {path.parent}") if names else f"no folder {path.parent} either"
+
+
+def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = f"{config.path} at {config.revision}" if config.revision else config.path
+    wanted = [*SMALL_FILES, "*.safetensors", *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
+    try:
+        folder = snapshot_download(
+            config.path,
+            revision=config.revision,
+            allow_patterns=[config.gguf_file] if config.gguf_file else list(wanted),
+            ignore_patterns=None if config.gguf_file else ["*/*", "consolidated*"],
+            etag_timeout=HUB_SECONDS,
+        )
+    except HFValidationError:
+        raise UserError(f"no model folder {config.path}, and it is not a hub id either (owner/name)") from None
+    except GatedRepoError:
+        raise UserError(f"model {name} is gated on the hub: ask for access and set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise UserError(f"no model {name}: neither a folder here nor on the hub (private ones need HF_TOKEN)") from None
+    except RevisionNotFoundError:
+        raise UserError(f"model {config.path} has no revision {config.revision!r} on the hub") from None
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        raise UserError(
+            f"model {name}: no such folder, and the hub cannot be reached; give a folder or a .gguf file"
+        ) from None
+    return _gguf(Path(folder), config.gguf_file, config.path) if config.gguf_file else Checkpoint(Path(folder), None)
+
+
+def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """Files of a folder that match any of the patterns, sorted."""
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def digest(paths: Sequence[Path]) -> str:
+    """SHA-256 over names and contents."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.name} {content}\n".encode())
+    return whole.hexdigest()
+
+
+def weight_files(config: ModelConfig, source: Checkpoint) -> list[str]:
+    """Names of the weight files that a load reads, safetensors before pickles."""
+    names = [path.name for path in matching(source.folder, ["*.safetensors"])]
+    return names or ([path.name for path in matching(source.folder, PICKLES)] if config.allow_pickle else [])
+
+
+def check_weights(config: ModelConfig, source: Checkpoint) -> None:
+    """Weights are safetensors or GGUF, or pickles that the config allows."""
+    if source.gguf or weight_files(config, source):
+        return
+    local = Path(expand_user(config.path)).is_dir()
+    names = [path.name for path in source.folder.iterdir()] if local else _hub_names(config)
+    if names is None or any(name.endswith(".safetensors") for name in names):
+        return
+    pickles = sorted(name for name in names if Path(name).match("*.bin") or Path(name).match("*.pt*"))
+    if pickles and not config.allow_pickle:
+        raise UserError(
+            f"model {config.path}: weights are pickles ({pickles[0]}), which can run code; use a safetensors copy, or "
+            "set allow_pickle: true if you trust them"
+        )
+    if pickles:
+        return
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    tail = f"it has GGUF files, name one as gguf_file: {', '.join(ggufs)}" if ggufs else "no *.safetensors is there"
+    raise UserError(f"model {config.path}: no weights; {tail}")
+
+
+def _hub_names(config: ModelConfig) -> list[str] | None:
+    """File names of a hub model; None if the hub does not say."""
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().model_info(config.path, revision=config.revision, timeout=HUB_SECONDS)
+    except Exception:  # a cached model needs no hub: the load says what is missing
+        return None
+    return [entry.rfilename for entry in found.siblings or []]
+
+
+def load_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool = False) -> Any:
+    """The model's configuration, if it is that of a causal language model, or if `seq2seq` of an encoder-decoder one.
+
+    Raises:
+        UserError: it cannot be read, or the model is of another kind.
+    """
+    from transformers import AutoConfig
+
+    if not source.gguf:
+        if not (source.folder / "config.json").is_file():
+            raise UserError(f"model {config.path}: no config.json in its folder")
+        with in_one_line(config, "config.json"):
+            raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
+        if "auto_map" in raw and not config.trust_remote_code and not _known_type(raw.get("model_type")):
+            raise UserError(f"model {config.path} ships code of its own; set trust_remote_code: true if you trust it")
+    with in_one_line(config, "config"):
+        loaded = AutoConfig.from_pretrained(
+            source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
+        )
+    names = loaded.architectures or []
+    if seq2seq and loaded.is_encoder_decoder:
+        if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
+            raise UserError(f"model {config.path} writes no text: {', '.join(names) or loaded.model_type}")
+        return loaded
+    own_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
+    if not own_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
+        raise UserError(f"model {config.path} is no causal language model: {', '.join(names) or loaded.model_type}")
+    return loaded
+
+
+def _known_type(model_type: str | None) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
+def causal_class(loaded: Any) -> str | None:
+    """Name of the causal language model class of a configuration, if it has one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(loaded.model_type)
+    return name if name is None or isinstance(name, str) else name[0]
+
+
+def seq2seq_class(loaded: Any) -> str | None:
+    """Name of the sequence-to-sequence class of a configuration, if it has one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(loaded.model_type)
+    return name if name is None or isinstance(name, str) else name[0]
+
+
+def max_positions(loaded: Any) -> int | None:
+    """Positions that the model has, if its configuration says; of T5, those that it was trained with."""
+    known = loaded.get_text_config()
+    value = getattr(known, "max_position_embeddings", None) or getattr(known, "n_positions", None)
+    return int(value) if isinstance(value, int) and value > 0 else None
+
+
+def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
+    """The dtype that a load gives, by name."""
+    if config.dtype != "auto":
+        return config.dtype
+    if source.gguf:
+        return "float32"
+    if loaded.dtype is not None:
+        return str(loaded.dtype).removeprefix("torch.")
+    shards = matching(source.folder, ["*.safetensors"])
+    if not shards:
+        return "auto"
+    from safetensors import safe_open
+
+    with safe_open(shards[0], framework="pt") as file:
+        kinds = {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118 - not a dict
+    known = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    return next((name for kind, name in known.items() if kind in kinds), "auto")
+
+
+def adapter_folder(config: ModelConfig) -> Path:
+    """The adapter's folder.
+
+    Raises:
+        UserError: it is missing.
+    """
+    assert config.adapter is not None
+    folder = Path(expand_user(config.adapter))
+    if not (folder / "adapter_config.json").is_file():
+        missing = f"no adapter_config.json in {config.adapter}" if folder.is_dir() else f"no folder {config.adapter}"
+        raise UserError(f"adapter: {missing}; {_siblings(folder)}")
+    return folder
+
+
+def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
+    """The adapter's folder, if it is one for the task and no pickle."""
+    folder = adapter_folder(config)
+    with in_one_line(config, f"adapter {config.adapter}"):
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    if settings.get("task_type") not in (None, task):
+        raise UserError(f"adapter {config.adapter} is for {settings['task_type']}, the model for {task}")
+    if not (folder / "adapter_model.safetensors").is_file():
+        if not (folder / "adapter_model.bin").is_file():
+            raise UserError(f"adapter {config.adapter}: no adapter_model.safetensors in it")
+        if not config.allow_pickle:
+            raise UserError(
+                f"adapter {config.adapter}: weights are a pickle (adapter_model.bin); set allow_pickle: true if you "
+                "trust it"
+            )
+    return folder

@@ -1,0 +1,223 @@
+"""Open the target and reference models, adapters and GGUF files; what they are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.errors import UserError
+from pipeline.models.adapters import check_base, load_adapter
+from pipeline.models.checkpoints import (
+    Checkpoint,
+    adapter_folder,
+    causal_class,
+    check_adapter,
+    check_weights,
+    digest,
+    dtype_name,
+    in_one_line,
+    load_config,
+    locate,
+    matching,
+    max_positions,
+    seq2seq_class,
+    weight_files,
+)
+from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer, quieten
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A causal language model, ready to be asked: eval mode, no gradients."""
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device  # where token ids go
+    max_tokens: int | None  # positions that the model has, if it says
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2SeqModel:
+    """An encoder-decoder model such as T5, ready to be asked: eval mode, no gradients."""
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device  # where token ids go
+    max_tokens: int | None  # tokens that it reads, and as many that it writes, if it says
+
+
+def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        config: Which model, and how.
+        gpus: 0 is the CPU, up to 1 torch's current GPU, more spreads the model over the visible GPUs.
+
+    Raises:
+        UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
+    """
+    opened = _open(config, gpus, seq2seq=False)
+    assert isinstance(opened, LanguageModel)
+    return opened
+
+
+def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel | Seq2SeqModel:
+    """Load a model that rewrites texts: a causal one, or an encoder-decoder one where the checkpoint is of that kind.
+
+    Arguments and errors are those of `open_model`.
+    """
+    return _open(config, gpus, seq2seq=True)
+
+
+def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel | Seq2SeqModel:
+    """A causal model, or if `seq2seq` allows it an encoder-decoder one."""
+    quieten()
+    if gpus > 0 and not torch.cuda.is_available():
+        raise UserError(f"model {config.path}: {gpus:g} GPUs an actor were asked for and torch sees none")
+    source = locate(config, weights=True)
+    check_weights(config, source)
+    tokenizer = load_tokenizer(config, source)
+    loaded = load_config(config, source, seq2seq=seq2seq) if seq2seq or not source.gguf else None
+    two_sided = loaded is not None and seq2seq and loaded.is_encoder_decoder
+    model = _load_weights(config, source, gpus, loaded, seq2seq=two_sided)
+    if config.adapter is not None:
+        model = _merge_adapter(config, model, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
+    model.eval().requires_grad_(False)
+    device = model.get_input_embeddings().weight.device
+    positions = max_positions(model.config)
+    return (
+        Seq2SeqModel(model, tokenizer, device, positions)
+        if two_sided
+        else LanguageModel(model, tokenizer, device, positions)
+    )
+
+
+def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, Any]:
+    """Check without loading weights that a model can be opened.
+
+    Args:
+        config: Which model, and how.
+        paraphraser: By `open_paraphraser`, which opens encoder-decoder models too.
+
+    Returns:
+        "architecture", "dtype", "max_tokens" (None if the model does not say) and "parameters" (None if only
+        loading would tell).
+
+    Raises:
+        UserError: in one line, what is missing or refused.
+    """
+    quieten()
+    source = locate(config, weights=False)
+    check_weights(config, source)
+    loaded = load_config(config, source, seq2seq=paraphraser)
+    two_sided = paraphraser and loaded.is_encoder_decoder
+    load_tokenizer(config, source)
+    if config.adapter is not None:
+        check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
+    if config.quantization is not None:
+        _quantization(config)
+    known = seq2seq_class(loaded) if two_sided else causal_class(loaded)
+    architecture = (loaded.architectures or [known or loaded.model_type])[0]
+    dtype = dtype_name(config, source, loaded)
+    parameters = _count_parameters(config, loaded, seq2seq=two_sided)
+    return {
+        "architecture": architecture,
+        "dtype": dtype,
+        "max_tokens": max_positions(loaded),
+        "parameters": parameters,
+    }
+
+
+def _auto_class(*, seq2seq: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+
+
+def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int | None:
+    """Parameters of the model, shared ones once, from a copy of it that holds no weights."""
+    try:
+        with torch.device("meta"):
+            empty = _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
+    except Exception:  # an estimate is all that it is for: whatever a model's code raises, loading decides
+        return None
+    return sum(parameter.numel() for parameter in empty.parameters())
+
+
+def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
+    """What the model's answers depend on: content, wherever it lies.
+
+    Returns:
+        "model" (SHA-256 over weights and configuration, the adapter's too), "tokenizer" (over its files, or the GGUF),
+        "dtype" and "quantization" ("none" without one). Of an endpoint: what it is called, and how it is asked; what
+        it serves under that name only its owner knows.
+
+    Raises:
+        UserError: a file is missing, or the adapter's record names another base model.
+    """
+    if isinstance(config, EndpointConfig):
+        asked = f"{config.name} at {config.endpoint}, {config.api}"
+        asked += f": {config.instruction}" if config.api == "chat" else ""
+        return {"model": asked, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
+    quieten()
+    source = locate(config, weights=True)
+    if source.gguf:
+        weights = tokenizer = digest([source.folder / source.gguf])
+    else:
+        code = ["*.py"] if config.trust_remote_code else []
+        weights = digest(matching(source.folder, [*weight_files(config, source), "config.json", *code]))
+        tokenizer = digest(matching(source.folder, TOKENIZER_FILES))
+    if config.adapter is not None:
+        folder = adapter_folder(config)
+        check_base(folder, weights, config.path)
+        adapter = digest(matching(folder, ["adapter_config.json", "adapter_model.*"]))
+        weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
+    dtype = dtype_name(config, source, None if source.gguf else load_config(config, source, seq2seq=True))
+    return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": config.quantization or "none"}
+
+
+def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, *, seq2seq: bool) -> Any:
+    settings: dict[str, Any] = dict(source.gguf_argument)
+    if not source.gguf:
+        settings["use_safetensors"] = None if config.allow_pickle else True
+    if config.quantization is not None:
+        settings["quantization_config"] = _quantization(config)
+    if gpus > 0:
+        settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
+    dtype = dtype_name(config, source, loaded)
+    quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
+    with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
+        return _auto_class(seq2seq=seq2seq).from_pretrained(
+            source.folder,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            trust_remote_code=config.trust_remote_code,
+            **settings,
+        )
+
+
+def _quantization(config: ModelConfig) -> Any:
+    """Settings of a quantised load.
+
+    Raises:
+        UserError: bitsandbytes is not installed.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise UserError(f"quantization {config.quantization} needs bitsandbytes: pip install 'seenset[quantization]'")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_8bit=config.quantization == "8bit", load_in_4bit=config.quantization == "4bit")
+
+
+def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
+    """The model with the adapter added to its weights."""
+    folder = check_adapter(config, task)
+    with in_one_line(config, f"adapter {config.adapter}"):
+        return load_adapter(model, folder, config.path).merge_and_unload()

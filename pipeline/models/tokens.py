@@ -1,0 +1,111 @@
+"""Texts as a model reads them: its tokenizer, and what it keeps of a text."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pipeline.config.models import ModelConfig
+from pipeline.models.checkpoints import (
+    Checkpoint,
+    in_one_line,
+    locate,
+)
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json",
+)  # fmt: skip
+
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One document as the model reads it."""
+
+    ids: list[int]
+    truncated: bool
+    kept: int  # characters of the text that the ids cover
+
+
+def open_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of a model, without its weights.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    quieten()
+    return load_tokenizer(config, locate(config, weights=False))
+
+
+def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
+    """Token ids of texts, cut to max_tokens. A BOS or EOS appears only if the tokenizer adds one by itself.
+
+    Args:
+        tokenizer: Of a model of transformers.
+        texts: The texts.
+        max_tokens: Most ids a text, >= 1.
+    """
+    if not texts:
+        return []
+    if not tokenizer.is_fast:
+        return [_tokenize_slowly(tokenizer, text, max_tokens) for text in texts]
+    encoded = tokenizer(
+        texts, add_special_tokens=True, return_attention_mask=False, return_offsets_mapping=True, verbose=False
+    )
+    found = []
+    for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if len(ids) <= max_tokens:
+            found.append(Tokens(ids, False, len(text)))
+        else:
+            found.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens])))
+    return found
+
+
+def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
+    """Texts as a model reads them whose tokenizer is not at hand: each word stands for a token, and all ids are 0."""
+    found = []
+    for text in texts:
+        ends = [word.end() for word in islice(_WORD.finditer(text), max_tokens + 1)]
+        cut = len(ends) > max_tokens
+        found.append(Tokens([0] * min(len(ends), max_tokens), cut, ends[max_tokens - 1] if cut else len(text)))
+    return found
+
+
+def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
+    """The same with a tokenizer that gives no offsets: the characters kept are those that decode back."""
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    if len(ids) <= max_tokens:
+        return Tokens(ids, False, len(text))
+    decoded = tokenizer.decode(ids[:max_tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return Tokens(ids[:max_tokens], True, min(len(text), len(decoded)))
+
+
+def quieten() -> None:
+    """Keep the progress bars and notices of libraries off the terminal."""
+    from huggingface_hub.utils import disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("DeepSpeed").addFilter(_is_error)  # imported to save a model; says on stdout that no GPU is there
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
+    """The tokenizer of a checkpoint; what is wrong with its files is a UserError of one line."""
+    from transformers import AutoTokenizer
+
+    with in_one_line(config, "tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
+        )

@@ -1,0 +1,325 @@
+"""Paraphrases of documents of any length: cut at sentences, rewritten piece by piece, rejoined, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.errors import UserError
+from pipeline.models.load import LanguageModel, Seq2SeqModel
+from pipeline.passes.generate import Continuation, Prompt, Sampling, continuations
+
+PREFIX = "paraphrase: "
+INSTRUCTION = (
+    "Paraphrase the text below: say the same in other words and other sentences, in the same language and at about "
+    "the same length. Answer with the paraphrase alone."
+)
+
+LEAST_PIECE = 8  # tokens; a model with less room for a text is of no use
+SPARE = 32  # tokens that an answer may have beyond `longest` times its text
+KTD_SAMPLING = Sampling(temperature=1.9, top_k=50, top_p=0.95)
+_MARK = "\ue000\ue001\ue000"  # stands for the text in a chat template; private use, so in no template
+Reason = Literal["blank", "empty", "unfinished", "verbatim", "non_finite"]
+MESSAGES: dict[Reason, str] = {
+    "blank": "the document has no word to paraphrase",
+    "empty": "a paraphrase is empty",
+    "unfinished": "a paraphrase does not end within its limit of tokens",
+    "verbatim": "a paraphrase repeats the document",
+    "non_finite": "the paraphraser gave NaN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParaphraseSettings:
+    """How paraphrases are drawn; the defaults are those of KTD (Hu et al. 2025).
+
+    Raises:
+        UserError: a value outside its limits.
+    """
+
+    sampling: Sampling = KTD_SAMPLING
+    instruction: str | None = None  # None: `PREFIX` for an encoder-decoder model, `INSTRUCTION` for a causal one
+    piece_tokens: int = 256  # longest piece; less where the model has less room
+    longest: float = 2.0  # tokens of an answer over those of its text, beyond `SPARE`
+    redraws: int = 3  # of a draw that is bad, before the document is given up
+
+    def __post_init__(self) -> None:
+        if self.piece_tokens < LEAST_PIECE:
+            raise UserError(f"piece_tokens must be at least {LEAST_PIECE}, got {self.piece_tokens}")
+        if not 1 <= self.longest < float("inf"):
+            raise UserError(f"longest must be at least 1, got {self.longest}")
+        if self.redraws < 0:
+            raise UserError(f"redraws must be at least 0, got {self.redraws}")
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The paraphrases of one document, all of them good."""
+
+    key: int
+    texts: tuple[str, ...]
+    redrawn: int  # pieces that were drawn again
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A document whose paraphrases stayed bad."""
+
+    key: int
+    reason: Reason
+    message: str
+
+
+def paraphrase(
+    lm: LanguageModel | Seq2SeqModel,
+    texts: Sequence[tuple[int, str]],
+    draws: int,
+    settings: ParaphraseSettings,
+    seed: int,
+    *,
+    batch_tokens: int | None = None,
+) -> list[Draws | Failure]:
+    """Draw paraphrases of documents.
+
+    Args:
+        lm: The paraphraser: an encoder-decoder model, or an instruction-tuned causal one.
+        texts: Documents, as (key, text); random streams follow from the seed and the key.
+        draws: Paraphrases of each.
+        settings: How they are drawn.
+        seed: Of the run.
+        batch_tokens: As of `continuations`.
+
+    Returns:
+        For each document its paraphrases, or why there are none. A draw is bad if a piece of it is empty or does not
+        end within its limit, or if all of it repeats the document; it is then drawn again, from other random numbers.
+
+    Raises:
+        UserError: the model has no chat template, or no room for a text beside its prompt.
+    """
+    encode, limit = _encoder(lm, settings), piece_limit(lm, settings)
+    bare = _token_counter(lm.tokenizer)
+    documents = [_Document(key, text, split(text, bare, limit), draws) for key, text in texts]
+    for attempt in range(settings.redraws + 1):
+        asked = [(document, piece, numbers) for document in documents for piece, numbers in document.missing()]
+        if not asked:
+            break
+        prompts = []
+        for document, piece, numbers in asked:
+            source = document.pieces[piece].strip()
+            most = int(settings.longest * bare(source)) + SPARE
+            key = (document.key, piece, attempt)
+            prompts.append(Prompt(key, encode(source), numbers, max_new_tokens=most))
+        found = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens)
+        for (document, piece, numbers), answers in zip(asked, found, strict=True):
+            document.redrawn += len(numbers) if attempt else 0
+            for number, answer in zip(numbers, answers, strict=True):
+                document.take(piece, number, answer)
+        for document in documents:
+            document.drop_verbatim()
+    return [document.result(settings.redraws) for document in documents]
+
+
+@dataclass(slots=True)
+class _Document:
+    """A document whose paraphrases are being drawn."""
+
+    key: int
+    text: str
+    pieces: list[str]
+    draws: int
+    redrawn: int = 0
+    reason: Reason = "blank"
+    answers: list[list[str | None]] = field(init=False)  # of each draw, of each piece; None: to be drawn
+
+    def __post_init__(self) -> None:
+        self.answers = [[piece if piece.isspace() else None for piece in self.pieces] for _ in range(self.draws)]
+
+    def missing(self) -> list[tuple[int, list[int]]]:
+        """Pieces that are to be drawn, each with the numbers of the draws."""
+        lacking = [[d for d in range(self.draws) if self.answers[d][p] is None] for p in range(len(self.pieces))]
+        return [(piece, numbers) for piece, numbers in enumerate(lacking) if numbers]
+
+    def take(self, piece: int, number: int, answer: Continuation) -> None:
+        """Note an answer, if it is good."""
+        source = self.pieces[piece]
+        text = clean(answer.text, source)
+        if answer.end in ("tokens", "non_finite"):
+            self.reason = "unfinished" if answer.end == "tokens" else "non_finite"
+        elif not text:
+            self.reason = "empty"
+        else:
+            start, end = len(source) - len(source.lstrip()), len(source.rstrip())
+            self.answers[number][piece] = source[:start] + text + source[end:]
+
+    def drop_verbatim(self) -> None:
+        """Forget the draws that are whole and repeat the document."""
+        for number, answer in enumerate(self.answers):
+            if None not in answer and is_verbatim("".join(map(str, answer)), self.text):
+                self.reason = "verbatim"
+                self.answers[number] = [piece if piece.isspace() else None for piece in self.pieces]
+
+    def result(self, redraws: int) -> Draws | Failure:
+        """The paraphrases, if all of them are there."""
+        if not self.text.strip():
+            return Failure(self.key, "blank", MESSAGES["blank"])
+        if self.missing():
+            return Failure(self.key, self.reason, f"{MESSAGES[self.reason]}, after {redraws} redraws")
+        return Draws(self.key, tuple("".join(map(str, answer)) for answer in self.answers), self.redrawn)
+
+
+def is_verbatim(paraphrased: str, text: str) -> bool:
+    """Whether two texts are the same but for case, punctuation and whitespace."""
+
+    def normal(value: str) -> list[str]:
+        return re.findall(r"\w+", value.casefold()) or value.split()
+
+    return normal(paraphrased) == normal(text)
+
+
+_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_LABEL = re.compile(
+    r"\A(?:(?:sure|certainly|of course|here(?:'s|\u2019s| is)|below is)\b[^\n]{0,100}:\s*\n|"
+    r"\**(?:paraphrase|paraphrased (?:text|version)|rewritten text)\**:\**)\s*",
+    re.IGNORECASE,
+)
+
+_QUOTES = {'"': '"', "'": "'", "“": "”", "\u2018": "\u2019", "«": "»", "`": "`"}
+
+
+def clean(answer: str, source: str) -> str:
+    """A model's answer without what is not the paraphrase: a thought, a line of preamble or a label, quotes around it.
+
+    Nothing is taken away that the source has too, and nothing in doubt: quotes only in a pair around the whole answer.
+    """
+    answer = _THOUGHT.sub("", answer).strip()
+    source = source.strip()
+    label = _LABEL.match(answer)
+    if label and not _LABEL.match(source):
+        answer = answer[label.end() :].strip()
+    closing = _QUOTES.get(answer[:1])
+    if closing and len(answer) > 1 and answer.endswith(closing) and source[:1] != answer[0]:
+        inner = answer[1:-1]
+        if answer[0] not in inner and closing not in inner:
+            answer = inner.strip()
+    return answer
+
+
+_BOUNDARY = re.compile(r"[.!?…]+[\"'”\u2019»)\]]*\s+|[。\uff01\uff1f]+[”\u2019」』]*\s*|\n\s*")
+
+
+def split(text: str, length: Callable[[str], int], limit: int) -> list[str]:
+    """Cut a text in pieces that fit, at the ends of sentences; joined, they are the text.
+
+    Args:
+        text: The text.
+        length: Length of a piece, of its text without the whitespace around it.
+        limit: Largest length of a piece. A sentence that is longer is cut between words, and a word that is longer
+            within; a piece of one character is the least, whatever its length.
+    """
+    ends = [match.end() for match in _BOUNDARY.finditer(text)]
+    pieces: list[str] = []
+    for begin, end in zip([0, *ends], [*ends, len(text)], strict=True):
+        sentence = text[begin:end]
+        if not sentence:
+            continue
+        if pieces and length((pieces[-1] + sentence).strip()) <= limit:
+            pieces[-1] += sentence
+        elif length(sentence.strip()) <= limit:
+            pieces.append(sentence)
+        else:
+            pieces += _cut(sentence, length, limit)
+    return pieces
+
+
+def _cut(sentence: str, length: Callable[[str], int], limit: int) -> list[str]:
+    """Pieces of a sentence that is too long."""
+    words = re.findall(r"\S+\s*|\s+", sentence)
+    found: list[str] = []
+    while words:
+        count = _longest(words, length, limit)
+        if count:
+            found.append("".join(words[:count]))
+            del words[:count]
+            continue
+        characters = list(words.pop(0))
+        while characters:
+            count = _longest(characters, length, limit) or 1
+            found.append("".join(characters[:count]))
+            del characters[:count]
+    return found
+
+
+def _longest(units: list[str], length: Callable[[str], int], limit: int) -> int:
+    """How many of the first units fit together; found by halving, so each count returned was seen to fit."""
+    fits, fails = 0, 1
+    while fails <= len(units) and length("".join(units[:fails]).strip()) <= limit:
+        fits, fails = fails, 2 * fails
+    fails = min(fails, len(units) + 1)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if length("".join(units[:middle]).strip()) <= limit:
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+def piece_limit(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> int:
+    """Most tokens of a piece, so that its prompt and its answer fit the model.
+
+    Raises:
+        UserError: the model has no chat template, or no room for a text beside its prompt.
+    """
+    positions, beside = lm.max_tokens, len(_encoder(lm, settings)(""))
+    if isinstance(lm, Seq2SeqModel):
+        if positions is None:
+            said = lm.tokenizer.model_max_length
+            positions = said if said < 1 << 20 else 512
+        room = min(positions - beside, int((positions - SPARE) / settings.longest))
+    elif positions is not None:
+        room = int((positions - beside - SPARE) / (1 + settings.longest))
+    else:
+        room = settings.piece_tokens
+    if room < LEAST_PIECE:
+        raise UserError(
+            f"the paraphraser has {positions} positions: beside its prompt of {beside} tokens and an answer they leave "
+            f"{max(room, 0)} for a text, at least {LEAST_PIECE} are needed"
+        )
+    return min(settings.piece_tokens, room)
+
+
+def _token_counter(tokenizer: Any) -> Callable[[str], int]:
+    return lambda text: len(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+def _encoder(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> Callable[[str], list[int]]:
+    """A function from a piece to the ids that ask for its paraphrase.
+
+    What looks like a special token in a text is plain characters to the model: a text cannot end its own message.
+    """
+    tokenizer = lm.tokenizer
+
+    def ids(text: str, *, special: bool) -> list[int]:
+        found = tokenizer(text, add_special_tokens=special, split_special_tokens=True, verbose=False)
+        return list(found["input_ids"])
+
+    if isinstance(lm, Seq2SeqModel):
+        prefix = PREFIX if settings.instruction is None else settings.instruction
+        return lambda text: ids(prefix + text, special=True)
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError("the paraphraser has no chat template: use an instruction-tuned model, or one such as T5")
+    instruction = INSTRUCTION if settings.instruction is None else settings.instruction
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": f"{instruction}\n\n{_MARK}"}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,  # read by the templates of models that think aloud
+        date_string="1 January 2025",  # read by templates that else tell the day: the same prompt on every day
+    )
+    parts = rendered.split(_MARK)
+    if len(parts) != 2:
+        raise UserError(f"the paraphraser's chat template repeats a message {len(parts) - 1} times; it must be 1")
+    before, after = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts)
+    return lambda text: [*before, *ids(text, special=False), *after]

@@ -1,0 +1,385 @@
+"""A configured selection: calibrated on known documents, it judges audit documents a shard at a time.
+
+`answer` asks for passes over the audit shards by yielding what to compute of each shard and how two results merge; it
+gets the merged result back. So it runs the same in one process and on a cluster, and `together` lets several selections
+share their passes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
+from pipeline.selection import fusion, knockoff
+from pipeline.selection.adadetect import train
+from pipeline.selection.conditional import simes_grid
+from pipeline.selection.conformal import calibrate, p_values, ranks
+from pipeline.selection.grid import Grid
+from pipeline.selection.groups import calibrate_by_group, ranks_by_group
+from pipeline.selection.procedures import Decision, decide, strict
+from pipeline.selection.promises import OWN_TERMS
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.split import Sample, halves
+from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
+from pipeline.selection.value_counts import BINS, HighCounts, LowCounts
+
+Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Documents of one role or shard, in order."""
+
+    matrix: np.ndarray  # float64, (documents, detectors), finite
+    groups: pa.ChunkedArray | None
+    keys: np.ndarray  # int64 hashes of the ids, (documents,)
+
+    @property
+    def first(self) -> np.ndarray:
+        """Scores of the first detector."""
+        return self.matrix[:, 0]
+
+
+NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One pass over the audit shards: a function of each, and how two of its results become one."""
+
+    of_shard: Callable[[Batch], Any]
+    merge: Callable[[Any, Any], Any] = operator.add
+
+
+Asking = Generator[Ask, Any, T]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What was decided of the audit documents, and on what terms."""
+
+    judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
+    n_calibration: int
+    m: int  # audit documents, quarantined ones included
+    threshold: float | None  # the largest p-value selected; None for the knockoff filter
+    null_proportion: float
+    guarantee: str
+    assumption: str
+    promise: str
+    details: dict[str, float]
+    resolution: Callable[[int], tuple[int, int]]  # m -> fewest selectable, calibration needed for 1%
+    strict: dict[str, Any]
+    factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
+    weights: list[float] | None = None
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    """Decide a selection; a generator of the passes that it needs, whose return value is the answer.
+
+    What is guaranteed is carried by the answer, with its assumption.
+
+    Args:
+        selection: what is asked.
+        seed: of the run; for random ties, splits and random weights.
+        known: the null role's documents.
+        others: documents that are known not to be nulls; may be empty.
+        quarantined: audit documents without scores; hypotheses at p = 1.
+
+    Raises:
+        UserError: no calibration documents where they are needed, groups without any, no audit documents.
+    """
+    kind = {"td4eval": _td4eval, "ktd": _ktd, "adadetect": _adadetect}.get(selection.procedure, _ranked)
+    return kind(selection, seed, known, others, quarantined)
+
+
+def together(
+    asking: Sequence[Asking[Answer]], run_pass: Callable[[Sequence[tuple[int, Ask]]], dict[int, Any]]
+) -> list[Answer]:
+    """Let several selections decide side by side: each pass serves all that still ask.
+
+    Args:
+        asking: from `answer`.
+        run_pass: given (index of the selection, ask) of this pass, returns the merged result of each; an index
+            without any shard is absent.
+    """
+    answers: dict[int, Answer] = {}
+    results: dict[int, Any] = dict.fromkeys(range(len(asking)))
+    while len(answers) < len(asking):
+        asks: list[tuple[int, Ask]] = []
+        for index, generator in enumerate(asking):
+            if index not in answers:
+                try:
+                    asks.append((index, generator.send(results.get(index))))
+                except StopIteration as done:
+                    answers[index] = done.value
+        results = run_pass(asks) if asks else {}
+    return [answers[index] for index in range(len(asking))]
+
+
+def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    rank, against = _ranking(selection, seed, known)
+    counts = yield from _count(rank, against, quarantined)
+    member_counts = RankCounts.of(rank(others), against) if len(others.matrix) else None
+    if selection.calibration == "conditional":
+        against = simes_grid(counts.n, Fraction(repr(selection.delta)))
+        counts = counts.over(against)
+        member_counts = member_counts.over(against) if member_counts is not None else None
+    decision = decide(selection.procedure, counts, selection.exact_alpha, member_counts)
+    return _of_decision(decision, counts, partial(_judge_ranks, rank, against, decision.rank))
+
+
+def _ranking(selection: SelectionConfig, seed: int, known: Batch) -> tuple[Callable[[Batch], np.ndarray], int | Grid]:
+    """How a batch is ranked, and against what."""
+    if selection.calibration == "by_group":
+        if known.groups is None:
+            raise UserError(f"selection {selection.name}: calibration by_group needs a group column in the corpus")
+        groups = calibrate_by_group(known.first, known.groups)
+
+        def by_group(batch: Batch) -> np.ndarray:
+            if batch.groups is None:
+                raise UserError(f"selection {selection.name}: the audit documents have no group column")
+            found = ranks_by_group(
+                batch.first, batch.groups, groups, selection.direction, selection.ties, batch.keys, seed
+            )
+            return found
+
+        return by_group, groups.grid
+    calibration = calibrate(known.first)
+
+    def pooled(batch: Batch) -> np.ndarray:
+        return ranks(batch.first, calibration, selection.direction, selection.ties, batch.keys, seed)
+
+    return pooled, calibration.size
+
+
+def _count(rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined: int) -> Asking[RankCounts]:
+    counts = yield Ask(lambda batch: RankCounts.of(rank(batch), against))
+    return (counts if counts is not None else RankCounts.empty(against)).with_quarantined(quarantined)
+
+
+def _judge_ranks(
+    rank: Callable[[Batch], np.ndarray], against: int | Grid, last: int, batch: Batch
+) -> tuple[np.ndarray, np.ndarray]:
+    found = rank(batch)
+    return p_values(found, against), found <= last
+
+
+def _of_decision(decision: Decision, counts: RankCounts, judge: Judge, **more: Any) -> Answer:
+    held = strict(decision, counts)
+    beside = {
+        "procedure": held.procedure,
+        "n_selected": held.n_selected,
+        "threshold": held.threshold,
+        "guarantee": held.guarantee,
+    }
+    return Answer(
+        judge=judge,
+        n_calibration=counts.n,
+        m=counts.m,
+        threshold=decision.threshold,
+        null_proportion=decision.null_proportion,
+        guarantee=decision.guarantee,
+        assumption=decision.assumption,
+        promise=decision.promise,
+        details=decision.details,
+        resolution=partial(_resolution, counts.grid, decision.alpha, decision.factor),
+        factor=float(decision.factor),
+        **{"strict": beside, **more},
+    )
+
+
+def _resolution(grid: Grid, alpha: Fraction, factor: Fraction, m: int) -> tuple[int, int]:
+    return minimum_selectable(grid, m, alpha, factor), calibration_needed(m, alpha, max(1, m // 100), factor)
+
+
+def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    calibrate(known.first)
+    first = halves(known.keys, seed)
+    sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
+    audited = yield Ask(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
+    sample = sample if audited is None else sample + audited
+    learnt = train(known.matrix[first], sample.rows)
+    calibration = calibrate(learnt.score(known.matrix[~first]))
+
+    def rank(batch: Batch) -> np.ndarray:
+        return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
+
+    counts = yield from _count(rank, calibration.size, quarantined)
+    terms = OWN_TERMS["adadetect"]
+    decision = replace(decide("bh", counts, selection.exact_alpha), assumption=terms.assumption, promise=terms.promise)
+    judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
+    beside = {
+        "procedure": "adadetect",
+        "n_selected": decision.n_selected,
+        "threshold": decision.threshold,
+        "guarantee": decision.guarantee,
+    }
+    return _of_decision(decision, counts, judge, strict=beside)
+
+
+def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    calibrate(known.first)
+    repaired = yield from _symmetric(selection, seed, known, quarantined)
+    if selection.reconformal:
+        return repaired
+    alpha, n = selection.exact_alpha, len(known.matrix)
+    rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
+    counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
+    weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, seed)
+    found = yield from _cut_fused(lambda batch: fusion.fuse(rank(batch), n, weights), alpha, quarantined)
+
+    def judge(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        p = fusion.fuse(rank(batch), n, weights)
+        chosen = np.zeros(p.size, dtype=bool) if found.value is None else p <= np.float32(found.value)
+        return p.astype(np.float64), chosen
+
+    terms = OWN_TERMS["td4eval"]
+    return Answer(
+        judge=judge,
+        n_calibration=n,
+        m=counts[0].m,
+        threshold=found.value,
+        null_proportion=1.0,
+        guarantee=terms.guarantee,
+        assumption=terms.assumption,
+        promise=terms.promise,
+        details={},
+        resolution=partial(_resolution, Grid.uniform(n), alpha, Fraction(1)),
+        strict=repaired.strict,
+        factor=1.0,
+        weights=weights.tolist(),
+    )
+
+
+def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined: int) -> Asking[Answer]:
+    """Fusion whose p-values are valid in finite samples: `fusion.symmetric_weights` on split calibration documents."""
+    alpha, d = selection.exact_alpha, known.matrix.shape[1]
+    if len(known.matrix) < 4:
+        raise UserError(f"selection {selection.name}: td4eval needs at least 4 calibration documents")
+    reference = halves(known.keys, seed)
+    n = int(reference.sum())
+    rank = partial(_rank_each, _sorted_columns(known.matrix[reference]), selection.direction)
+    own = rank(Batch(known.matrix[~reference], None, known.keys[~reference]))
+    audit = yield from _count_each(rank, n, d, quarantined)
+    calibration = [RankCounts.of(own[:, i], n) for i in range(d)]
+    weights = fusion.symmetric_weights(audit, calibration, alpha, selection.weights, seed)
+    statistics = calibrate(fusion.statistic(own, n, weights))
+
+    def place(batch: Batch) -> np.ndarray:
+        return ranks(fusion.statistic(rank(batch), n, weights), statistics, "members", selection.ties, batch.keys, seed)
+
+    counts = yield from _count(place, statistics.size, quarantined)
+    decision = decide("bh", counts, alpha)
+    beside = {
+        "procedure": "td4eval, reconformal",
+        "n_selected": decision.n_selected,
+        "threshold": decision.threshold,
+        "guarantee": decision.guarantee,
+    }
+    judge = partial(_judge_ranks, place, statistics.size, decision.rank)
+    return _of_decision(decision, counts, judge, strict=beside, weights=weights.tolist())
+
+
+def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
+    return [calibrate(column) for column in matrix.T]
+
+
+def _rank_each(calibration: list[np.ndarray], direction: Any, batch: Batch) -> np.ndarray:
+    """Ranks by each detector, int64, (documents, detectors)."""
+    columns = [ranks(c, known, direction) for c, known in zip(batch.matrix.T, calibration, strict=True)]
+    return np.stack(columns, axis=1)
+
+
+def _count_each(
+    rank: Callable[[Batch], np.ndarray], n: int, detectors: int, quarantined: int
+) -> Asking[list[RankCounts]]:
+    def count(batch: Batch) -> np.ndarray:
+        return np.stack([RankCounts.of(column, n).counts for column in rank(batch).T])
+
+    counts = yield Ask(count)
+    if counts is None:
+        counts = np.zeros((detectors, n + 1), dtype=np.int64)
+    return [RankCounts(own).with_quarantined(quarantined) for own in counts]
+
+
+def _cut_fused(fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined: int) -> Asking[fusion.Cut]:
+    """`fusion.cut` over shards: counters travel, values do not."""
+    high = yield Ask(lambda batch: HighCounts.of(fuse(batch)))
+    high = (high if high is not None else HighCounts.empty()).with_quarantined(quarantined)
+    below = BINS
+    while True:
+        bins = fusion.candidate_bins(high, alpha, below)
+        low = None
+        if bins:
+            low = yield Ask(lambda batch: LowCounts.of(fuse(batch), bins))  # noqa: B023 - asked before it changes
+        low = (low if low is not None else LowCounts.empty(bins)).with_quarantined(quarantined)
+        found = fusion.threshold(high, low, alpha)
+        if found is not None:
+            return found
+        below = bins[-1]
+
+
+def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    q = selection.exact_alpha
+    high = yield Ask(lambda batch: knockoff.SignedHigh.of(batch.first))
+    m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
+    if m == 0:
+        raise UserError("no audit documents")
+    high = high if high is not None else knockoff.SignedHigh.empty()
+    above = -1
+    while True:
+        bins = knockoff.candidate_bins(high, q, above)
+        low = None
+        if bins:
+            low = yield Ask(lambda batch: knockoff.SignedLow.of(batch.first, bins))  # noqa: B023 - as above
+        cut = knockoff.threshold(high, low if low is not None else knockoff.SignedLow.empty(bins), q)
+        if cut is not None:
+            break
+        above = bins[-1]
+    conformal = None
+    if len(known.matrix):
+        conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
+    terms = OWN_TERMS["ktd"]
+    symmetry = knockoff.sign_symmetry(known.first)
+    none = {"procedure": "bh", "n_selected": 0, "threshold": None, "guarantee": "finite-sample"}
+    least, _ = knockoff.fewest(q, m)
+    return Answer(
+        judge=partial(_judge_knockoff, cut, conformal.judge if conformal is not None else None),
+        n_calibration=len(known.matrix),
+        m=m,
+        threshold=None,
+        null_proportion=1.0,
+        guarantee=terms.guarantee,
+        assumption=terms.assumption,
+        promise=terms.promise,
+        details={} if cut.value is None else {"smallest_w_selected": cut.value},
+        resolution=lambda _: (least, len(known.matrix)),
+        strict=conformal.strict if conformal is not None else none,
+        diagnostics={
+            "sign_symmetry": {
+                "p_value": symmetry.p_value,
+                "ok": None if symmetry.ok else False,  # a test that finds nothing has not shown the assumption
+                "sentence": symmetry.sentence,
+            }
+        },
+    )
+
+
+def _as_bh(selection: SelectionConfig) -> SelectionConfig:
+    return selection.model_copy(update={"procedure": "bh"})
+
+
+def _judge_knockoff(cut: fusion.Cut, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    p = conformal(batch)[0] if conformal is not None else np.ones(len(batch.matrix))
+    return p, knockoff.selected(batch.first, cut)

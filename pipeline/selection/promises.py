@@ -1,0 +1,171 @@
+"""What each procedure promises, in words that need no statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pipeline.selection.grid import Grid
+
+Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a procedure promises, in words that need no statistics."""
+
+    guarantee: Guarantee
+    assumption: str  # one sentence: what must hold for the promise to hold
+    promise: str  # what then holds
+
+
+_NULLS = "for which the null holds (direction members: never trained on; direction clean: trained on)"
+_EXCHANGEABLE = (
+    f"The audited documents {_NULLS} and the calibration documents are exchangeable: they come from one "
+    "source in one way, and nothing tells one kind from the other."
+)
+
+_ONE_BY_ONE = (
+    f"Each audited document {_NULLS} is, taken by itself, exchangeable with the calibration documents; how "
+    "the audited documents depend on one another is free."
+)
+
+_MANY = (
+    f"The audited documents {_NULLS} and the calibration documents are exchangeable, and there are so many "
+    "of them that the share of nulls is estimated without noticeable error."
+)
+
+_ALIKE = (
+    f"{_MANY} The documents that are known to have the property searched for score like those that are hidden "
+    "in the audit."
+)
+
+_SHARE = "The expected share of wrong documents (those for which the null holds) among the selected"
+_REPEATED = "over repetitions of the whole audit with fresh documents"
+_ON_AVERAGE = (
+    f"This is an average {_REPEATED}; in this one list the share "
+    "may be higher or lower, and no single document is proven to be selected rightly."
+)
+
+_NO_PROMISE = (
+    "for the documents at hand nothing is promised, and the share can exceed alpha, so the strict answer stands "
+    "beside this one."
+)
+
+TERMS: dict[str, Terms] = {
+    "bh": Terms(
+        "finite-sample",
+        _EXCHANGEABLE,
+        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents. {_ON_AVERAGE}",
+    ),
+    "by": Terms(
+        "finite-sample",
+        _ONE_BY_ONE,
+        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents and any "
+        f"dependence between them. {_ON_AVERAGE}",
+    ),
+    "ebh": Terms(
+        "finite-sample",
+        _ONE_BY_ONE,
+        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents and any "
+        f"dependence between them; whatever procedure by selects is selected here too. {_ON_AVERAGE}",
+    ),
+    "storey": Terms(
+        "finite-sample",
+        _EXCHANGEABLE,
+        f"{_SHARE} is at most alpha, for any number of documents, with the share of nulls estimated from the "
+        f"audit itself. {_ON_AVERAGE}",
+    ),
+    "bky": Terms(
+        "asymptotic",
+        _MANY,
+        f"{_SHARE} approaches a limit of at most alpha as the numbers of documents grow, with the share of nulls "
+        f"estimated by a first selection; {_NO_PROMISE} {_ON_AVERAGE}",
+    ),
+    "quantile": Terms(
+        "asymptotic",
+        _MANY,
+        f"{_SHARE} approaches a limit of at most alpha as the numbers of documents grow, with the share of nulls "
+        f"read off where the sorted p-values first rise more slowly; {_NO_PROMISE} {_ON_AVERAGE}",
+    ),
+    "ptdi": Terms(
+        "asymptotic",
+        _MANY,
+        f"{_SHARE} approaches a limit of at most alpha as the numbers of documents grow; {_NO_PROMISE} {_ON_AVERAGE}",
+    ),
+    "ptdi_known_members": Terms(
+        "asymptotic",
+        _ALIKE,
+        f"{_SHARE} approaches a limit of at most alpha as the numbers of documents grow, if the known documents "
+        f"are like the hidden ones; {_NO_PROMISE} {_ON_AVERAGE}",
+    ),
+    "kernel": Terms(
+        "heuristic",
+        _MANY,
+        f"{_SHARE} stayed at or below alpha in the simulations that come with this program, and no theorem says that "
+        f"it does elsewhere; {_NO_PROMISE} {_ON_AVERAGE}",
+    ),
+}
+
+OWN_TERMS: dict[str, Terms] = {
+    "td4eval": Terms(
+        "heuristic",
+        "The detectors are independent of one another for the audited documents " + _NULLS + ", which detectors of one "
+        "model hardly are.",
+        f"{_SHARE} is not promised to stay at or below alpha: with detectors that agree with one another it "
+        "exceeds it. The strict answer beside this one ranks the fused statistic anew and holds.",
+    ),
+    "ktd": Terms(
+        "heuristic",
+        "For every audited document that was never trained on, the statistic W is as likely to be positive as "
+        "negative, whatever its size; the sign test in this report checks that on the known documents.",
+        f"{_SHARE} is at most alpha only if that symmetry holds. {_ON_AVERAGE}",
+    ),
+    "adadetect": Terms(
+        "finite-sample",
+        _EXCHANGEABLE,
+        f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents and whatever the "
+        f"classifier learnt. {_ON_AVERAGE}",
+    ),
+}
+"""Terms of the procedures that are no function of one detector's rank counts."""
+
+GUARANTEES: dict[str, str] = {
+    name: f"{terms.promise} It rests on this assumption: {terms.assumption}"
+    for name, terms in {**TERMS, **OWN_TERMS}.items()
+}
+
+_DRAWN = (
+    f"The audited documents {_NULLS} and the calibration documents are independent draws from one source, and nothing "
+    "tells one kind from the other."
+)
+
+_DRAWN_ONE_BY_ONE = (
+    "The calibration documents are independent draws from one source, and each audited document "
+    f"{_NULLS} is, taken by itself, a draw from it that does not depend on them; how the audited documents depend on "
+    "one another is free."
+)
+
+_CONDITIONAL = {_EXCHANGEABLE: _DRAWN, _ONE_BY_ONE: _DRAWN_ONE_BY_ONE}
+_WITH_THESE = "over repetitions with fresh audited documents and these same calibration documents"
+
+
+def terms_of(procedure: str, grid: Grid) -> Terms:
+    """A procedure's terms for p-values calibrated in the way that the grid records.
+
+    By group, its assumption is made within each group. Calibration-conditional p-values turn a finite-sample
+    promise about the average over calibration sets into one about the calibration documents at hand, which
+    fails for a share delta of them; they add nothing to the promise of the other procedures.
+    """
+    terms = TERMS[procedure]
+    if grid.delta is not None and terms.guarantee == "finite-sample":
+        sure = (
+            f"With probability at least {float(1 - grid.delta):g} over the choice of the calibration documents, this "
+            "holds for those at hand: "
+        )
+        promise = sure + terms.promise[0].lower() + terms.promise[1:].replace(_REPEATED, _WITH_THESE)
+        terms = replace(terms, assumption=_CONDITIONAL[terms.assumption], promise=promise)
+    if grid.groups > 1:
+        within = f"Within each of the {grid.groups} groups, and whatever the documents of the other groups are: "
+        terms = replace(terms, assumption=within + terms.assumption[0].lower() + terms.assumption[1:])
+    return terms

@@ -1,0 +1,1 @@
+"""A shard -> one file and one receipt."""

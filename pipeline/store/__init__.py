@@ -1,0 +1,1 @@
+"""The run directory, knowing nothing of what is in it."""

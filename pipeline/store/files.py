@@ -1,0 +1,192 @@
+"""The run directory on any fsspec file system: atomic writes, and files that are created once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import UserError
+
+
+class Store:
+    """One run directory. Cheap to make, so every process makes its own from the URL."""
+
+    def __init__(self, url: str) -> None:
+        """Open the directory at a local path or fsspec URL; it need not exist yet.
+
+        Raises:
+            UserError: the file system of the URL is unknown or its package is not installed.
+        """
+        try:
+            self.fs, root = fsspec.core.url_to_fs(os.path.expanduser(url) if "://" not in url else url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"cannot open run directory {url}: {error}") from None
+        self.root = root.rstrip("/")
+        self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
+        self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
+
+    def path(self, name: str) -> str:
+        """The full path of a name in the directory."""
+        return f"{self.root}/{name}"
+
+    def exists(self, name: str) -> bool:
+        """Whether the name is there."""
+        return bool(self.fs.exists(self.path(name)))
+
+    def names(self, folder: str, suffix: str = "") -> list[str]:
+        """File names (without the folder) in a folder, sorted; none when the folder is not there."""
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(self.path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in found)
+        return sorted(base for base in bases if base.endswith(suffix) and not base.startswith("."))
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file. Raises FileNotFoundError."""
+        return bytes(self.fs.cat_file(self.path(name)))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file whole or not at all, replacing what was there."""
+        if not self.local:
+            self.fs.pipe_file(self.path(name), data)
+            return
+        temporary = self._temporary(name, data)
+        os.replace(temporary, self.path(name))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file only if it is absent; False when it was there already."""
+        if not self.local:
+            return self._create_remote(name, data)
+        temporary = self._temporary(name, data)
+        try:
+            os.link(temporary, self.path(name))
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        return True
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add to a file that grows, at once; where files cannot grow, a file beside it: `read_grown` finds both."""
+        if not self.local:
+            stem, suffix = os.path.splitext(self.path(name))
+            self.fs.pipe_file(f"{stem}.{time.time_ns()}-{uuid.uuid4().hex[:8]}{suffix}", data)
+            return
+        path = self.path(name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
+
+    def read_grown(self, name: str) -> bytes:
+        """All that was appended under a name; nothing if there is none."""
+        return b"".join(self.read(part) for part in self._grown(name))
+
+    def remove_grown(self, name: str) -> None:
+        """Remove all that was appended under a name."""
+        for part in self._grown(name):
+            self.remove(part)
+
+    def _grown(self, name: str) -> list[str]:
+        folder, base = os.path.split(name)
+        stem, suffix = os.path.splitext(base)
+        return [f"{folder}/{found}" for found in self.names(folder, suffix) if found.split(".")[0] == stem]
+
+    def remove(self, name: str) -> None:
+        """Remove a file; none there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self.path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder and all in it; none there is fine."""
+        if self.fs.exists(self.path(name)):
+            self.fs.rm(self.path(name), recursive=True)
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file, or None when it is not there.
+
+        Raises:
+            UserError: the file is there and is not JSON.
+        """
+        try:
+            return json.loads(self.read(name))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise UserError(f"{self.url}/{name} is damaged: not JSON") from None
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value as readable JSON, atomically."""
+        self.write(name, to_json(value))
+
+    def create_json(self, name: str, value: Any) -> bool:
+        """Write a value as JSON only if the name is absent."""
+        return self.create(name, to_json(value))
+
+    def read_table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A Parquet file.
+
+        Raises:
+            UserError: missing or damaged.
+        """
+        try:
+            return pq.read_table(io.BytesIO(self.read(name)), columns=list(columns) if columns is not None else None)
+        except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"cannot read {self.url}/{name}: {' '.join(str(error).split())}") from None
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Write a Parquet file, atomically; the same table gives the same bytes."""
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        self.write(name, buffer.getvalue())
+
+    def _temporary(self, name: str, data: bytes) -> str:
+        """Write the data beside its place, durably.
+
+        Raises:
+            UserError: the directory cannot be written to: it is a file, it is full, or it may not be changed.
+        """
+        path = self.path(name)
+        folder, base = os.path.split(path)
+        temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
+        return temporary
+
+    def _create_remote(self, name: str, data: bytes) -> bool:
+        path = self.path(name)
+        if self.fs.exists(path):
+            return False
+        try:
+            self.fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except (TypeError, ValueError, NotImplementedError):
+            # A store without conditional writes: both attempts hold the same rows, so the last one may win.
+            self.fs.pipe_file(path, data)
+        return True
+
+
+def to_json(value: Any) -> bytes:
+    """Readable JSON with a final newline; NaN is refused."""
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")

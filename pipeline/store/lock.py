@@ -1,0 +1,109 @@
+"""The run lock: one driver works in a run directory."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from pipeline.errors import BusyError, UserError
+from pipeline.store.files import Store
+
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 90.0
+
+
+class RunLock:
+    """Only one driver works in a run directory: a lock file with a heartbeat.
+
+    A lock is stale when its process is gone (same host) or its heartbeat is older than 90 s (another host).
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.owner = uuid.uuid4().hex
+        self.lost = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> RunLock:
+        """Take the lock.
+
+        Raises:
+            BusyError: another live driver holds it.
+        """
+        if not self.store.create_json("lock.json", self._content()):
+            held = self.store.read_json("lock.json") or {}
+            if _is_live(held):
+                raise BusyError(
+                    f"run {self.store.url} is held by process {held.get('pid')} on {held.get('host')}; "
+                    "wait for it or give another run directory"
+                )
+            self.store.remove("lock.json")
+            if not self.store.create_json("lock.json", self._content()):
+                raise BusyError(f"run {self.store.url} was just taken by another driver")
+        self._thread = threading.Thread(target=self._beat, name="seenset-lock", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the lock back, unless another driver has taken it over."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._owned():
+            self.store.remove("lock.json")
+
+    def check(self) -> None:
+        """Stop a driver whose lock was taken over (it was suspended for longer than the heartbeat allows)."""
+        if self.lost.is_set():
+            raise BusyError(f"run {self.store.url} was taken over by another driver")
+
+    def _content(self) -> dict[str, Any]:
+        process = psutil.Process()
+        return {
+            "owner": self.owner,
+            "host": socket.gethostname(),
+            "pid": process.pid,
+            "process_started": process.create_time(),
+            "heartbeat": time.time(),
+        }
+
+    def _owned(self) -> bool:
+        try:
+            held = self.store.read_json("lock.json")
+        except UserError:
+            return False
+        return bool(held) and held.get("owner") == self.owner
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            try:
+                if not self._owned():
+                    self.lost.set()
+                    return
+                self.store.write_json("lock.json", self._content())
+            except OSError:
+                continue  # a passing fault of the store: the next beat tries again, long before the lock is stale
+
+
+def lock_is_live(store: Store) -> bool:
+    """Whether a driver works in the run directory now."""
+    held = store.read_json("lock.json")
+    return held is not None and _is_live(held)
+
+
+def _is_live(held: dict[str, Any]) -> bool:
+    if held.get("host") == socket.gethostname() and "pid" in held:
+        try:
+            return abs(psutil.Process(held["pid"]).create_time() - held["process_started"]) < 1.0
+        except psutil.NoSuchProcess:
+            return False
+    return time.time() - float(held.get("heartbeat", 0)) < STALE_SECONDS

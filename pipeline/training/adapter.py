@@ -1,0 +1,114 @@
+"""Adapters to be trained: which layers they reach, what their training needs beside a loss, what they are named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import peft
+import torch
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as FEEDFORWARD
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from pipeline.config.training import FinetuneConfig
+from pipeline.errors import UserError, nearest
+
+ADALORA_START = 1.5
+"""AdaLoRA begins with this many times the rank that it ends with."""
+
+ADALORA_ORTHOGONAL = 0.5
+"""Weight of AdaLoRA's penalty on directions that are not orthogonal."""
+
+
+def linear_modules(model: Any) -> list[str]:
+    """Full names of the linear layers of a model, without its output layer."""
+    output = model.get_output_embeddings()
+    kinds = (nn.Linear, Conv1D)
+    return [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not output]
+
+
+def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> peft.PeftConfig:
+    """What peft is told of an adapter for this model.
+
+    AdaLoRA starts at 1.5 times `rank`, keeps that for a tenth of the steps, and is at `rank` for the last three
+    tenths. IA3 scales the inputs of the feed-forward output layers that peft knows for this kind of model, and the
+    outputs of all others.
+
+    Args:
+        model: the base model.
+        config: with a method that is an adapter.
+        steps: of the whole training.
+
+    Raises:
+        UserError: target_modules that the model does not have, or too few steps for AdaLoRA.
+    """
+    targets: str | list[str] = "all-linear"
+    if config.target_modules is not None:
+        existing = linear_modules(model)
+        for wanted in config.target_modules:
+            if not any(name == wanted or name.endswith(f".{wanted}") for name in existing):
+                short = sorted({name.rsplit(".", 1)[-1] for name in existing})
+                raise UserError(f"target_modules: no linear layer {wanted!r} in the model; {nearest(wanted, short)}")
+        targets = list(config.target_modules)
+    common: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": targets}
+    if config.method == "ia3":
+        # As a pattern: a list must be part of target_modules, which may be written in another length.
+        names = "|".join(re.escape(name) for name in FEEDFORWARD.get(model.config.model_type, []))
+        return peft.IA3Config(feedforward_modules=rf"(.*\.)?({names})" if names else [], **common)
+    if config.method == "adalora":
+        if steps < 2:
+            raise UserError(f"method adalora spreads its ranks over the steps and needs at least 2, got {steps}")
+        return peft.AdaLoraConfig(
+            init_r=math.ceil(ADALORA_START * config.rank),
+            target_r=config.rank,
+            tinit=steps // 10,
+            tfinal=steps * 3 // 10,
+            total_step=steps,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=0.0,
+            orth_reg_weight=ADALORA_ORTHOGONAL,
+            **common,
+        )
+    return peft.LoraConfig(r=config.rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, **common)
+
+
+def orthogonality(weights: dict[str, Tensor]) -> Tensor:
+    """AdaLoRA's penalty (Zhang et al. 2023, eq. 4): the mean distance of its directions from orthogonal ones.
+
+    Args:
+        weights: those that are trained, by name.
+
+    Returns:
+        float32 scalar, >= 0, already weighted.
+    """
+    distances = []
+    for name, weight in weights.items():
+        if "lora_A" in name or "lora_B" in name:
+            products = weight @ weight.T if "lora_A" in name else weight.T @ weight
+            identity = torch.eye(products.shape[0], dtype=products.dtype, device=products.device)
+            distances.append(torch.linalg.norm(products - identity))
+    return ADALORA_ORTHOGONAL * torch.stack(distances).mean()
+
+
+def adapter_key(base: Mapping[str, str], config: FinetuneConfig, texts: Iterable[str]) -> str:
+    """A name for the adapter that a training makes: a digest of all that decides its weights.
+
+    Args:
+        base: what the base model is (`models.fingerprint_model`); its arithmetic is left out, the training has its own.
+        config: how it is trained.
+        texts: what it is trained on, in order.
+
+    Returns:
+        12 hexadecimal digits.
+    """
+    said = {key: base[key] for key in ("model", "tokenizer", "quantization")}
+    whole = hashlib.sha256(json.dumps([said, config.settings()]).encode())
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        whole.update(len(data).to_bytes(8, "big") + data)
+    return whole.hexdigest()[:12]

@@ -1,0 +1,354 @@
+"""One training loop, plain torch and peft: texts in, a folder with an adapter or a whole model out.
+
+An adapter leaves the base model's weights as they are; they may be bfloat16. What is trained is float32, because
+at bfloat16 the small steps at the end of a cosine schedule would be rounded away. Several processes that
+torch.distributed joins share each batch and come to the same weights as one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import Tensor
+
+from pipeline.config.training import FinetuneConfig
+from pipeline.errors import UserError
+from pipeline.models.adapters import RECORD
+from pipeline.training.adapter import adapter_config, orthogonality
+from pipeline.training.checkpoint import TrainingCheckpoint
+from pipeline.training.steps import ALONE, Ranks, Updates
+from pipeline.training.zero import ZeroUpdates
+
+BUCKET_BATCHES = 8
+"""Batches that are cut from one sorted bucket: larger wastes less on padding, smaller mixes better."""
+
+CHECKPOINT_SECONDS = 60.0
+"""How much work a killed training loses at most, about."""
+
+NOT_IN_FULL = (
+    "method full trains all the weights, which a GGUF file or 8-bit and 4-bit loading do not give: "
+    "use method lora, or a model in safetensors"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """How far a training has come."""
+
+    step: int  # 1 .. steps
+    steps: int
+    loss: float  # mean cross-entropy a token of this step's batch, before its update, in nats
+    seconds: float  # since the first step began
+    tokens: int  # predicted so far
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What a training did."""
+
+    steps: int
+    losses: tuple[float, ...]  # one a step, nats a token
+    tokens: int  # that were predicted, over all epochs
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One training, as this process takes part in it."""
+
+    documents: list[list[int]]
+    config: FinetuneConfig
+    folder: Path
+    checkpoint: TrainingCheckpoint
+    ranks: Ranks
+    zero: Mapping[str, Any] | None
+    base: Mapping[str, str] | None
+    on_step: Callable[[TrainingStep], None] | None
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    config: FinetuneConfig,
+    output_folder: str | Path,
+    on_step: Callable[[TrainingStep], None] | None = None,
+    *,
+    ranks: Ranks = ALONE,
+    zero: Mapping[str, Any] | None = None,
+    base: Mapping[str, str] | None = None,
+    checkpoint_seconds: float | None = None,
+) -> TrainingResult:
+    """Train on `texts` and write the result, with `training.json`, to a folder that appears whole or not at all.
+
+    The same model, texts, config and kind of device give the same weights, also where the training was killed and
+    called again: it goes on from a checkpoint beside the folder. The loss of a step is the mean cross-entropy over
+    the tokens of its batch. An adapter's method writes an adapter, and the model comes back without it, as it was
+    (not with `zero`, which takes the model over); `full` writes a model with its tokenizer, and the model comes back
+    trained.
+
+    Args:
+        model: a causal language model of transformers, on its device; float32 for `full`.
+        tokenizer: the tokenizer that belongs to it.
+        texts: documents, at least `config.batch_size` (copies counted), each of at least 2 tokens.
+        config: how to train.
+        output_folder: local folder that does not exist yet, the same one for all ranks.
+        on_step: called after every step.
+        ranks: the processes that share each batch, all with the same arguments; the first one writes.
+        zero: DeepSpeed settings from `zero.read_zero_settings`; by default every rank holds everything.
+        base: what the base model is (`models.fingerprint_model`), for the record.
+        checkpoint_seconds: work that a killed training loses at most, about; by default `CHECKPOINT_SECONDS`.
+
+    Raises:
+        UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
+            target_modules that do not exist, or the loss is no finite number.
+    """
+    folder = Path(output_folder)
+    if folder.exists():
+        raise UserError(f"folder {folder} exists already")
+    if len(texts) * config.copies < config.batch_size:
+        raise UserError(f"fine-tuning needs at least batch_size = {config.batch_size} texts, got {len(texts)}")
+    if zero is not None and config.method == "adalora":
+        raise UserError("method adalora needs whole gradients, which DeepSpeed takes apart: use lora or ia3 with it")
+    documents = encode(tokenizer, texts, config.max_tokens) * config.copies
+    seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    checkpoint = TrainingCheckpoint(folder, [config.settings(), documents], seconds)
+    work = _Work(documents, config, folder, checkpoint, ranks, zero, base, on_step)
+    with torch.random.fork_rng(devices=_cuda_devices(model)):
+        torch.manual_seed(config.seed)
+        if config.method == "full":
+            return _train_fully(model, tokenizer, work)
+        return _train_adapter(model, work)
+
+
+def _train_adapter(model: Any, work: _Work) -> TrainingResult:
+    def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
+        # "auto" would ask the hub whether the vocabulary has grown.
+        whole: dict[str, Any] = {} if state is None else {"state_dict": state}
+        with warnings.catch_warnings():  # of layers that AdaLoRA has left no rank
+            warnings.simplefilter("ignore")
+            adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **whole)
+        _sort_modules(attempt / "adapter_config.json")
+
+    batches = _batches(work)
+    with _as_it_was(model):
+        adapted = peft.get_peft_model(model, adapter_config(model, work.config, len(batches)))
+        try:
+            adapted.eval()  # dropout would make the weights depend on how a batch is shared
+            result = _train(adapted, batches, work, save)
+        finally:
+            if work.zero is None:
+                adapted.unload()
+    return result
+
+
+def _train_fully(model: Any, tokenizer: Any, work: _Work) -> TrainingResult:
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UserError(NOT_IN_FULL)
+    if any(weight.dtype != torch.float32 for weight in model.parameters()):
+        raise UserError(f"method full trains float32 weights, got {model.dtype}: load the model with dtype float32")
+
+    def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
+        if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        model.save_pretrained(str(attempt), safe_serialization=True, state_dict=state)
+        tokenizer.save_pretrained(str(attempt))
+
+    with _as_it_was(model):
+        model.eval().requires_grad_(True)  # as above
+        return _train(model, _batches(work), work, save)
+
+
+@contextmanager
+def _as_it_was(model: Any) -> Iterator[None]:
+    """Give the model its mode back, and each weight whether it takes gradients."""
+    was_training = model.training
+    needed_gradients = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        for weight, needed in needed_gradients:
+            weight.requires_grad_(needed)
+
+
+def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """The token ids of each text, cut to `max_tokens`.
+
+    Raises:
+        UserError: a text has fewer than 2 tokens, so that there is nothing to predict.
+    """
+    documents = [tokenizer(text)["input_ids"][:max_tokens] for text in texts]
+    for index, document in enumerate(documents):
+        if len(document) < 2:
+            raise UserError(f"fine-tuning text {index} has {len(document)} tokens, needs at least 2")
+    return documents
+
+
+def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """Every index once, in batches of texts of like length, in an order that seed and epoch decide.
+
+    The texts are shuffled, cut into buckets of a few batches, sorted by length inside a bucket and cut into batches;
+    then the batches are shuffled.
+    """
+    rng = random.Random(f"{seed}/{epoch}")
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    size = BUCKET_BATCHES * batch_size
+    batches: list[list[int]] = []
+    for start in range(0, len(order), size):
+        bucket = sorted(order[start : start + size], key=lambda index: lengths[index])
+        batches += [bucket[i : i + batch_size] for i in range(0, len(bucket), batch_size)]
+    rng.shuffle(batches)
+    return batches
+
+
+def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
+    """Mean cross-entropy over the predicted tokens of a batch (a float32 scalar, nats), and how many they are.
+
+    Padding is known from the lengths: in many models the pad token is a token that texts hold too.
+    """
+    longest = max(len(document) for document in documents)
+    ids = torch.zeros(len(documents), longest, dtype=torch.long)
+    mask = torch.zeros(len(documents), longest, dtype=torch.long)
+    for row, document in enumerate(documents):
+        ids[row, : len(document)] = torch.tensor(document)
+        mask[row, : len(document)] = 1
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    predicted = mask[:, 1:].bool()
+    loss = torch.nn.functional.cross_entropy(logits[predicted].float(), ids[:, 1:][predicted])
+    return loss, int(predicted.sum())
+
+
+def _batches(work: _Work) -> list[list[int]]:
+    """The documents of every step, over all epochs."""
+    config, lengths = work.config, [len(document) for document in work.documents]
+    return [
+        batch
+        for epoch in range(config.epochs)
+        for batch in batches_of_an_epoch(lengths, config.batch_size, config.seed, epoch)
+    ]
+
+
+def _train(
+    model: Any,
+    batches: list[list[int]],
+    work: _Work,
+    save: Callable[[Path, dict[str, Tensor] | None], None],
+) -> TrainingResult:
+    config, steps = work.config, len(batches)
+    updates = _updates(model, work)
+    progress = work.checkpoint.load(updates)
+    start, before = time.monotonic(), progress.seconds
+    for step in range(len(progress.losses) + 1, steps + 1):
+        batch = [work.documents[index] for index in batches[step - 1]]
+        with _arithmetic(model, config):
+            objective, loss = _objective(updates.model, batch, work.ranks)
+        if config.method == "adalora":
+            objective = objective + orthogonality(updates.weights) / work.ranks.size
+        progress.losses.append(loss)
+        progress.tokens += _predicted(batch)
+        if not math.isfinite(loss):
+            raise _diverged(work, f"the fine-tuning loss is {loss} at step {step} of {steps}")
+        rate = config.learning_rate * (0.5 * (1 + math.cos(math.pi * (step - 1) / steps)))
+        updates.apply(objective, rate, step)
+        progress.seconds = before + time.monotonic() - start
+        work.checkpoint.save(updates, progress)
+        if work.on_step is not None:
+            work.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
+    whole = all(bool(torch.isfinite(weight).all()) for weight in updates.weights.values())
+    if work.ranks.add_up(torch.tensor(float(not whole), device=updates.model.device)).item():
+        raise _diverged(work, f"the fine-tuned weights are no finite numbers after step {steps} of {steps}")
+    result = TrainingResult(steps, tuple(progress.losses), progress.tokens, progress.seconds)
+    state = updates.whole_state()
+    if work.ranks.rank == 0:
+        _write(save, state, result, progress.began_at, work)
+    return result
+
+
+def _diverged(work: _Work, what: str) -> UserError:
+    """The error of a training that came to nothing; its checkpoint goes too."""
+    work.checkpoint.remove()
+    return UserError(f"{what}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may mend it")
+
+
+def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:
+    if work.zero is not None:
+        return ZeroUpdates(model, work.config.learning_rate, work.config.dtype, work.ranks, work.zero)
+    adalora = model.base_model if work.config.method == "adalora" else None
+    return Updates(model, work.config.learning_rate, work.ranks, adalora)
+
+
+def _objective(model: Any, batch: list[list[int]], ranks: Ranks) -> tuple[Tensor, float]:
+    """This rank's part of the batch's loss, by its share of the batch's tokens; and the whole of it."""
+    own = batch[ranks.rank :: ranks.size]
+    # A rank without a document still takes part in the passes of the others, with no weight.
+    loss, predicted = batch_loss(model, own or batch[:1])
+    part = loss * ((predicted if own else 0) / _predicted(batch))
+    return part, ranks.add_up(part.detach().clone()).item()
+
+
+def _predicted(batch: list[list[int]]) -> int:
+    return sum(len(document) - 1 for document in batch)
+
+
+def _arithmetic(model: Any, config: FinetuneConfig) -> AbstractContextManager[Any]:
+    if config.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(model.device.type, dtype=getattr(torch, config.dtype))
+
+
+def _cuda_devices(model: Any) -> list[torch.device]:
+    return [model.device] if model.device.type == "cuda" else []
+
+
+def _write(
+    save: Callable[[Path, dict[str, Tensor] | None], None],
+    state: dict[str, Tensor] | None,
+    result: TrainingResult,
+    began_at: list[int],
+    work: _Work,
+) -> None:
+    """Write the weights beside their place under a name of their own, and rename the folder when it is whole."""
+    folder = work.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        save(attempt, state)
+        record = {
+            "config": work.config.model_dump(),
+            "base": None if work.base is None else dict(work.base),
+            "versions": {"torch": torch.__version__, "peft": peft.__version__},
+            "result": asdict(result),
+            "began_at": began_at,
+        }
+        (attempt / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        attempt.chmod(0o755)
+        os.rename(attempt, folder)
+    except BaseException:
+        shutil.rmtree(attempt, ignore_errors=True)
+        raise
+    work.checkpoint.remove()
+
+
+def _sort_modules(path: Path) -> None:
+    """Put the adapter's module names, which peft keeps in a set, in an order that no hash seed changes."""
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(settings.get("target_modules"), list):
+        settings["target_modules"] = sorted(settings["target_modules"])
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
