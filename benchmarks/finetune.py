@@ -22,7 +22,8 @@ import torch
 
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan, versions
+from pipeline.audit.manifest import versions
+from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError

@@ -20,7 +20,8 @@ import psutil
 
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan, settle, versions
+from pipeline.audit.manifest import settle, versions
+from pipeline.audit.plan import make_plan
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.stages.score import STAGE, Scorer, fingerprint_of

@@ -5,38 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from pipeline.audit.allocation import KEYS_FILE, OWN_CORPUS, Parts, hashes
+from pipeline.audit.allocation import Parts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.store.files import Store
-from pipeline.training.adapter import adapter_key
 from ray_jobs.actors import connect, gpus_per_actor
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, needs, train_adapters
 
 STAGE = "finetune"
-
-
-def keys_of(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
-    """Name -> folder under adapters/ of every adapter, from what it is to be trained on and how."""
-    return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
-
-
-def facts_of(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
-    """What the manifest says: which documents each adapter is trained on and which calibrate, by hash."""
-    if not parts.adapters:
-        return {}
-    adapters = {
-        name: {
-            "folder": f"adapters/{keys[name]}",
-            "training": part.training.settings(),
-            "train_on": list(part.settings.roles) or [OWN_CORPUS],
-            "documents": hashes(part.text_key),
-        }
-        for name, part in parts.adapters.items()
-    }
-    return {"adapters": adapters, "calibration": {role: hashes(own) for role, own in parts.calibration.items()}}
 
 
 def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> list[AdapterJob]:
@@ -170,8 +147,3 @@ def room_beside(config: AuditConfig, jobs: Sequence[AdapterJob]) -> tuple[dict[s
     """`shared`, for the trainings and the actors of a run on the connected cluster."""
     actor = {"CPU": float(config.resources.cpus_per_actor), "GPU": gpus_per_actor(config)}
     return shared(capacity_of_cluster(), [needs(job) for job in jobs], actor)
-
-
-def write_keys(parts: Parts, store: Store) -> None:
-    """Keep the keys of what is fine-tuned on, by which selection leaves it out of calibration."""
-    store.write_table(KEYS_FILE, parts.keys())

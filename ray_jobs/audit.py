@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipeline.audit.allocation import KEYS_FILE, Parts, divide
+from pipeline.audit.allocation import KEYS_FILE, Parts, divide, facts_of, keys_of, write_keys
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import Plan, make_plan, pending, settle
-from pipeline.audit.scored import Scored, read_scored
+from pipeline.audit.manifest import note_gradient, read_run, settle
+from pipeline.audit.plan import Plan, make_plan, pending
+from pipeline.audit.scored import check_budget, read_scored
+from pipeline.audit.select import select_all
+from pipeline.audit.status import Counts, StatusFile
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import draws_of, parse_detectors
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
@@ -24,7 +24,7 @@ from pipeline.stages import ask_log_probs, continuations
 from pipeline.stages import paraphrase as paraphrase_stage
 from pipeline.stages.score import STAGE, fingerprint_of
 from pipeline.store.files import Store
-from pipeline.store.lock import RunLock, lock_is_live
+from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
 from ray_jobs.actors import Failure
@@ -32,13 +32,10 @@ from ray_jobs.adapters import Finetuning
 from ray_jobs.finetune import Adapter
 from ray_jobs.log_probs import read_log_probs
 from ray_jobs.paraphrase import paraphrase
-from ray_jobs.progress import Answered, Counts, Reporter
+from ray_jobs.progress import Answered, Reporter
 from ray_jobs.sample import sample
 from ray_jobs.score import score
-from ray_jobs.selection import select_all
-
-STATUS_SECONDS = 5.0
-_log = logging.getLogger(__name__)
+from ray_jobs.selection import each
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +66,20 @@ def run_audit(
     with RunLock(store) as lock:
         parts = divide(config, plan.shards)
         base = fingerprint_of(config)
-        keys = adapters.keys_of(parts, base)
+        keys = keys_of(parts, base)
         stages = _stages(config, {**base, **({"adapters": keys} if keys else {})})
         fingerprints = {stage: stages[stage].fingerprint for stage in stages}
-        plan = settle(plan, fingerprints, store, adapters.facts_of(parts, keys))
-        status = _Status(store, Counts(len(plan.shards)))
+        plan = settle(plan, fingerprints, store, facts_of(parts, keys))
+        status = StatusFile(store, Counts(len(plan.shards)))
         try:
             *before, scoring = stages.values()
             finetuning = _finetuning(config, parts, keys, base, store, lock, reporter)
             _prepare(finetuning, before, plan, store, lock, status, reporter)
             _finish(scoring, plan, store, lock, status, reporter)
             scored = read_scored(store, plan.shards)
-            _note_gradient(store, scored)
-            _check_budget(config, scored)
-            summaries = select_all(config, scored, limit)
+            note_gradient(store, scored)
+            check_budget(config, scored)
+            summaries = select_all(config, scored, limit, each)
             selected = any(summary["n_selected"] for summary in summaries)
             code = ExitCode.SELECTED if fail_if_selected and selected else ExitCode.DONE
             status.write("complete", code)
@@ -118,44 +115,11 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
         )
     with RunLock(store):
         scored = read_scored(store, shards)
-        _check_budget(config, scored)
-        summaries = select_all(config, scored, manifest["limit"])
+        check_budget(config, scored)
+        summaries = select_all(config, scored, manifest["limit"], each)
         store.write_json("manifest.json", {**manifest, "config": config.model_dump(mode="json")})
         write_report(store, texts=texts)
     return summaries
-
-
-def read_run(store: Store) -> tuple[dict[str, Any], list[Shard]]:
-    """The manifest and the shard table of a run directory.
-
-    Raises:
-        UserError: there is none.
-    """
-    manifest, table = store.read_json("manifest.json"), store.read_json("shards.json")
-    if manifest is None or table is None:
-        raise UserError(f"{store.url} is not a run directory: it has no manifest.json and shards.json")
-    return manifest, [Shard.from_dict(value) for value in table]
-
-
-def run_status(run: str) -> dict[str, Any]:
-    """How far a run is, from storage alone: status.json, the receipts and the summaries.
-
-    Raises:
-        UserError: not a run directory.
-    """
-    store = Store(run)
-    manifest, shards = read_run(store)
-    value = store.read_json("status.json") or {"state": "running", "exit_code": None, "message": None}
-    counts = Counts(len(shards))
-    for receipt in read_receipts(store, STAGE):
-        counts.add(receipt, fresh=False)
-    rates = ("documents_per_s", "tokens_per_s", "eta_s", "failures")
-    fresh = {key: entry for key, entry in counts.to_dict().items() if key not in rates or key not in value}
-    if value["state"] == "running" and not lock_is_live(store):
-        value = {**value, "state": "incomplete", "message": "its driver is gone; the same command resumes"}
-    names = [selection["name"] for selection in manifest["config"]["selections"]]
-    summaries = [store.read_json(f"selection/{name}/summary.json") for name in names]
-    return {**value, **fresh, "selections": [summary for summary in summaries if summary is not None]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +158,7 @@ def _finetuning(
     if not parts.adapters:
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return None
-    adapters.write_keys(parts, store)
+    write_keys(parts, store)
     missing = [key for key in keys.values() if not store.exists(f"adapters/{key}/{RECORD}")]
     if not missing:
         return None
@@ -222,7 +186,7 @@ def _prepare(
     plan: Plan,
     store: Store,
     lock: RunLock,
-    status: _Status,
+    status: StatusFile,
     reporter: Reporter,
 ) -> None:
     """Finish what comes before scoring: adapters, and beside them on other resources the other stages.
@@ -255,7 +219,7 @@ def _with_actors(plan: Plan, most: int) -> Plan:
     return replace(plan, config=config)
 
 
-def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: _Status, reporter: Reporter) -> None:
+def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: StatusFile, reporter: Reporter) -> None:
     """Let the actors do what is missing of a stage.
 
     Raises:
@@ -291,46 +255,3 @@ def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: _Sta
             f"{len(status.counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "
             f"{first}; the others are kept: mend it and run again"
         )
-
-
-def _check_budget(config: AuditConfig, scored: Scored) -> None:
-    """Too many quarantined documents end the run before any selection; the scores are kept."""
-    total = sum(receipt.n_in for receipt in scored.receipts)
-    reasons: dict[str, int] = {}
-    for role in ("audit", "unseen", "seen"):
-        for reason, count in scored.quarantined(role).items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    bad = sum(reasons.values())
-    if bad > config.error_budget * total:
-        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-        raise IncompleteError(
-            f"{bad} of {total} documents were quarantined ({listed}), more than error_budget "
-            f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
-        )
-
-
-def _note_gradient(store: Store, scored: Scored) -> None:
-    """Add to the manifest over what the gradient norm was taken, and how: only the loaded model could tell."""
-    found = next((receipt.gradient for receipt in scored.receipts if receipt.gradient is not None), None)
-    if found is not None:
-        if found["reason"]:
-            _log.warning("gradient_norm took one backward pass a document: %s", found["reason"])
-        store.write_json("manifest.json", {**store.read_json("manifest.json"), "gradient": found})
-
-
-class _Status:
-    """Keeps status.json, not more often than every few seconds while shards come in."""
-
-    def __init__(self, store: Store, counts: Counts) -> None:
-        self.store = store
-        self.counts = counts
-        self._last = 0.0
-
-    def tick(self) -> None:
-        if time.monotonic() - self._last >= STATUS_SECONDS:
-            self.write("running", None)
-
-    def write(self, state: str, code: int | None, message: str | None = None) -> None:
-        self._last = time.monotonic()
-        value = {"state": state, "exit_code": None if code is None else int(code), "message": message}
-        self.store.write_json("status.json", {**value, **self.counts.to_dict()})

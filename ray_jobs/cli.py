@@ -99,7 +99,7 @@ def run(
 @app.command()
 def status(run: RunPath, json_: AsJson = False) -> None:
     """Say how far a run is, from storage alone."""
-    from ray_jobs.audit import run_status
+    from pipeline.audit.status import run_status
 
     value = run_status(run)
     if json_:
@@ -245,7 +245,7 @@ def _print_plan(facts: dict[str, Any]) -> None:
     console.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
     seconds = facts["estimated_seconds_one_worker"]
     if seconds is not None:
-        from ray_jobs.progress import duration
+        from pipeline.audit.status import duration
 
         console.print(
             f"about {facts['estimated_tokens']:,} tokens a pass; "

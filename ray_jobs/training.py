@@ -1,7 +1,4 @@
-"""One training on the cluster: Ray Train's trainer, its workers, and the steps that they tell of.
-
-The trainer's own processes import this module too; what only workers need is imported in them.
-"""
+"""One training on the cluster: Ray Train's trainer, its workers, and the steps that they tell of."""
 
 from __future__ import annotations
 
@@ -10,10 +7,16 @@ import os
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from pipeline.training.train import TrainingStep
+import pyarrow.parquet as pq
+
+from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig
+from pipeline.errors import UserError
+from pipeline.models.load import open_model
+from pipeline.training.steps import Ranks
+from pipeline.training.train import TrainingStep, train
 
 PROGRESS_SECONDS = 1.0
 MAX_FAILURES = 3
@@ -58,14 +61,6 @@ def _loop(said: dict[str, Any]) -> str | None:
     """One worker: the plain training loop. Returns what the user can mend, on which a new attempt would be lost."""
     if Path(said["folder"]).exists():
         return None  # the attempt before this one was lost after its last step
-    import pyarrow.parquet as pq
-
-    from pipeline.config.models import ModelConfig
-    from pipeline.errors import UserError
-    from pipeline.models.load import open_model
-    from pipeline.training.steps import Ranks
-    from pipeline.training.train import FinetuneConfig, train
-
     os.environ["DS_ACCELERATOR"] = "cuda" if said["gpus"] else "cpu"
     ranks = Ranks.joined()
     config = FinetuneConfig(**said["config"])

@@ -6,8 +6,9 @@ corpora hold the same article cut to several lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +25,45 @@ from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.models.tokens import open_tokenizer, tokenize
+from pipeline.store.files import Store
+from pipeline.training.adapter import adapter_key
+
+
+def keys_of(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
+    """Name -> folder under adapters/ of every adapter, from what it is to be trained on and how."""
+    return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
+
+
+def facts_of(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
+    """What the manifest says: which documents each adapter is trained on and which calibrate, by hash."""
+    if not parts.adapters:
+        return {}
+    adapters = {
+        name: {
+            "folder": f"adapters/{keys[name]}",
+            "training": part.training.settings(),
+            "train_on": list(part.settings.roles) or [OWN_CORPUS],
+            "documents": hashes(part.text_key),
+        }
+        for name, part in parts.adapters.items()
+    }
+    return {"adapters": adapters, "calibration": {role: hashes(own) for role, own in parts.calibration.items()}}
+
+
+def write_keys(parts: Parts, store: Store) -> None:
+    """Keep the keys of what is fine-tuned on, by which selection leaves it out of calibration."""
+    store.write_table(KEYS_FILE, parts.keys())
+
 
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
+
 KEYS_FILE = "adapters/documents.parquet"
 """Of a run directory: the keys of the documents that adapters were trained on."""
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("prefix_key", pa.int64())])
+
 OWN_CORPUS = "its own corpus"
+
 _PART = 3  # the stream of random numbers that parts are drawn from
 
 

@@ -19,7 +19,25 @@ from pipeline.stages.score import QUARANTINE_SCHEMA, STAGE
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 
+
+def check_budget(config: AuditConfig, scored: Scored) -> None:
+    """Too many quarantined documents end the run before any selection; the scores are kept."""
+    total = sum(receipt.n_in for receipt in scored.receipts)
+    reasons: dict[str, int] = {}
+    for role in ("audit", "unseen", "seen"):
+        for reason, count in scored.quarantined(role).items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    bad = sum(reasons.values())
+    if bad > config.error_budget * total:
+        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        raise IncompleteError(
+            f"{bad} of {total} documents were quarantined ({listed}), more than error_budget "
+            f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
+        )
+
+
 KEYS_AT_ONCE = 1 << 24
+
 DUPLICATES = "quarantine/duplicate_id.parquet"
 
 

@@ -17,12 +17,13 @@ from made_up import sentence, write_audit, write_jsonl
 from rich.console import Console
 
 from pipeline.audit.description import load_config
+from pipeline.audit.status import run_status
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import read_receipts
-from ray_jobs.audit import Outcome, run_audit, run_status, select_again
+from ray_jobs.audit import Outcome, run_audit, select_again
 from ray_jobs.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("cluster")

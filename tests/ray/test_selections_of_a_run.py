@@ -16,7 +16,8 @@ import pytest
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan, settle
+from pipeline.audit.manifest import settle
+from pipeline.audit.plan import make_plan
 from pipeline.errors import UserError
 from pipeline.stages.score import STAGE, Scorer, fingerprint_of
 from pipeline.store.files import Store

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
+from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 from ray_jobs.cli import main
-from ray_jobs.trial import TrialOutcome, run_trial
+from ray_jobs.trial import run_trial
 
 pytestmark = pytest.mark.usefixtures("cluster")
 FINITE_SAMPLE: list[dict[str, Any]] = [

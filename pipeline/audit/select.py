@@ -1,0 +1,291 @@
+"""Score shards -> selections: functions folded over the shards, then the decision and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.audit.allocation import KEYS_FILE, trained_on
+from pipeline.audit.diagnostics import (
+    blind_diagnostic,
+    duplicates_diagnostic,
+    finetuned_diagnostic,
+    overlap_diagnostic,
+    truncated_diagnostic,
+)
+from pipeline.audit.forecast import resolution
+from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
+from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
+from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.errors import UserError
+from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer, together
+from pipeline.store.receipts import Receipt
+
+Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
+"""A function of every score shard, in any order: in this process or on a cluster."""
+
+
+def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> list[dict[str, Any]]:
+    """Answer every configured selection and write it; the summaries, in order.
+
+    Args:
+        config: of the audit.
+        scored: its finished score shards.
+        limit: the most documents of each role that were read; None when all were.
+        each: reads the shards.
+
+    Raises:
+        UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
+    """
+    columns = sorted({column for selection in config.selections for column in selection.detectors})
+    if not columns:
+        _forget_others(config, scored)
+        return []
+    _refuse_taught(config, scored, each)
+    roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
+    span = Span({}, {})
+    for part in each(
+        [receipt for role in roles for receipt in scored.of(role)],
+        lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data),
+    ):
+        span = span + part
+    overlaps: dict[str, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
+    blinds: dict[str, dict[str, Any]] = {role: blind_diagnostic(scored, role, config.seed) for role in overlaps}
+    questions = [_Question(config, s, scored, overlaps[NULL_ROLE[s.direction]], span) for s in config.selections]
+
+    read = ["doc_id", "row", "id_key", "group", *columns]
+
+    def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
+        def of_shard(receipt: Receipt) -> list[Any]:
+            table = scored.table(receipt, read)
+            return [ask.of_shard(questions[index].batch(table, receipt)) for index, ask in asks]
+
+        merged: dict[int, Any] = {}
+        for parts in each(scored.of("audit"), of_shard):
+            for (index, ask), part in zip(asks, parts, strict=True):
+                merged[index] = ask.merge(merged[index], part) if index in merged else part
+        return merged
+
+    answers = together([question.ask() for question in questions], run_pass)
+    for question in questions:
+        question.clear()
+    judged: list[_Judged] | None = None
+
+    def judge(receipt: Receipt) -> list[_Judged]:
+        table = scored.table(receipt, read)
+        return [question.judge(table, receipt, found) for question, found in zip(questions, answers, strict=True)]
+
+    for parts in each(scored.of("audit"), judge):
+        judged = parts if judged is None else [one + other for one, other in zip(judged, parts, strict=True)]
+    if judged is None:
+        raise UserError("no audit documents")
+    summaries = []
+    for question, found, verdicts in zip(questions, answers, judged, strict=True):
+        diagnostics = {"blind": blinds[NULL_ROLE[question.selection.direction]]}
+        summaries.append(question.write(found, verdicts, diagnostics, limit))
+    _forget_others(config, scored)
+    return summaries
+
+
+def _forget_others(config: AuditConfig, scored: Scored) -> None:
+    """Remove the answers to questions that are no longer asked: they may be of other scores."""
+    wanted = {selection.name for selection in config.selections}
+    for name in scored.store.names("selection"):
+        if name not in wanted:
+            scored.store.remove_folder(f"selection/{name}")
+
+
+def _refuse_taught(config: AuditConfig, scored: Scored, each: Each) -> None:
+    """Make sure that no adapter which a selection reads was trained on documents that it judges.
+
+    Raises:
+        UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
+    """
+    asked = {column for selection in config.selections for column in selection.detectors}
+    if not adapters_of([d for d in parse_detectors(config.detectors) if d.column in asked]):
+        return
+    keys = scored.store.read_table(KEYS_FILE)
+
+    def taught(receipt: Receipt) -> int:
+        own = scored.table(receipt, ["text_key", "prefix_key"])
+        return int(trained_on(own["text_key"].to_numpy(), own["prefix_key"].to_numpy(), keys).sum())
+
+    count = sum(each(scored.of("audit"), taught))
+    if count:
+        raise UserError(
+            f"the adapters were trained on {count} audit documents, or on others with the same first 8 words, and "
+            "cannot judge these; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One selection of a run: decides it and writes its files, the summary last, so a selection with one is whole."""
+
+    config: AuditConfig
+    selection: SelectionConfig
+    scored: Scored
+    overlap: Overlap
+    span: Span
+
+    @property
+    def folder(self) -> str:
+        return f"selection/{self.selection.name}"
+
+    @property
+    def grouped(self) -> bool:
+        return self.selection.calibration == "by_group"
+
+    @property
+    def quarantined(self) -> int:
+        return sum(self.scored.quarantined("audit").values())
+
+    def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
+        """A shard of audit documents as this selection sees it."""
+        return batch_of(table, self.selection.detectors, self.grouped, receipt.data)
+
+    def known(self) -> Batch:
+        """The null role's documents that calibrate."""
+        role = NULL_ROLE[self.selection.direction]
+        return _kept(self.scored.batches(role, self.selection.detectors, self.grouped), self.overlap.keep)
+
+    def ask(self) -> Asking[Answer]:
+        """The passes that the answer needs."""
+        sought = SOUGHT_ROLE[self.selection.direction]
+        needed = self.selection.procedure in TWO_SIDED
+        others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
+        return answer(self.selection, self.config.seed, self.known(), others, self.quarantined)
+
+    @property
+    def edges(self) -> np.ndarray:
+        """Bins of the first detector's scores, for the report."""
+        return self.span.edges(self.selection.detectors[0])
+
+    def clear(self) -> None:
+        """Remove an earlier answer, its summary first."""
+        self.scored.store.remove(f"{self.folder}/summary.json")
+        self.scored.store.remove_folder(self.folder)
+
+    def judge(self, table: pa.Table, receipt: Receipt, found: Answer) -> _Judged:
+        """Judge one shard and write its verdicts."""
+        batch = self.batch(table, receipt)
+        p, chosen = found.judge(batch)
+        verdicts = {"doc_id": table["doc_id"], "p_value": p, "selected": chosen}
+        everything = pa.concat_tables([pa.table(verdicts, schema=DOCUMENTS_SCHEMA), self.unscored(receipt)])
+        self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", everything)
+        size = found.n_calibration + 1
+        # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
+        places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
+        part = table.append_column("p_value", pa.array(p)).filter(pa.array(chosen))
+        source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
+        counts = np.bincount(places - 1, minlength=size)
+        return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges))
+
+    def write(self, found: Answer, judged: _Judged, diagnostics: dict[str, Any], limit: int | None) -> dict[str, Any]:
+        """Write the selected, what the report draws and the summary, which is returned."""
+        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
+        keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
+        selected = judged.selected.select(order).sort_by(keys)
+        self.scored.store.write_table(f"{self.folder}/selected.parquet", selected)
+        if self.selection.direction == "clean":
+            self.scored.store.write_table(f"{self.folder}/clean.parquet", selected)
+            self.scored.store.write_json(f"{self.folder}/clean_ids.json", self.clean_ids(selected))
+        counts = judged.ranks.copy()
+        counts[-1] += self.quarantined
+        filled = np.flatnonzero(counts)
+        ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
+        self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
+        role = NULL_ROLE[self.selection.direction]
+        roles = {role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
+        value = {"column": self.selection.detectors[0], "edges": self.edges.tolist(), "roles": roles}
+        self.scored.store.write_json(f"{self.folder}/scores.json", value)
+        summary = self.summary(found, len(selected), diagnostics)
+        if limit is not None:
+            summary["limit"] = limit
+        self.scored.store.write_json(f"{self.folder}/summary.json", summary)
+        return summary
+
+    def unscored(self, receipt: Receipt) -> pa.Table:
+        """Quarantined documents of a shard: p = 1, never selected."""
+        names = [self.scored.store.read_table(receipt.quarantine, ["doc_id"])["doc_id"]] if receipt.quarantine else []
+        if receipt.shard in self.scored.duplicates:
+            table = self.scored.store.read_table(receipt.data, ["doc_id"])
+            names.append(table["doc_id"].take(pa.array(self.scored.duplicates[receipt.shard])))
+        ids = [name.as_py() for chunk in names for name in chunk]
+        columns = {"doc_id": ids, "p_value": [1.0] * len(ids), "selected": [False] * len(ids)}
+        return pa.table(columns, schema=DOCUMENTS_SCHEMA)
+
+    def clean_ids(self, selected: pa.Table) -> dict[str, list[int]]:
+        """The selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
+
+        A task is an input file, by its name without endings; an index is a row of it.
+        """
+        tasks: dict[str, list[int]] = {}
+        for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
+            tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
+        return {task: sorted(rows) for task, rows in sorted(tasks.items())}
+
+    def summary(self, found: Answer, n_selected: int, diagnostics: dict[str, Any]) -> dict[str, Any]:
+        selection, quarantined = self.selection, self.quarantined
+        needed, enough = found.resolution(found.m)
+        role = NULL_ROLE[selection.direction]
+        held = {**found.strict, "n_selected": min(found.strict["n_selected"], found.m - quarantined)}
+        own = {
+            **diagnostics,
+            "resolution": resolution(found.n_calibration, found.m, needed, enough, role),
+            "overlap": overlap_diagnostic(self.overlap, role),
+            "duplicates": duplicates_diagnostic(self.scored),
+            "truncated": truncated_diagnostic(self.scored),
+            **finetuned_diagnostic(self.scored, role),
+            **found.diagnostics,
+        }
+        return {
+            "name": selection.name,
+            "procedure": selection.procedure,
+            "direction": selection.direction,
+            "alpha": selection.alpha,
+            "detectors": selection.detectors,
+            "calibration": selection.calibration,
+            "n_audit": found.m,
+            "n_calibration": found.n_calibration,
+            "n_quarantined": quarantined,
+            "n_selected": n_selected,
+            "threshold": found.threshold,
+            "null_proportion": found.null_proportion,
+            "factor": found.factor,
+            "weights": found.weights,
+            "guarantee": found.guarantee,
+            "assumption": found.assumption,
+            "promise": found.promise,
+            "supported": diagnostics["blind"]["ok"] is not False,
+            "minimum_selectable": needed,
+            "strict": held,
+            "details": found.details,
+            "diagnostics": own,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What judging shards gives back to the driver; merges in any order."""
+
+    selected: pa.Table
+    ranks: np.ndarray
+    histogram: np.ndarray
+
+    def __add__(self, other: _Judged) -> _Judged:
+        """The documents of both."""
+        tables = pa.concat_tables([self.selected, other.selected])
+        return _Judged(tables, self.ranks + other.ranks, self.histogram + other.histogram)
+
+
+def _kept(batch: Batch, keep: np.ndarray) -> Batch:
+    groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
+    return Batch(batch.matrix[keep], groups, batch.keys[keep])

@@ -1,0 +1,311 @@
+"""A trial: contaminate, audit, repeat, report. All that is finished is used again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from rich.table import Table
+
+from pipeline import __version__
+from pipeline.audit.manifest import read_run
+from pipeline.audit.scored import Scored, read_scored
+from pipeline.audit.status import duration
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.registry import parse_detectors
+from pipeline.errors import UserError
+from pipeline.stages.score import fingerprint_of
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from pipeline.training.train import TrainingStep
+from pipeline.trial import figures, table
+from pipeline.trial.config import Point, TrialConfig, audit_of
+from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
+from pipeline.trial.detection import detection, roc
+from pipeline.trial.documents import Documents, read_documents
+from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
+from pipeline.trial.repeats import Pool, measure, pool_of
+from pipeline.trial.splits import split
+from pipeline.trial.table import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """What a trial found: rows for machines, tables for people."""
+
+    facts: dict[str, Any]
+    tables: list[Table]
+    folder: str
+    reports: list[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Audit:
+    """The audit of one contaminated model."""
+
+    key: str
+    model: ModelConfig
+    pool: Pool
+    report: str
+    rows: list[Row]  # its own selections held against the truth
+
+
+class Audited(Protocol):
+    """How the audit of a contaminated model ended."""
+
+    @property
+    def selections(self) -> Sequence[Mapping[str, Any]]:
+        """The summaries, in order."""
+
+    @property
+    def report(self) -> str | None:
+        """Path of the page."""
+
+
+def carry_out(
+    config: TrialConfig,
+    points: Sequence[Point],
+    run_audit: Callable[[AuditConfig], Audited],
+    say: Callable[[str], None],
+    limit: int | None = None,
+    results: str | None = None,
+) -> TrialOutcome:
+    """Do what is not done yet of a trial. The same call again resumes.
+
+    Args:
+        config: the trial as written.
+        points: the places of its sweep, from `pipeline.trial.config.load_trial`.
+        run_audit: does what is not done yet of an audit.
+        say: called with each line of progress.
+        limit: only the first documents.
+        results: a Parquet file of per-item results whose ranking is to be repaired (`ranking.read_results`).
+
+    Raises:
+        UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver holds (75).
+    """
+    store, work = Store(config.run), Store(config.work_folder)
+    for named, folder in ((config.run, store), (config.work_folder, work)):
+        if not folder.local:
+            raise UserError(f"a trial trains into local folders, got {named}")
+    documents = read_documents(config, limit)
+    asked = read_results(results, documents.ids) if results is not None else None
+    with ExitStack() as locks:
+        for held in {store.root: store, work.root: work}.values():
+            locks.enter_context(RunLock(held))
+        return _Trial(config, run_audit, say, store, work, documents).run(points, asked)
+
+
+class _Trial:
+    """One driver's work on a trial: audits by key, so that points share them."""
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        driver: Callable[[AuditConfig], Audited],
+        say: Callable[[str], None],
+        store: Store,
+        work: Store,
+        documents: Documents,
+    ) -> None:
+        self.base = config
+        self.driver = driver
+        self.say = say
+        self.store = store
+        self.work = work
+        self.documents = documents
+        self.audits: dict[str, _Audit] = {}
+
+    def run(self, points: Sequence[Point], asked: Results | None) -> TrialOutcome:
+        """Every point, then the tables and figures."""
+        if self.documents.left_out:
+            self.say("left out: " + ", ".join(f"{why} {n}" for why, n in sorted(self.documents.left_out.items())))
+        audited = [[self.audit(point.config, index) for index in range(point.config.models)] for point in points]
+        selections: list[Row] = []
+        rankings: list[Row] = []
+        for number, (point, audits) in enumerate(zip(points, audited, strict=True)):
+            shown = ", ".join(f"{path}={value}" for path, value in point.settings.items())
+            self.say(f"repeats: point {number + 1} of {len(points)} {shown}".rstrip())
+            repeats = pa.concat_tables(self.repeats(point.config, a, index) for index, a in enumerate(audits))
+            selections += table.selection_rows(point.settings, point.config.selections, repeats)
+            if asked is not None:
+                rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], asked)
+        return self.write(points, audited, selections, rankings)
+
+    # --- one contaminated model and its audit
+
+    def audit(self, config: TrialConfig, index: int) -> _Audit:
+        """Contaminate the model of this index and audit it, or read what is there."""
+        planned = plan_contamination(config, self.base, self.documents, index)
+        if planned.folder is not None and not planned.folder.exists():
+            count = int(planned.trained.sum())
+            self.say(f"contaminated model {index + 1} of {config.models}: training {count} documents in")
+            contaminate(config, planned, self.documents, index, self.show_step)
+        as_written: dict[str, Any] = {"split": self.base.split}
+        if config.detectors == self.base.detectors:
+            as_written["selections"] = self.base.selections
+        asked = config.model_copy(update=as_written)
+        key = self.key_of(asked, planned.model)
+        if key not in self.audits:
+            self.audits[key] = self.run_audit(asked, planned, key, index)
+        return self.audits[key]
+
+    def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
+        """A name for the scores: all that could change one, and the documents."""
+        files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
+        said = [fingerprint_of(audit_of(config, model, files)), self.documents.digest, sorted(files)]
+        return _digest(said)
+
+    def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:
+        """`seenset run` over the first split of the trial as written: all that does not calibrate is audited."""
+        files = self.inputs(planned.trained, key, index)
+        audit = audit_of(config, planned.model, files, self.work.path(f"audits/{key}/run"))
+        self.say(f"audit: {audit.run}")
+        outcome = self.driver(audit)
+        store = Store(audit.run)
+        scored = read_scored(store, read_run(store)[1])
+        columns = [detector.column for detector in parse_detectors(audit.detectors)]
+        wanted = ["doc_id", "id_key", "group", *columns]
+        scores = pa.concat_tables(scored.table(receipt, wanted) for receipt in scored.receipts)
+        pool = pool_of(scores, self.documents.ids, self.documents.family, planned.trained, columns)
+        pool = replace(pool, finetuned=self.finetuned(scored))
+        truth = pa.table({"doc_id": self.documents.ids, "trained": planned.trained})
+        self.store.write_table(f"truth/{key}.parquet", truth)
+        audited = self.work.read_table(f"audits/{key}/input/audit.parquet", ["id"])["id"].to_pylist()
+        members = {doc_id for doc_id, trained in zip(pool.ids, pool.trained, strict=True) if trained}
+        rows = []
+        for summary in outcome.selections:
+            path = f"selection/{summary['name']}/selected.parquet"
+            selected = store.read_table(path, ["doc_id"])["doc_id"].to_pylist()
+            rows.append({"audit": key, **table.audit_row(summary, selected, audited, members)})
+        return _Audit(key, planned.model, pool, str(outcome.report), rows)
+
+    def finetuned(self, scored: Scored) -> dict[Role, np.ndarray]:
+        """Which documents the audit's adapters were trained on, by the role that they would have had."""
+        place = {doc_id: index for index, doc_id in enumerate(self.documents.ids)}
+        found: dict[Role, np.ndarray] = {}
+        for role in self.base.roles():
+            mask = np.zeros(len(self.documents), dtype=bool)
+            for receipt in scored.of(role):
+                ids = scored.table(receipt, ["doc_id"], finetuned=True)["doc_id"].to_pylist()
+                mask[[place[ids[row]] for row in scored.finetuned.get(receipt.shard, ())]] = True
+            if mask.any():
+                found[role] = mask
+        return found
+
+    def inputs(self, trained: np.ndarray, key: str, index: int) -> dict[str, str]:
+        """The audit's input files, without a label; written once, so that a changed split scores nothing anew."""
+        known = self.base.roles()
+        folder = f"audits/{key}/input"
+        if not self.work.exists(f"{folder}/audit.parquet"):
+            drawn = split(trained, self.documents.family, known, self.base.split, self.base.seed, index, 0)
+            rest = np.ones(len(self.documents), dtype=bool)
+            for role in known:
+                rest[drawn.of(role)] = False
+                self.work.write_table(f"{folder}/{role}.parquet", self.documents.table(drawn.of(role)))
+            self.work.write_table(f"{folder}/audit.parquet", self.documents.table(np.flatnonzero(rest)))
+        return {role: self.work.path(f"{folder}/{role}.parquet") for role in ("audit", *known)}
+
+    # --- many splits over its scores
+
+    def repeats(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
+        """The repeats over one model's scores, computed once for the same question."""
+        asked = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
+        said = [audit.key, index, asked, {str(k): v for k, v in config.roles().items()}, __version__]
+        name = f"repeats/{_digest(said)}.parquet"
+        if not self.store.exists(name):
+            self.store.write_table(name, measure(audit.pool, config, index))
+        return self.store.read_table(name)
+
+    # --- what it comes to
+
+    def detectors(self, points: Sequence[Point], audited: Sequence[Sequence[_Audit]]) -> tuple[list[Row], list[str]]:
+        """Rows of the detectors, once for points that share their audits, and the settings that tell these apart."""
+        keys = [tuple(audit.key for audit in audits) for audits in audited]
+        values: dict[str, dict[tuple[str, ...], set[str]]] = {path: {} for path in points[0].settings}
+        for point, key in zip(points, keys, strict=True):
+            for path, value in point.settings.items():
+                values[path].setdefault(key, set()).add(json.dumps(value))
+        paths = [
+            path
+            for path, found in values.items()
+            if len(found) > 1 and all(len(of_key) == 1 for of_key in found.values())
+        ]
+        rows: list[Row] = []
+        for place, (point, audits) in enumerate(zip(points, audited, strict=True)):
+            if keys[place] in keys[:place]:
+                continue
+            found = {
+                column: detection([_told_apart(audit.pool, column) for audit in audits], self.base.seed)
+                for column in audits[0].pool.scores.columns
+            }
+            settings = {path: point.settings[path] for path in paths}
+            rows += table.detector_rows(settings, found, len(audits))
+        return rows, paths
+
+    def write(
+        self,
+        points: Sequence[Point],
+        audited: Sequence[Sequence[_Audit]],
+        selections: list[Row],
+        rankings: list[Row],
+    ) -> TrialOutcome:
+        """Write rows, tables and figures."""
+        detectors, varied = self.detectors(points, audited)
+        settings = list(points[0].settings)
+        audits = [row for audit in self.audits.values() for row in audit.rows]
+        tables = [
+            table.detector_table(detectors, varied),
+            table.audit_table(audits),
+            table.selection_table(selections, settings),
+            *ranking_tables(rankings, settings),
+        ]
+        rows = {"detectors": detectors, "audits": audits, "selections": selections, "rankings": rankings}
+        for name, own in rows.items():
+            if own:
+                self.store.write_json(f"{name}.json", own)
+                self.store.write_table(f"{name}.parquet", table.to_arrow(own))
+        self.store.write("tables.txt", table.as_text(tables).encode())
+        self.store.write("figures/selections.png", figures.sweep_figure(selections, settings))
+        if varied:
+            self.store.write("figures/detectors.png", figures.detector_figure(detectors, varied))
+        else:
+            pool = audited[0][0].pool
+            defined = [row["detector"] for row in detectors if row["auc"] is not None]
+            curves = {column: roc(*_told_apart(pool, column)) for column in defined}
+            self.store.write("figures/detectors.png", figures.roc_figure(curves, detectors))
+        reports = [audit.report for audit in self.audits.values()]
+        models = [{"audit": audit.key, **audit.model.model_dump()} for audit in self.audits.values()]
+        facts = {
+            "documents": len(self.documents),
+            "left_out": self.documents.left_out,
+            "config": self.base.model_dump(mode="json"),
+            "version": __version__,
+            "models": models,
+            **rows,
+        }
+        self.store.write_json("trial.json", {**facts, "reports": reports})
+        return TrialOutcome(facts, tables, self.store.url, reports)
+
+    def show_step(self, step: TrainingStep) -> None:
+        """About every tenth of a training."""
+        if step.step % max(1, step.steps // 10) == 0:
+            left = step.seconds / step.step * (step.steps - step.step)
+            self.say(f"  step {step.step}/{step.steps}  loss {step.loss:.2f}  {duration(left)} left")
+
+
+def _told_apart(pool: Pool, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """A detector's scores of the trained and of the untrained documents."""
+    scores = pool.scores.columns[column]
+    return scores[pool.scored & pool.trained], scores[pool.scored & ~pool.trained]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,98 @@
+"""The rooms of the project stand in one order: a room imports only from rooms above it, and nothing hides an import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = (
+    "pipeline",
+    "pipeline.errors",
+    "pipeline.config",
+    "pipeline.corpus",
+    "pipeline.store",
+    "pipeline.models",
+    "pipeline.training",
+    "pipeline.endpoint",
+    "pipeline.passes",
+    "pipeline.detectors",
+    "pipeline.stages",
+    "pipeline.selection",
+    "pipeline.audit",
+    "pipeline.report",
+    "pipeline.trial",
+    "ray_jobs",
+    "cluster",
+    "seenset",
+)
+PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
+LAZY = {"ray_jobs.cli"}
+"""May import in functions, which keeps `seenset --help` quick."""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    name_of(path): ast.parse(path.read_text(encoding="utf-8"))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(module of this project, line) of every import below a node, also those for type checkers alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner in MODULES else node.module), node.lineno
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in PACKAGES:
+                    yield alias.name, node.lineno
+
+
+def room_of(module: str) -> int:
+    parts = module.split(".")
+    return max(i for i, room in enumerate(ROOMS) if parts[: room.count(".") + 1] == room.split("."))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_imports_only_from_rooms_above_it(module: str) -> None:
+    upwards = [f"line {line}: {other}" for other, line in imports(MODULES[module]) if room_of(other) > room_of(module)]
+    assert not upwards
+
+
+def test_no_circle_of_modules() -> None:
+    graph = {module: {other for other, _ in imports(tree)} - {module} for module, tree in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - LAZY))
+def test_no_import_of_the_project_hides_in_a_function(module: str) -> None:
+    hidden = [
+        f"line {line}: {other}"
+        for node in ast.walk(MODULES[module])
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for other, line in imports(node)
+    ]
+    assert not hidden
+
+
+def test_no_room_is_forgotten() -> None:
+    found = {
+        ".".join(module.split(".")[:2]) if module.startswith("pipeline.") else module.split(".")[0]
+        for module in MODULES
+    }
+    assert found <= set(ROOMS)
