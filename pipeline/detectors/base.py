@@ -6,12 +6,14 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from pipeline.errors import UserError, nearest
-from pipeline.passes.forward import TokenStatistics
+
+if TYPE_CHECKING:
+    from pipeline.passes.forward import TokenStatistics  # whose import costs seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def test_a_second_driver_is_told_who_holds_the_run(store: Store) -> None:
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(store: Store) -> None:
-    code = "import sys; from pipeline.store import *; s = Store(sys.argv[1]); print(RunLock(s)._content()['pid'])"
+    code = "import sys; from pipeline.store.lock import *; s = Store(sys.argv[1]); print(RunLock(s)._content()['pid'])"
     done = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=True)
     held = {**RunLock(store)._content(), "pid": int(done.stdout), "owner": "dead"}
     store.write_json("lock.json", held)
