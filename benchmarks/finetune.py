@@ -24,11 +24,12 @@ from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.models.load import fingerprint_model, open_model
-from pipeline.stages.score import Scorer
+from pipeline.models.load import open_model
+from pipeline.stages.base import Placement, process
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
@@ -110,25 +111,25 @@ def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: St
 def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds: int) -> list[float]:
     """Seconds of scoring with FSD over seconds without, one ratio a round, each side with a store of its own."""
     (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    fingerprint = {**fingerprint_model(model), "adapters": {"default": "loop-0"}}
     corpus = {role: {"path": str(root / "texts.jsonl")} for role in ("audit", "unseen")}
     described = {"model": model.model_dump(), "corpus": corpus}
-    (root / "adapters").symlink_to(root)
-    scorers = {}
+    stages = {}
     shards: list[Shard] = []
     for name, detectors in (("plain", ["min_k"]), ("fsd", ["min_k", {"fsd": {"base": "min_k"}}])):
         config = build_config({"run": str(root), "detectors": detectors, **described})
         shards = [shard for shard in make_plan(config).shards if shard.role == "audit"]
-        own = fingerprint if name == "fsd" else {key: fingerprint[key] for key in fingerprint if key != "adapters"}
-        scorers[name] = Scorer(config, own, gpus)
+        stages[name] = stages_of(config, {"default": "loop-0"} if name == "fsd" else None)[-1]
+    scorers = {name: stage.make(stage, Placement(gpus)) for name, stage in stages.items()}
     ratios = []
     for number in range(rounds + 1):
         seconds = {}
         for name, scorer in scorers.items():
             store = Store(str(root / f"{name}-{number}"))
+            Path(store.root).mkdir()
+            Path(store.path("adapters")).symlink_to(root)
             began = time.perf_counter()
             for shard in shards:
-                scorer.process(shard, store)
+                process(stages[name], scorer, shard, store)
             seconds[name] = time.perf_counter() - began
         ratios.append(seconds["fsd"] / seconds["plain"])
     return ratios[1:]  # the first is for warming up

@@ -22,12 +22,13 @@ from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import settle, versions
 from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
-from pipeline.stages.score import STAGE, Scorer, fingerprint_of
+from pipeline.stages.base import Placement, Stage, process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.score import score
+from ray_jobs.actors import map_shards
 
 
 def main() -> None:
@@ -85,19 +86,19 @@ def _config(root: Path, corpus: str, run: str) -> AuditConfig:
     )
 
 
-def _planned(config: AuditConfig, store: Store) -> tuple[dict[str, object], tuple[Shard, ...]]:
-    fingerprint = fingerprint_of(config)
-    return fingerprint, settle(make_plan(config), {STAGE: fingerprint}, store).shards
+def _planned(config: AuditConfig, store: Store) -> tuple[Stage, tuple[Shard, ...]]:
+    (stage,) = stages_of(config)
+    return stage, settle(make_plan(config), {stage.name: stage.fingerprint}, store).shards
 
 
 def _job(root: Path, corpus: str, run: str) -> float:
     """Documents a second of the Ray job, from the first receipt on."""
     config = _config(root, corpus, run)
     store = Store(config.run)
-    fingerprint, shards = _planned(config, store)
+    stage, shards = _planned(config, store)
     began = None
     documents = 0
-    for result in score(config, fingerprint, shards, store, "benchmark"):
+    for result in map_shards(stage, config.resources, shards, store, "benchmark"):
         assert isinstance(result, Receipt), result
         if began is None:
             began = time.perf_counter()
@@ -111,11 +112,11 @@ def _loop(root: Path, run: str) -> float:
     """Documents a second of the same scorer in this process, from the first shard's end on."""
     config = _config(root, "many", run)
     store = Store(config.run)
-    fingerprint, shards = _planned(config, store)
-    scorer = Scorer(config, fingerprint)
-    scorer.process(shards[0], store)
+    stage, shards = _planned(config, store)
+    scorer = stage.make(stage, Placement())
+    process(stage, scorer, shards[0], store)
     began = time.perf_counter()
-    documents = sum(scorer.process(shard, store).n_in for shard in shards[1:])
+    documents = sum(process(stage, scorer, shard, store).n_in for shard in shards[1:])
     return documents / (time.perf_counter() - began)
 
 

@@ -9,13 +9,14 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from pipeline.config.audit import AuditConfig
+from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.stages.base import Placement, Stage, process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -30,42 +31,29 @@ class Failure:
     message: str
 
 
-class Worker(Protocol):
-    """What an actor holds: models that are loaded once, and one stage's work on a shard."""
-
-    def process(self, shard: Shard, store: Store, driver: str = "") -> Receipt:
-        """Finish a shard and file its receipt."""
-
-
-MakeWorker = Callable[[AuditConfig, Mapping[str, Any], float], Worker]
-
-
 class ShardActor:
     """One actor: a shard in, a receipt (or a failure) out."""
 
-    def __init__(
-        self,
-        make: MakeWorker,
-        config: dict[str, Any],
-        fingerprint: Mapping[str, Any],
-        store_url: str,
-        gpus: float,
-        driver: str,
-    ) -> None:
+    def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str) -> None:
+        self.stage = stage
         self.store = Store(store_url)
         self.driver = driver
-        self.worker = make(AuditConfig.model_validate(config), fingerprint, gpus)
+        self.worker = stage.make(stage, placement)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, str]:
         """Finish the shard of one row. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
         shard = Shard.from_dict(json.loads(row["shard"]))
         try:
-            receipt = self.worker.process(shard, self.store, self.driver)
+            receipt = process(self.stage, self.worker, shard, self.store, self.driver)
             return {"failure": "", "receipt": json.dumps(asdict(receipt))}
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            failure = Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
-            return {"receipt": "", "failure": json.dumps(asdict(failure))}
+            return {"receipt": "", "failure": json.dumps(asdict(failure_of(shard, error)))}
+
+
+def failure_of(shard: Shard, error: Exception) -> Failure:
+    """Why a shard could not be finished."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
 
 
 def connect() -> None:
@@ -85,21 +73,21 @@ def _quiet() -> Iterator[None]:
     """Keep what Ray's C++ side writes to standard error while it starts, and show it only if it fails."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
         try:
             yield
         except BaseException:
             os.dup2(kept, 2)
-            said.seek(0)
-            sys.stderr.write(said.read().decode("utf-8", "replace"))
+            messages.seek(0)
+            sys.stderr.write(messages.read().decode("utf-8", "replace"))
             raise
         finally:
             os.dup2(kept, 2)
             os.close(kept)
 
 
-def gpus_per_actor(config: AuditConfig) -> float:
+def gpus_per_actor(resources: ResourcesConfig) -> float:
     """GPUs that an actor takes: as configured, or one where the cluster has any.
 
     Raises:
@@ -107,7 +95,7 @@ def gpus_per_actor(config: AuditConfig) -> float:
     """
     import ray
 
-    wanted = config.resources.gpus_per_actor
+    wanted = resources.gpus_per_actor
     have = ray.cluster_resources().get("GPU", 0.0)
     if wanted == "auto":
         return 1.0 if have else 0.0
@@ -118,37 +106,30 @@ def gpus_per_actor(config: AuditConfig) -> float:
     return float(wanted)
 
 
-def actors(config: AuditConfig, gpus: float, shards: int) -> int:
+def actors(resources: ResourcesConfig, gpus: float, shards: int) -> int:
     """How many actors the cluster holds, at most one a shard."""
     import ray
 
     have = ray.cluster_resources()
-    capacity = int(have.get("CPU", 1) // config.resources.cpus_per_actor)
+    capacity = int(have.get("CPU", 1) // resources.cpus_per_actor)
     if gpus:
         capacity = min(capacity, math.floor(have.get("GPU", 0.0) / gpus + 1e-9))
     if capacity < 1:
         raise UserError(
-            f"resources.cpus_per_actor is {config.resources.cpus_per_actor}, "
-            f"the cluster has {have.get('CPU', 0):g} CPUs"
+            f"resources.cpus_per_actor is {resources.cpus_per_actor}, the cluster has {have.get('CPU', 0):g} CPUs"
         )
-    wanted = config.resources.actors
+    wanted = resources.actors
     return max(1, min(capacity if wanted == "auto" else wanted, capacity, shards))
 
 
 def map_shards(
-    make: MakeWorker,
-    config: AuditConfig,
-    fingerprint: Mapping[str, Any],
-    shards: Sequence[Shard],
-    store: Store,
-    driver: str,
+    stage: Stage, resources: ResourcesConfig, shards: Sequence[Shard], store: Store, driver: str
 ) -> Iterator[Receipt | Failure]:
     """Let a pool of actors finish shards; receipts and failures come in the order in which shards end.
 
     Args:
-        make: makes an actor's worker of (config, fingerprint, GPUs): a class of `pipeline`.
-        config: of the audit.
-        fingerprint: of the stage.
+        stage: whose models are at hand.
+        resources: of the audit.
         shards: without a receipt of the stage.
         store: the run directory.
         driver: who asks, for the count of attempts.
@@ -160,8 +141,8 @@ def map_shards(
     from ray.data import ActorPoolStrategy, DataContext
 
     connect()
-    gpus = gpus_per_actor(config)
-    size = actors(config, gpus, len(shards))
+    gpus = gpus_per_actor(resources)
+    size = actors(resources, gpus, len(shards))
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
@@ -170,9 +151,9 @@ def map_shards(
     rows = [{"shard": json.dumps(shard.to_dict())} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         cast(Any, ShardActor),
-        fn_constructor_args=(make, config.model_dump(mode="json"), dict(fingerprint), store.url, gpus, driver),
+        fn_constructor_args=(stage, Placement(gpus, resources.cpus_per_actor), store.url, driver),
         compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
-        num_cpus=config.resources.cpus_per_actor,
+        num_cpus=resources.cpus_per_actor,
         num_gpus=gpus,
     )
     for row in dataset.iter_rows():

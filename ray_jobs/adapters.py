@@ -31,7 +31,7 @@ def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> 
             part.texts,
             part.training,
             workers=resources.finetune_workers,
-            gpus=min(1.0, gpus_per_actor(config)),
+            gpus=min(1.0, gpus_per_actor(config.resources)),
             deepspeed=resources.deepspeed,
             cpus=resources.cpus_per_actor,
             base=base,
@@ -145,5 +145,5 @@ def shared(
 
 def room_beside(config: AuditConfig, jobs: Sequence[AdapterJob]) -> tuple[dict[str, float], int] | None:
     """`shared`, for the trainings and the actors of a run on the connected cluster."""
-    actor = {"CPU": float(config.resources.cpus_per_actor), "GPU": gpus_per_actor(config)}
+    actor = {"CPU": float(config.resources.cpus_per_actor), "GPU": gpus_per_actor(config.resources)}
     return shared(capacity_of_cluster(), [needs(job) for job in jobs], actor)

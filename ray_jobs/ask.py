@@ -8,49 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
 
-from pipeline.config.audit import AuditConfig
-from pipeline.config.models import EndpointConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Endpoint
-from pipeline.errors import StopError, UserError
+from pipeline.errors import StopError
+from pipeline.stages.base import Placement, Stage, process_by_asking
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.actors import Failure
+from ray_jobs.actors import Failure, failure_of
 from ray_jobs.progress import Answered
 
 SHARDS = 2
 TICK_SECONDS = 2.0
 
 
-class Asker(Protocol):
-    """One stage's work on a shard, done by asking."""
-
-    async def process(self, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:
-        """Finish a shard and file its receipt."""
-
-
-MakeAsker = Callable[[AuditConfig, Mapping[str, Any]], Asker]
-
-
-def ask_shards(
-    make: MakeAsker,
-    model: EndpointConfig,
-    config: AuditConfig,
-    fingerprint: Mapping[str, Any],
-    shards: Sequence[Shard],
-    store: Store,
-) -> Iterator[Receipt | Failure | Answered]:
-    """Finish shards by asking an endpoint.
+def ask_shards(stage: Stage, shards: Sequence[Shard], store: Store) -> Iterator[Receipt | Failure | Answered]:
+    """Finish shards by asking the endpoint of a stage.
 
     Args:
-        make: makes the asker of (config, fingerprint): a class of `pipeline.endpoint`.
-        model: the endpoint.
-        config: of the audit.
-        fingerprint: of the stage.
+        stage: with an endpoint.
         shards: without a receipt of the stage.
         store: the run directory.
 
@@ -61,8 +40,9 @@ def ask_shards(
     Raises:
         StopError: no document would get an answer now, or the budget is spent.
     """
-    spent = spent_before(store, reference=model is config.reference_model)
-    results = _results(make(config, fingerprint), Endpoint(model, spent), shards, store)
+    assert stage.endpoint is not None
+    client = Endpoint(stage.endpoint, spent_before(store, stage.name))
+    results = _results(stage, client, shards, store)
 
     with asyncio.Runner() as runner:
         idle = True
@@ -91,8 +71,9 @@ async def _close(results: AsyncGenerator[Receipt | Failure | Answered, None]) ->
 
 
 async def _results(
-    asker: Asker, client: Endpoint, shards: Sequence[Shard], store: Store
+    stage: Stage, client: Endpoint, shards: Sequence[Shard], store: Store
 ) -> AsyncGenerator[Receipt | Failure | Answered, None]:
+    asker = stage.make(stage, Placement())
     waiting = deque(shards)
     live: dict[asyncio.Task[Receipt], Shard] = {}
     async with client as endpoint:
@@ -100,7 +81,7 @@ async def _results(
             while waiting or live:
                 while waiting and len(live) < SHARDS:
                     shard = waiting.popleft()
-                    live[asyncio.create_task(asker.process(shard, store, endpoint))] = shard
+                    live[asyncio.create_task(process_by_asking(stage, asker, shard, store, endpoint))] = shard
                 done, _ = await asyncio.wait(live, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     yield Answered(endpoint.answered)
@@ -123,5 +104,4 @@ def _outcome(task: asyncio.Task[Receipt], shard: Shard) -> Receipt | Failure:
     except StopError:
         raise
     except Exception as error:
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
+        return failure_of(shard, error)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pipeline.audit.allocation import KEYS_FILE, Parts, divide, facts_of, keys_of, write_keys
@@ -14,27 +13,25 @@ from pipeline.audit.manifest import note_gradient, read_run, settle
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.select import select_all
+from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.config.audit import AuditConfig
-from pipeline.detectors.registry import draws_of, parse_detectors
+from pipeline.config.models import weights_of
+from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
 from pipeline.report import write_report
-from pipeline.stages import ask_log_probs, continuations
-from pipeline.stages import paraphrase as paraphrase_stage
-from pipeline.stages.score import STAGE, fingerprint_of
+from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
-from ray_jobs.actors import Failure
+from ray_jobs.actors import Failure, map_shards
 from ray_jobs.adapters import Finetuning
+from ray_jobs.ask import ask_shards
 from ray_jobs.finetune import Adapter
-from ray_jobs.log_probs import read_log_probs
-from ray_jobs.paraphrase import paraphrase
 from ray_jobs.progress import Answered, Reporter
-from ray_jobs.sample import sample
-from ray_jobs.score import score
 from ray_jobs.selection import each
 
 
@@ -65,14 +62,15 @@ def run_audit(
     store = Store(config.run)
     with RunLock(store) as lock:
         parts = divide(config, plan.shards)
-        base = fingerprint_of(config)
+        digest = model_digests()
+        base = digest(weights_of(config.model)) if parts.adapters else {}
         keys = keys_of(parts, base)
-        stages = _stages(config, {**base, **({"adapters": keys} if keys else {})})
-        fingerprints = {stage: stages[stage].fingerprint for stage in stages}
+        stages = stages_of(config, keys or None, digest)
+        fingerprints = {stage.name: stage.fingerprint for stage in stages}
         plan = settle(plan, fingerprints, store, facts_of(parts, keys))
         status = StatusFile(store, Counts(len(plan.shards)))
         try:
-            *before, scoring = stages.values()
+            *before, scoring = stages
             finetuning = _finetuning(config, parts, keys, base, store, lock, reporter)
             _prepare(finetuning, before, plan, store, lock, status, reporter)
             _finish(scoring, plan, store, lock, status, reporter)
@@ -122,29 +120,6 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
     return summaries
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """What is done with every shard before selection, in the order of `_stages`."""
-
-    name: str
-    fingerprint: dict[str, Any]
-    job: Callable[..., Iterator[Receipt | Failure | Answered]]
-
-
-def _stages(config: AuditConfig, fingerprint: dict[str, Any]) -> dict[str, _Stage]:
-    """The stages that the detectors need; scoring, of this fingerprint, is the last."""
-    found = []
-    if draws_of(parse_detectors(config.detectors)):
-        found.append(_Stage(paraphrase_stage.STAGE, paraphrase_stage.stage_fingerprint(config), paraphrase))
-    for needed in ask_log_probs.endpoint_passes(config):
-        asked_of = ask_log_probs.stage_fingerprint(config, needed)
-        found.append(_Stage(ask_log_probs.stage_of(needed), asked_of, partial(read_log_probs, needed)))
-    for asked in continuations.sample_sets(config):
-        found.append(_Stage(asked.stage, continuations.stage_fingerprint(config, asked), partial(sample, asked)))
-    found.append(_Stage(STAGE, fingerprint, score))
-    return {stage.name: stage for stage in found}
-
-
 def _finetuning(
     config: AuditConfig,
     parts: Parts,
@@ -182,7 +157,7 @@ def _finetuning(
 
 def _prepare(
     finetuning: Finetuning | None,
-    stages: Sequence[_Stage],
+    stages: Sequence[Stage],
     plan: Plan,
     store: Store,
     lock: RunLock,
@@ -219,7 +194,7 @@ def _with_actors(plan: Plan, most: int) -> Plan:
     return replace(plan, config=config)
 
 
-def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: StatusFile, reporter: Reporter) -> None:
+def _finish(stage: Stage, plan: Plan, store: Store, lock: RunLock, status: StatusFile, reporter: Reporter) -> None:
     """Let the actors do what is missing of a stage.
 
     Raises:
@@ -236,7 +211,7 @@ def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: Stat
         return
     with reporter:
         reporter.update(status.counts)
-        for result in stage.job(plan.config, stage.fingerprint, todo, store, lock.owner):
+        for result in _results(stage, plan, todo, store, lock.owner):
             lock.check()
             interrupts.check()
             if isinstance(result, Receipt):
@@ -255,3 +230,12 @@ def _finish(stage: _Stage, plan: Plan, store: Store, lock: RunLock, status: Stat
             f"{len(status.counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "
             f"{first}; the others are kept: mend it and run again"
         )
+
+
+def _results(
+    stage: Stage, plan: Plan, shards: Sequence[Shard], store: Store, driver: str
+) -> Iterator[Receipt | Failure | Answered]:
+    """Who finishes the shards of a stage: an endpoint, asked by this process, or actors on the cluster."""
+    if stage.endpoint is not None:
+        return ask_shards(stage, shards, store)
+    return map_shards(stage, plan.config.resources, shards, store, driver)

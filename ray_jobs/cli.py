@@ -52,6 +52,8 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
     from pipeline.audit.description import load_config
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model, make_plan
+    from pipeline.audit.stages import log_prob_stages
+    from pipeline.config.models import weights_of
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
 
@@ -61,8 +63,8 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
     if audit.paraphraser is not None:
-        check_paraphraser(audit)
-    check_log_probs(audit)
+        check_paraphraser(audit.paraphraser, weights_of(audit.model))
+    check_log_probs(log_prob_stages(audit))
     facts = forecast(planned, model)
     if json_:
         _print_json(facts)

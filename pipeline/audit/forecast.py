@@ -14,7 +14,7 @@ from pipeline.audit.allocation import OWN_CORPUS, own_inputs, too_few
 from pipeline.audit.plan import Plan
 from pipeline.audit.price import estimate
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import named
+from pipeline.config.models import display_name
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.corpus.inputs import estimated_rows
 from pipeline.detectors.registry import adapters_of, parse_detectors
@@ -55,7 +55,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         seconds = 2 * model["parameters"] * each * reads / (0.5 * measured_flops(model["dtype"]))
     return {
         "run": config.run,
-        "model": {"path": named(config.model), **model},
+        "model": {"path": display_name(config.model), **model},
         "roles": roles,
         "limit": plan.limit,
         "shards": len(plan.shards),

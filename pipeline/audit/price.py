@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pipeline.audit.stages import endpoint_passes, model_of, sample_settings
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Spent
-from pipeline.stages.ask_log_probs import endpoint_passes, model_of
-from pipeline.stages.continuations import sample_sets, token_limit
+from pipeline.stages.continuations import token_limit
 
 BYTES_PER_TOKEN = 4.0
 
@@ -52,14 +52,16 @@ def estimate(config: AuditConfig, documents: int, average_bytes: float) -> dict[
 
 def _asked(config: AuditConfig, kept: float) -> list[tuple[EndpointConfig, tuple[int, int, int]]]:
     """For each endpoint and purpose the requests, prompt tokens and answer tokens of an average document."""
-    found = []
+    costs: list[tuple[EndpointConfig, tuple[int, int, int]]] = []
     if isinstance(config.model, EndpointConfig):
-        for asked in sample_sets(config):
-            requests = math.ceil(asked.draws / config.model.choices)
+        for samples in sample_settings(config):
+            requests = math.ceil(samples.draws / config.model.choices)
             instruction = len(config.model.instruction) if config.model.api == "chat" else 0
-            prompt = (instruction + asked.continued.prefix_ratio * kept) / BYTES_PER_TOKEN
-            limit = token_limit(round((1 - asked.continued.prefix_ratio) * kept), asked.continued)
-            found.append((config.model, (requests, round(requests * prompt), asked.draws * limit)))
+            prompt = (instruction + samples.continued.prefix_ratio * kept) / BYTES_PER_TOKEN
+            limit = token_limit(round((1 - samples.continued.prefix_ratio) * kept), samples.continued)
+            costs.append((config.model, (requests, round(requests * prompt), samples.draws * limit)))
     for needed in endpoint_passes(config):
-        found.append((model_of(config, needed), (1, round(kept / BYTES_PER_TOKEN), 1)))
-    return found
+        model = model_of(config, needed)
+        assert isinstance(model, EndpointConfig)
+        costs.append((model, (1, round(kept / BYTES_PER_TOKEN), 1)))
+    return costs

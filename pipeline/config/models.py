@@ -98,7 +98,7 @@ AnyModel = Annotated[
 """Weights, or an endpoint where the key `endpoint` is given."""
 
 
-def named(model: ModelConfig | EndpointConfig) -> str:
+def display_name(model: ModelConfig | EndpointConfig) -> str:
     """A model as a person calls it."""
     return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.path
 
@@ -110,7 +110,7 @@ def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
         UserError: it is behind an endpoint.
     """
     if isinstance(model, EndpointConfig):
-        raise UserError(f"model {named(model)} is behind an endpoint: its weights are not at hand")
+        raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not at hand")
     return model
 
 

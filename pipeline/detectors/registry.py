@@ -6,6 +6,7 @@ A new family of detectors is one more file, imported here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.detectors import deviation, gradient, knockoff, likelihood, samia
@@ -24,6 +25,21 @@ def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple
         UserError: an unknown name or argument, a value outside its limits, or the same column twice.
     """
     return parse(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorChoice:
+    """The detectors of a configuration, as it names them: what a worker on another machine is told."""
+
+    entries: tuple[str | dict[str, dict[str, Any]], ...]
+
+    def parse(self) -> tuple[Detector, ...]:
+        """The detectors. Raises UserError as `parse_detectors`."""
+        return parse_detectors(self.entries)
+
+    def fingerprint(self) -> list[str]:
+        """The columns, which tell detectors apart however a configuration writes them."""
+        return [detector.column for detector in self.parse()]
 
 
 def plan_passes(detectors: Sequence[Detector]) -> dict[Pass, frozenset[str]]:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.corpus.shard import Shard
 from pipeline.endpoint.client import Spent
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, receipt_name
@@ -19,31 +18,31 @@ FOLDERS = {"sample": "samples", "log_probs": "log_probs"}
 class Answers:
     """The answers to one shard's documents that no receipt names yet: a line of JSON each."""
 
-    def __init__(self, store: Store, folder: str, stage: str, shard: Shard, made_of: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, folder: str, stage: str, shard: str, made_of: Mapping[str, Any]) -> None:
         """Open what is there.
 
         Args:
             store: the run directory.
             folder: where the stage's files are.
             stage: of the receipts.
-            shard: whose answers.
+            shard: id of the shard whose answers they are.
             made_of: all that could change an answer; those that were made of anything else are passed over.
         """
         self.store = store
-        self.name = f"{folder}/{shard.id}.jsonl"
+        self.name = f"{folder}/{shard}.jsonl"
         self.stage = stage
         self.made_of = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
         self.spent = Spent()
-        self._before = list(_lines(store, self.name))
-        for line in self._before:
-            if line["stage"] == stage or not store.exists(receipt_name(line["stage"], shard.id)):
+        self._lines = list(_lines(store, self.name))
+        for line in self._lines:
+            if line["stage"] == stage or not store.exists(receipt_name(line["stage"], shard)):
                 self.spent += Spent(line["requests"], line["tokens"])
         if store.read_grown(self.name):
             store.append(self.name, b"\n")  # a driver that was killed may have left half a line
 
-    def found(self) -> Iterator[dict[str, Any]]:
+    def before(self) -> Iterator[dict[str, Any]]:
         """The answers of earlier calls, in order."""
-        return (line for line in self._before if line["made_of"] == self.made_of and "row" in line)
+        return (line for line in self._lines if line["made_of"] == self.made_of and "row" in line)
 
     def add(self, spent: Spent, **answer: Any) -> None:
         """Write down an answer, or without one what was spent for nothing."""
@@ -58,16 +57,17 @@ class Answers:
         self.store.remove_grown(self.name)
 
 
-def spent_before(store: Store, reference: bool = False) -> Spent:
-    """What a run spent so far, by its receipts and by the answers that no receipt names yet.
+def spent_before(store: Store, stage: str) -> Spent:
+    """What a run spent so far on the endpoint of a stage, by receipts and by answers that no receipt names yet.
 
     Args:
         store: the run directory.
-        reference: of the reference model's endpoint, and not of the audited one's.
+        stage: name of a stage that asks the endpoint; the audited model's and the reference model's are told apart.
     """
+    reference = _of_reference(stage.split("/")[1])
     total = Spent()
-    for stage in _stages(store):
-        for receipt in read_receipts(store, stage) if _of_reference(stage.split("/")[1]) == reference else ():
+    for name in _stages(store):
+        for receipt in read_receipts(store, name) if _of_reference(name.split("/")[1]) == reference else ():
             total += _spent_for(receipt)
     for folder in FOLDERS.values():
         for part in store.names(folder):

@@ -84,7 +84,7 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
         )
 
 
-def told(values: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> TokenStatistics:
+def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> TokenStatistics:
     """Statistics of a batch whose log-probabilities are known: of each document those of its tokens but the first."""
     longest = max(map(len, values))
     mask = torch.arange(longest) < torch.tensor([[len(own)] for own in values])

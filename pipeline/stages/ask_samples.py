@@ -1,113 +1,93 @@
-"""One shard of documents -> their continuations by an endpoint."""
+"""Continuations of documents by an endpoint."""
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig
-from pipeline.corpus.documents import id_key, read_shard
+from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint, Fault, Refused, Spent, prompt_tokens, side_by_side
+from pipeline.endpoint.client import Endpoint, Fault, Refused, Spent, prompt_tokens
 from pipeline.models.tokens import count_words
-from pipeline.stages.continuations import FOLDER, Sampled, SampleSet, Task, cut, file_samples, said, stored, too_short
+from pipeline.stages.base import Output, Placement, Stage
+from pipeline.stages.continuations import (
+    SampleSettings,
+    Task,
+    draws_of_row,
+    keep_draws,
+    keep_earlier_draws,
+    task_of,
+)
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipt
 
 
 class EndpointSampler:
     """Asks for what is missing of a shard's draws. An empty answer is asked for again: it continues nothing."""
 
-    def __init__(self, asked: SampleSet, config: AuditConfig, fingerprint: Mapping[str, Any]) -> None:
-        assert isinstance(config.model, EndpointConfig)
-        self.asked = asked
-        self.config = config
-        self.model = config.model
-        self.fingerprint = fingerprint
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Prepare."""
+        self.stage = stage
+        self.settings: SampleSettings = stage.settings
+        assert stage.endpoint is not None
+        self.model: EndpointConfig = stage.endpoint
 
-    async def process(self, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:
-        """Continue a shard's documents and file the receipt; an already filed receipt is returned as it is.
+    async def begin(self, endpoint: Endpoint, answers: Answers) -> None:
+        """Nothing must be known before the first document."""
 
-        Raises:
-            StopError: no document would get an answer now, or the budget is spent; answers are kept.
-            UserError: the shard's file is damaged.
-        """
-        if done := read_receipt(store, self.asked.stage, shard.id):
-            return done
-        began = time.monotonic()
-        sampled = stored(store, self.asked, shard, self.fingerprint)
-        folder = f"{FOLDER}/{self.asked.name}"
-        answers = Answers(store, folder, self.asked.stage, shard, said(self.fingerprint, shard))
-        before: dict[int, list[str]] = {}
-        for line in answers.found():
-            texts = before.setdefault(line["row"], list(sampled.texts(line["row"])))
+    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[int, list[str]]:
+        """The draws of files and of answers that no file holds yet, by number of the row."""
+        keep_earlier_draws(self.stage, shard, store, output)
+        draws: dict[int, list[str]] = {}
+        for line in answers.before():
+            texts = draws.setdefault(line["row"], list(draws_of_row(line["row"], output)))
             if line["draw"] == len(texts):
                 texts += line["texts"]
-        for row, texts in before.items():
-            if sampled.done(row, self.asked.draws):  # and more are here, which a larger number may want again
-                sampled.rows[row]["continuations"] = texts
+        for number, texts in draws.items():
+            if len(draws_of_row(number, output)) >= self.settings.draws:  # more than is wanted now may be wanted later
+                output.rows[number]["continuations"] = texts
+        return draws
 
-        async def work(task: Task) -> None:
-            await self._continue(task, before.get(task.document.row, []), sampled, answers, endpoint)
+    def prepare(
+        self, document: Document, inputs: dict[int, list[str]], output: Output
+    ) -> tuple[Task, list[str]] | None:
+        """A document cut in two, and the draws that there are."""
+        kept = count_words([document.text], self.settings.max_tokens)[0].kept
+        task = task_of(self.stage, document, kept, output)
+        return None if task is None else (task, inputs.get(document.row) or draws_of_row(document.row, output))
 
-        await side_by_side(self._tasks(shard, sampled), work, self.model.concurrency)
-        seconds = time.monotonic() - began
-        filed = file_samples(store, self.asked, shard, self.fingerprint, sampled, seconds, answers.spent.to_dict())
-        answers.close()
-        return filed
-
-    def _tasks(self, shard: Shard, sampled: Sampled) -> Iterator[Task]:
-        """The documents that are to be continued; those that are too short are refused, and bad ones passed over."""
-        ids: set[str] = set()
-        for document in read_shard(shard):
-            if document.problem is not None or document.doc_id in ids:
-                continue
-            ids.add(document.doc_id)
-            if sampled.done(document.row, self.asked.draws):
-                continue
-            kept = count_words([document.text], self.config.max_tokens)[0].kept
-            task = cut(document, kept, self.asked.continued)
-            if task is None:
-                sampled.refuse(document, "too_short", too_short(document, self.asked.continued))
-            else:
-                yield task
-
-    async def _continue(
-        self, task: Task, before: list[str], sampled: Sampled, answers: Answers, endpoint: Endpoint
-    ) -> None:
+    async def ask(self, missing: tuple[Task, list[str]], output: Output, answers: Answers, endpoint: Endpoint) -> None:
         """Ask until the document has its draws: endpoints may give fewer than were asked for."""
-        texts = before or list(sampled.texts(task.document.row))
-        while len(texts) < self.asked.draws:
-            spent, got = Spent(), []
-            number = min(self.asked.draws - len(texts), self.model.choices)
+        task, texts = missing
+        while len(texts) < self.settings.draws:
+            spent, more = Spent(), list[str]()
+            number = min(self.settings.draws - len(texts), self.model.choices)
             path, body = self._request(task, len(texts), number)
             most = prompt_tokens(task.prefix + self.model.instruction) + number * task.max_new_tokens
             try:
-                got = (await endpoint.ask(path, body, most, self._texts, spent))[:number]
+                more = (await endpoint.ask(path, body, most, self._texts, spent))[:number]
             except (Fault, Refused) as error:
-                sampled.keep(task.document, task.reference, texts)
-                sampled.refuse(task.document, "model_error", f"endpoint: {error}")
+                keep_draws(task, texts, output)
+                output.refuse(task.document, "model_error", f"endpoint: {error}")
                 return
             finally:  # whatever ends it: what it cost is known
-                answers.add(spent, **({"row": task.document.row, "draw": len(texts), "texts": got} if got else {}))
-            texts = [*texts, *got]
-        sampled.keep(task.document, task.reference, texts)
+                output.tokens += spent.tokens
+                answers.add(spent, **({"row": task.document.row, "draw": len(texts), "texts": more} if more else {}))
+            texts = [*texts, *more]
+        keep_draws(task, texts, output)
 
     def _request(self, task: Task, first: int, number: int) -> tuple[str, dict[str, Any]]:
         """Path and body of a request. Its seed follows from that of the run, the document and the first draw."""
-        continued = self.asked.continued
-        name = repr((self.config.seed, id_key(task.document.doc_id), continued.prefix_ratio, first))
+        continued = self.settings.continued
+        stream = repr((self.stage.seed, id_key(task.document.doc_id), continued.prefix_ratio, first))
         body: dict[str, Any] = {
             "model": self.model.name,
             "max_tokens": task.max_new_tokens,
             "temperature": continued.temperature,
             "top_p": continued.top_p,
             "n": number,
-            "seed": int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") >> 1,
+            "seed": int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little") >> 1,
         }
         if continued.top_k is not None:
             body["top_k"] = continued.top_k
@@ -117,18 +97,22 @@ class EndpointSampler:
         return "/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
 
     def _texts(self, value: dict[str, Any]) -> list[str]:
-        """The usable texts of an answer, at least one."""
+        """The usable texts of an answer, at least one.
+
+        Raises:
+            Fault: it has none.
+        """
         choices = value.get("choices")
         if not isinstance(choices, list):
             raise Fault("answer has no choices")
-        found = []
+        texts = []
         for choice in choices:
             choice = choice if isinstance(choice, dict) else {}
             holder = choice if self.model.api == "completions" else choice.get("message") or {}
             text = holder.get("text" if self.model.api == "completions" else "content")
             if choice.get("finish_reason") != "content_filter" and isinstance(text, str) and text.strip():
-                found.append(text.encode("utf-8", "replace").decode())
-        if not found:
+                texts.append(text.encode("utf-8", "replace").decode())
+        if not texts:
             filtered = any(isinstance(c, dict) and c.get("finish_reason") == "content_filter" for c in choices)
             raise Fault("its filter lets nothing through" if filtered else "empty completion")
-        return found
+        return texts

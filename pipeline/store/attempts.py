@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from pipeline.corpus.shard import Shard
 from pipeline.store.files import Store
 
 MAX_STARTS = 12
 
 
 class Journal:
-    """Attempts at one shard, counted durably: a document that kills its worker must not do so for ever.
+    """The attempts at one piece of work, which survive its workers.
 
-    The first attempt only notes that it began. Later ones of the same driver also note the batch in flight, so
-    that a batch, and then a document, that was in flight at two deaths is known.
+    The first attempt only notes that it began. Later ones of the same driver also note the batch in flight, so that a
+    batch, and then a document, that was in flight at two deaths is known.
     """
 
-    def __init__(self, store: Store, stage: str, shard: Shard, driver: str) -> None:
+    def __init__(self, store: Store, work: str, source: str, driver: str) -> None:
+        """Begin an attempt.
+
+        Args:
+            store: the run directory.
+            work: `stage/shard`, the journal's name.
+            source: the input, for messages.
+            driver: attempts of another driver are forgotten.
+
+        Raises:
+            RuntimeError: the work has killed its workers too often.
+        """
         self.store = store
-        self.name = f"attempts/{stage}/{shard.id}.json"
-        before = store.read_json(self.name)
-        if before is None or before["driver"] != driver:
-            before = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
-        self.deaths: dict[str, int] = before["deaths"]
-        if before["at"] is not None:
-            self.deaths[before["at"]] = self.deaths.get(before["at"], 0) + 1
-        self.starts = before["starts"] + 1
+        self.name = f"attempts/{work}.json"
+        record = store.read_json(self.name)
+        if record is None or record["driver"] != driver:
+            record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
+        self.deaths: dict[str, int] = record["deaths"]
+        if record["at"] is not None:
+            self.deaths[record["at"]] = self.deaths.get(record["at"], 0) + 1
+        self.starts = record["starts"] + 1
         self.driver = driver
         if self.starts > MAX_STARTS:
-            raise RuntimeError(f"shard {shard.id} of {shard.name}: its worker died {before['starts']} times")
+            shard = work.rsplit("/", 1)[-1]
+            raise RuntimeError(f"shard {shard} of {source}: its worker died {record['starts']} times")
         self._write(None)
 
     def deadly(self, batch: str) -> bool:
@@ -40,9 +51,9 @@ class Journal:
             self._write(batch)
 
     def close(self) -> None:
-        """The shard has its receipt."""
+        """The work has its receipt."""
         self.store.remove(self.name)
 
-    def _write(self, at: str | None) -> None:
-        value = {"driver": self.driver, "starts": self.starts, "deaths": self.deaths, "at": at}
-        self.store.write_json(self.name, value)
+    def _write(self, batch: str | None) -> None:
+        record = {"driver": self.driver, "starts": self.starts, "deaths": self.deaths, "at": batch}
+        self.store.write_json(self.name, record)

@@ -16,13 +16,13 @@ from rich.table import Table
 from pipeline import __version__
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
+from pipeline.audit.stages import stages_of
 from pipeline.audit.status import duration
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.stages.score import fingerprint_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
@@ -160,7 +160,7 @@ class _Trial:
     def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
         """A name for the scores: all that could change one, and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
-        said = [fingerprint_of(audit_of(config, model, files)), self.documents.digest, sorted(files)]
+        said = [stages_of(audit_of(config, model, files))[-1].fingerprint, self.documents.digest, sorted(files)]
         return _digest(said)
 
     def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:

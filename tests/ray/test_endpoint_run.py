@@ -21,6 +21,7 @@ from openai_server import openai_server
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors
@@ -30,12 +31,11 @@ from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
-from pipeline.stages.continuations import sample_sets, stage_fingerprint
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import ask
+from ray_jobs.ask import ask_shards
 from ray_jobs.cli import main
-from ray_jobs.sample import sample
 
 pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
@@ -101,7 +101,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
     # 3 choices come of 4 that are asked for: a second request brings the last, and none is paid twice
     good = {prefixes[int(n.split("-")[1]) + (24 if n.startswith("unseen") else 0)] for n in scored}
     assert server.answered == Counter(dict.fromkeys(good, 4))
-    assert spent_before(Store(str(folder))).requests == len(server.bodies)
+    assert spent_before(Store(str(folder)), STAGE).requests == len(server.bodies)
     assert server.keys == {f"Bearer {KEY}"}
     spoken = capfd.readouterr()
     assert "answers" in spoken.out, "progress, also while no shard has ended"
@@ -137,7 +137,7 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         assert outcome.counts["scored"] == 40
         assert set(server.answered.values()) == {4}
         assert len(server.bodies) == 80
-        assert spent_before(Store(str(tmp_path / "run"))).requests == 80
+        assert spent_before(Store(str(tmp_path / "run")), STAGE).requests == 80
         before = rows(tmp_path / "run", "score")
         # more draws pay for those alone, other n-grams and fewer draws for nothing
         run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")
@@ -147,10 +147,10 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         with pytest.raises(StopError, match=r"model\.budget\.requests of 130 is spent"):
             run(path, seven, "selections=[]", "model.budget.requests=130")
         run(path, "detectors=[{samia: {draws: 3}}]", "selections=[]")
-        assert len(server.bodies) == 130 == spent_before(Store(str(tmp_path / "run"))).requests
+        assert len(server.bodies) == 130 == spent_before(Store(str(tmp_path / "run")), STAGE).requests
         run(path, seven, "selections=[]")
         assert (len(server.bodies), set(server.answered.values())) == (160, {7})
-        assert spent_before(Store(str(tmp_path / "run"))).requests == 160
+        assert spent_before(Store(str(tmp_path / "run")), STAGE).requests == 160
         # a run of its own, at another speed, comes to the same
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
         assert rows(tmp_path / "again", "score") == before
@@ -258,9 +258,9 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
     with openai_server(recite) as server:
         settings = {**SETTINGS, "detectors": [{"samia_zlib": {"draws": 2, "top_k": None}}], "selections": []}
         config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
-        (asked,) = sample_sets(config)
+        stage, _ = stages_of(config)
         store, shards = Store(config.run), make_plan(config).shards
-        receipts = [r for r in sample(asked, config, stage_fingerprint(config, asked), shards, store, "") if r]
+        receipts = [r for r in ask_shards(stage, shards, store) if r]
     assert set(server.answered.values()) == {2}
     body = server.bodies[0]
     assert body["messages"][0]["content"].startswith("Continue the following text")

@@ -18,8 +18,9 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import settle
 from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.errors import UserError
-from pipeline.stages.score import STAGE, Scorer, fingerprint_of
+from pipeline.stages.base import Placement, process
 from pipeline.store.files import Store
 from ray_jobs import selection as job
 from ray_jobs.audit import select_again
@@ -55,11 +56,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
         }
     )
     store = Store(config.run)
-    fingerprint = fingerprint_of(config)
-    plan = settle(make_plan(config), {STAGE: fingerprint}, store)
-    scorer = Scorer(config, fingerprint)
+    (stage,) = stages_of(config)
+    plan = settle(make_plan(config), {stage.name: stage.fingerprint}, store)
+    scorer = stage.make(stage, Placement())
     for shard in plan.shards:
-        scorer.process(shard, store)
+        process(stage, scorer, shard, store)
     both = [{"name": d, "detectors": ONE, "direction": d} for d in ("members", "clean")]
     select_again(config.run, [f"selections={json.dumps(both)}"], texts=False)
     return root

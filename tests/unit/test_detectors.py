@@ -147,5 +147,6 @@ def test_a_mistake_in_the_config_is_named(entries, message):
 
 
 def test_a_config_is_read_without_transformers():
-    code = "import sys, pipeline.detectors.registry as d; d.parse_detectors(['loss']); sys.exit('transformers' in sys.modules)"
+    code = "import sys, pipeline.detectors.registry as d; d.parse_detectors(['loss']); "
+    code += "sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -36,13 +36,14 @@ from transformers import (
 
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import GRADIENT, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage, gradient_norms
-from pipeline.stages.score import Scorer, fingerprint_of
+from pipeline.stages.base import Placement, process
 from pipeline.store.files import Store
 
 COVERED = {
@@ -296,9 +297,10 @@ def config(tmp_path: Path, tiny_model_folder: Path) -> AuditConfig:
 
 def test_a_run_with_nothing_but_gradient_norm_scores_and_its_receipts_say_how(config):
     plan, store = make_plan(config), Store(config.run)
-    scorer = Scorer(config, fingerprint_of(config))
+    (stage,) = stages_of(config)
+    scorer = stage.make(stage, Placement())
     for shard in plan.shards:
-        receipt = scorer.process(shard, store)
+        receipt = process(stage, scorer, shard, store)
         table = pq.read_table(Path(config.run) / receipt.data).to_pylist()
         assert len(table) == 9
         assert all(row["gradient_norm"] < 0 and row["n_tokens"] > 2 for row in table)

@@ -17,10 +17,11 @@ from pipeline.audit.allocation import Parts, divide
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import text_keys
 from pipeline.errors import UserError
-from pipeline.stages.score import Scorer, fingerprint_of
+from pipeline.stages.base import Placement, process
 from pipeline.store.files import Store
 
 
@@ -186,7 +187,8 @@ def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is
     config = audit(tiny_model_folder, files, detectors=["loss"], max_tokens=3)
     (shard,) = [shard for shard in make_plan(config).shards if shard.role == "unseen"]
     store = Store(str(tmp_path / "run"))
-    receipt = Scorer(config, fingerprint_of(config)).process(shard, store)
+    (stage,) = stages_of(config)
+    receipt = process(stage, stage.make(stage, Placement()), shard, store)
     found = store.read_table(receipt.data, ["text_key", "truncated"])
     assert all(found["truncated"].to_pylist())
     assert set(found["text_key"].to_pylist()) == keys([text(i, 12) for i in range(20)])
@@ -248,6 +250,6 @@ def test_a_text_transform_changes_texts_keys_and_the_fingerprint(
     replaced = audit(tiny_model_folder, files, text_transform={"dates": "replace_year", "year": 1999})
     assert all(text.endswith(" of 1999") or text == "1999" for text in parts(replaced).adapters["default"].texts)
     plain = audit(tiny_model_folder, files)
-    assert len({json.dumps(fingerprint_of(config)) for config in (plain, removed, replaced)}) == 3
+    assert len({json.dumps(stages_of(config)[-1].fingerprint) for config in (plain, removed, replaced)}) == 3
     with pytest.raises(UserError, match="year goes with dates: replace_year"):
         audit(tiny_model_folder, files, text_transform={"dates": "remove", "year": 3000})

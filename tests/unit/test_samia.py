@@ -13,7 +13,7 @@ from pipeline.detectors.base import Continuations, Continued, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words
-from pipeline.stages.continuations import cut
+from pipeline.stages.continuations import cut_in_two
 
 REFERENCE = "the cat sat on the mat"
 
@@ -98,13 +98,13 @@ def test_detectors_that_differ_in_what_they_count_share_their_continuations():
 def test_a_draw_ends_with_the_words_of_the_rest_or_where_the_model_likes():
     text = "one two three four five"
     document = Document(0, "a", text, None)
-    task = cut(document, len(text), Continued())
+    task = cut_in_two(document, len(text), Continued())
     assert (task.prefix, task.reference, task.words) == ("one two", "three four five", 3)
     assert task.max_new_tokens == 16 + len("three four five") // 3
-    task = cut(document, len("one two three"), Continued(candidate_words="all"))
+    task = cut_in_two(document, len("one two three"), Continued(candidate_words="all"))
     assert (task.prefix, task.reference, task.words, task.max_new_tokens) == ("one", "two three", None, 1024)
-    assert cut(document, len("one"), Continued()) is None
-    assert cut(document, len(text), Continued(prefix_ratio=0.1)) is None
+    assert cut_in_two(document, len("one"), Continued()) is None
+    assert cut_in_two(document, len(text), Continued(prefix_ratio=0.1)) is None
 
 
 def test_a_word_stands_for_a_token_where_the_tokenizer_is_unknown():

@@ -1,0 +1,144 @@
+"""The stages that an audit's detectors need, in order, each with all that its rows depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import AnyModel, EndpointConfig, weights_of
+from pipeline.detectors.base import Pass
+from pipeline.detectors.registry import (
+    DetectorChoice,
+    adapters_of,
+    draws_of,
+    parse_detectors,
+    plan_passes,
+    sampled_of,
+)
+from pipeline.stages import ask_log_probs, continuations, paraphrase, score
+from pipeline.stages.ask_log_probs import EndpointReader, LogProbSettings
+from pipeline.stages.ask_samples import EndpointSampler
+from pipeline.stages.base import Digest, Stage, model_digests
+from pipeline.stages.continuations import SampleSettings
+from pipeline.stages.paraphrase import Paraphraser, ParaphraserSettings, check_other_model, drawing
+from pipeline.stages.sample import Sampler
+from pipeline.stages.score import Scorer, ScoreSettings, score_schema
+
+
+def stages_of(
+    config: AuditConfig, adapters: Mapping[str, str] | None = None, digest: Digest | None = None
+) -> tuple[Stage, ...]:
+    """The stages of an audit; the last one scores and reads the rows of the others.
+
+    Args:
+        config: of the audit.
+        adapters: name -> key of the folder of each adapter; where it is not known yet, its settings stand for it.
+        digest: of models, from `model_digests`; reads each model's weights once.
+
+    Raises:
+        UserError: a model's file is missing, or the paraphraser is the audited model.
+    """
+    make = _maker(config, digest or model_digests())
+    earlier: list[Stage] = []
+    if draws := draws_of(parse_detectors(config.detectors)):
+        assert config.paraphraser is not None
+        settings = ParaphraserSettings(
+            weights_of(config.model), config.paraphraser, drawing(config.paraphraser), draws, config.max_tokens
+        )
+        stage = make(paraphrase.STAGE, paraphrase.FOLDER, paraphrase.SCHEMA, settings, make=Paraphraser)
+        check_other_model(stage)
+        earlier.append(stage)
+    earlier += [_log_probs(make, config, needed) for needed in endpoint_passes(config)]
+    earlier += [_samples(make, config, samples) for samples in sample_settings(config)]
+    detectors = DetectorChoice(tuple(config.detectors))
+    columns = [detector.column for detector in detectors.parse()]
+    scoring = make(
+        score.STAGE,
+        score.FOLDER,
+        score_schema(columns),
+        ScoreSettings(
+            config.model,
+            config.reference_model if _reads_reference(config) else None,
+            detectors,
+            adapters if adapters is not None else _adapter_settings(config),
+            config.max_tokens,
+            config.resources.batch_tokens,
+        ),
+        make=Scorer,
+        reads=tuple(earlier),
+        quarantines=True,
+    )
+    return (*earlier, scoring)
+
+
+def log_prob_stages(config: AuditConfig) -> list[Stage]:
+    """The stages that ask endpoints for log-probabilities; no weights are read for them."""
+    return [_log_probs(_maker(config, model_digests()), config, needed) for needed in endpoint_passes(config)]
+
+
+def model_of(config: AuditConfig, needed: Pass) -> AnyModel:
+    """The model that a pass asks: weights or an endpoint."""
+    model = config.model if needed.model == "target" else config.reference_model
+    assert model is not None
+    return model
+
+
+def endpoint_passes(config: AuditConfig) -> list[Pass]:
+    """The forward passes that an endpoint has to make."""
+    passes = plan_passes(parse_detectors(config.detectors))
+    return [p for p in passes if p.kind == "forward" and isinstance(model_of(config, p), EndpointConfig)]
+
+
+def sample_settings(config: AuditConfig) -> list[SampleSettings]:
+    """The continuations that the detectors read."""
+    samples = sampled_of(parse_detectors(config.detectors))
+    return [SampleSettings(config.model, continued, draws, config.max_tokens) for continued, draws in samples.items()]
+
+
+def _maker(config: AuditConfig, digest: Digest) -> Callable[..., Stage]:
+    """`Stage`, given what every stage of an audit shares."""
+    return partial(Stage, transform=config.text_transform, seed=config.seed, digest=digest)
+
+
+def _log_probs(make: Callable[..., Stage], config: AuditConfig, needed: Pass) -> Stage:
+    model = model_of(config, needed)
+    assert isinstance(model, EndpointConfig)
+    settings = LogProbSettings(model, needed, config.max_tokens)
+    columns = [
+        detector.column
+        for detector in parse_detectors(config.detectors)
+        if any(p.kind == "forward" and model_of(config, p) == model for p in detector.needs)
+    ]
+    return make(
+        settings.folder,
+        settings.folder,
+        ask_log_probs.SCHEMA,
+        settings,
+        make=EndpointReader,
+        endpoint=model,
+        wanted_by=tuple(columns),
+    )
+
+
+def _samples(make: Callable[..., Stage], config: AuditConfig, settings: SampleSettings) -> Stage:
+    endpoint = config.model if isinstance(config.model, EndpointConfig) else None
+    return make(
+        settings.stage,
+        settings.folder,
+        continuations.SCHEMA,
+        settings,
+        make=EndpointSampler if endpoint is not None else Sampler,
+        endpoint=endpoint,
+        grows="draws",
+    )
+
+
+def _reads_reference(config: AuditConfig) -> bool:
+    return any(p.model == "reference" for p in plan_passes(parse_detectors(config.detectors)))
+
+
+def _adapter_settings(config: AuditConfig) -> dict[str, Any] | None:
+    names = adapters_of(parse_detectors(config.detectors))
+    return {name: config.fsd.adapter(name).model_dump(mode="json") for name in names} or None
