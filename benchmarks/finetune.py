@@ -29,7 +29,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
-from pipeline.stages.base import Placement, process
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters

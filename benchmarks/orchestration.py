@@ -25,7 +25,8 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
-from pipeline.stages.base import Placement, Stage, process
+from pipeline.stages.base import Placement, Stage
+from pipeline.stages.process import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards

@@ -16,7 +16,8 @@ from typing import Any, cast
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.stages.base import Placement, Stage, process
+from pipeline.stages.base import Placement, Stage
+from pipeline.stages.process import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 

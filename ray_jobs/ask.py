@@ -15,7 +15,8 @@ from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Endpoint
 from pipeline.errors import StopError
-from pipeline.stages.base import Placement, Stage, process_by_asking
+from pipeline.stages.base import Placement, Stage
+from pipeline.stages.process import process_by_asking
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import Failure, failure_of

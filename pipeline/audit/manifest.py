@@ -125,8 +125,9 @@ def _free_to_score(plan: Plan, before: Mapping[str, Any]) -> bool:
 
 
 def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints differ in their detectors and in nothing else."""
-    return {key for key in {**before, **now} if before.get(key) != now.get(key)} == {"detectors"}
+    """Whether two fingerprints differ in their detectors and the stages that these read, and in nothing else."""
+    changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
+    return bool(changed) and changed <= {"detectors", "reads"}
 
 
 def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:

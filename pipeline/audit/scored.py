@@ -15,7 +15,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.engine import Batch
-from pipeline.stages.base import QUARANTINE_SCHEMA
+from pipeline.stages.process import QUARANTINE_SCHEMA
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts

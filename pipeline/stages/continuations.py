@@ -17,7 +17,8 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued
 from pipeline.detectors.samia import prefix_and_reference
-from pipeline.stages.base import Output, Stage, earlier_rows, rows_schema
+from pipeline.stages.base import Output, Stage, rows_schema
+from pipeline.stages.process import earlier_rows
 from pipeline.store.files import Store
 
 MAX_NEW_TOKENS = 1024

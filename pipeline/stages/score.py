@@ -22,7 +22,8 @@ from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
 from pipeline.passes.forward import TokenStatistics, forward, from_log_probs
 from pipeline.passes.gradient import coverage, gradient_norms
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window, read_rows
+from pipeline.stages.base import Entry, Output, Placement, Stage, Window
+from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
 
 STAGE = "score"
@@ -181,7 +182,7 @@ class Scorer:
                 },
                 {needed: rows[document.row]["log_probs"] for needed, rows in inputs.log_probs.items()},
             )
-            entries.append(Entry(replace(document, text=""), len(tokens[index].ids), prepared))
+            entries.append(Entry(replace(document, text=""), len(prepared.ids[FORWARD]), prepared))
         return entries
 
     def work(self, batch: list[Entry], output: Output) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import UserError
@@ -26,7 +26,6 @@ class Receipt:
     tokens: int = 0
     n_truncated: int = 0
     seconds: float = 0.0
-    versions: dict[str, str] = field(default_factory=dict)
     gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
     spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
 
@@ -36,6 +35,9 @@ class Receipt:
             raise ValueError(
                 f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined"
             )
+
+
+_KEYS = frozenset(entry.name for entry in fields(Receipt))  # others were written by another version
 
 
 def receipt_name(stage: str, shard: str) -> str:
@@ -64,7 +66,7 @@ def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
     name = receipt_name(stage, shard)
     value = store.read_json(name)
     try:
-        return None if value is None else Receipt(**value)
+        return None if value is None else Receipt(**{key: value[key] for key in value if key in _KEYS})
     except (TypeError, ValueError) as error:
         raise UserError(f"{store.url}/{name} is damaged: {error}") from None
 

@@ -375,4 +375,4 @@ def test_a_document_that_kills_its_worker_is_found_and_quarantined(
     receipt = next(r for r in read_receipts(store, "score") if r.quarantine)
     row = pq.read_table(tmp_path / "run" / str(receipt.quarantine)).to_pylist()[0]
     assert (row["row"], row["reason"]) == (5, "model_error")
-    assert "worker died" in row["message"]
+    assert "its worker was killed" in row["message"]

@@ -20,7 +20,8 @@ from pipeline.audit.manifest import settle
 from pipeline.audit.plan import make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.errors import UserError
-from pipeline.stages.base import Placement, process
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
 from pipeline.store.files import Store
 from ray_jobs import selection as job
 from ray_jobs.audit import select_again

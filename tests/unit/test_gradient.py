@@ -43,7 +43,8 @@ from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage, gradient_norms
-from pipeline.stages.base import Placement, process
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
 from pipeline.store.files import Store
 
 COVERED = {

@@ -21,7 +21,8 @@ from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import text_keys
 from pipeline.errors import UserError
-from pipeline.stages.base import Placement, process
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
 from pipeline.store.files import Store
 
 

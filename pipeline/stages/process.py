@@ -1,0 +1,266 @@
+"""A shard of documents through a stage: read, prepared ahead, worked on in batches, filed with one receipt."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from pipeline.corpus.documents import Document, id_key, read_shard
+from pipeline.corpus.shard import Shard
+from pipeline.endpoint.answers import Answers
+from pipeline.endpoint.client import Endpoint, Spent, side_by_side
+from pipeline.errors import UserError
+from pipeline.stages.background import in_background
+from pipeline.stages.base import Asker, Entry, Output, Stage, Window, Worker
+from pipeline.store.attempts import Journal
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipt, write_receipt
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("role", pa.string()),
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+        ("message", pa.string()),
+        ("id_key", pa.int64()),
+    ]
+)
+_MADE_OF = b"seenset"
+_MESSAGE_CHARACTERS = 300
+
+
+def process(stage: Stage, worker: Worker, shard: Shard, store: Store, driver: str = "") -> Receipt:
+    """Finish a shard and file its receipt; an already filed receipt is returned as it is.
+
+    Args:
+        stage: of the worker.
+        worker: from `stage.make`.
+        shard: to be finished.
+        store: the run directory.
+        driver: who asks, for the count of attempts.
+
+    Raises:
+        UserError: the shard's file is damaged.
+        RuntimeError: its worker died too often.
+    """
+    if receipt := read_receipt(store, stage.name, shard.id):
+        return receipt
+    began = time.monotonic()
+    journal = Journal(store, f"{stage.name}/{shard.id}", shard.name, driver)
+    output = Output()
+    inputs = worker.open(shard, store, output)
+
+    def prepared() -> Iterator[list[Entry]]:
+        for documents in _windows(readable_documents(stage, shard, output), worker.window):
+            yield worker.prepare(documents, inputs, output)
+
+    for entries in in_background(prepared):
+        for batch in _batches(entries, worker.budget):
+            _guarded(worker, batch, journal, output)
+    receipt = file_rows(stage, shard, store, output, time.monotonic() - began)
+    journal.close()
+    return receipt
+
+
+async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:
+    """Finish a shard by asking an endpoint and file its receipt; an already filed receipt is returned as it is.
+
+    Raises:
+        StopError: no document would get an answer now, or the budget is spent; answers are kept.
+        UserError: the shard's file is damaged.
+    """
+    if receipt := read_receipt(store, stage.name, shard.id):
+        return receipt
+    began = time.monotonic()
+    output = Output()
+    answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
+    await asker.begin(endpoint, answers)
+    inputs = asker.open(shard, store, output, answers)
+
+    def tasks() -> Iterator[Any]:
+        for document in readable_documents(stage, shard, output):
+            if (task := asker.prepare(document, inputs, output)) is not None:
+                yield task
+
+    async def work(task: Any) -> None:
+        await asker.ask(task, output, answers, endpoint)
+
+    await side_by_side(tasks(), work, endpoint.config.concurrency)
+    receipt = file_rows(stage, shard, store, output, time.monotonic() - began, answers.spent)
+    answers.close()
+    return receipt
+
+
+def readable_documents(stage: Stage, shard: Shard, output: Output) -> Iterator[Document]:
+    """The documents of a shard that can be read, each id once; the others are refused.
+
+    Raises:
+        UserError: the shard's file is damaged.
+        ValueError: the shard's texts are transformed in another way than the stage says.
+    """
+    if shard.transform != stage.transform:
+        raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
+    ids: set[str] = set()
+    for document in read_shard(shard):
+        problem = document.problem
+        if document.doc_id in ids:
+            problem = ("duplicate_id", "the id stands earlier in the shard")
+        ids.add(document.doc_id)
+        if problem is None:
+            yield document
+        else:
+            output.refuse(document, *problem)
+            output.unread.add(document.row)
+
+
+def read_rows(stage: Stage, shard: Shard, store: Store) -> dict[int, dict[str, Any]]:
+    """The rows of a finished shard, by number.
+
+    Raises:
+        UserError: the stage has not finished the shard.
+    """
+    receipt = read_receipt(store, stage.name, shard.id)
+    if receipt is None:
+        raise UserError(f"stage {stage.name} has not finished shard {shard.id} of {shard.name} yet")
+    return {row["row"]: row for row in store.read_table(receipt.data).to_pylist()}
+
+
+def earlier_rows(stage: Stage, shard: Shard, store: Store) -> Iterator[dict[str, Any]]:
+    """The rows that earlier attempts filed of a shard, however much of `stage.grows` they were asked for."""
+    for name in store.names(stage.folder, ".parquet"):
+        if name.startswith(f"{shard.id}-"):
+            table = store.read_table(f"{stage.folder}/{name}")
+            if (table.schema.metadata or {}).get(_MADE_OF) == _made_of(stage, shard):
+                yield from table.to_pylist()
+
+
+def file_rows(
+    stage: Stage, shard: Shard, store: Store, output: Output, seconds: float, spent: Spent | None = None
+) -> Receipt:
+    """Write the rows of a finished shard, and then its receipt."""
+    attempt = f"{shard.id}-{uuid.uuid4().hex[:8]}.parquet"
+    rows = dict(output.rows)
+    if not stage.quarantines:
+        for number, (document, reason, message) in output.refused.items():
+            if number not in output.unread:
+                row = rows.get(number, {"doc_id": document.doc_id, "row": number})
+                rows[number] = {**row, "reason": reason, "problem": message}
+    schema = stage.schema.with_metadata({_MADE_OF: _made_of(stage, shard)}) if stage.grows else stage.schema
+    data = f"{stage.folder}/{attempt}"
+    store.write_table(data, pa.Table.from_pylist([rows[number] for number in sorted(rows)], schema=schema))
+    quarantine = None
+    if stage.quarantines and output.refused:
+        quarantine = f"quarantine/{attempt}"
+        store.write_table(quarantine, _quarantine_table(stage, shard, output))
+    n_in, n_refused = len(output.rows.keys() | output.refused.keys()), len(output.refused)
+    receipt = Receipt(
+        shard=shard.id,
+        role=shard.role,
+        n_in=n_in,
+        n_scored=n_in - n_refused,
+        n_quarantined=n_refused,
+        data=data,
+        quarantine=quarantine,
+        reasons=dict(sorted(output.reasons.items())),
+        fingerprint=stage.fingerprint_of(shard),
+        tokens=output.tokens if spent is None or not spent.tokens else spent.tokens,
+        n_truncated=output.n_truncated,
+        seconds=round(seconds, 3),
+        gradient=output.gradient,
+        spent=None if spent is None else spent.to_dict(),
+    )
+    return write_receipt(store, stage.name, receipt)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that there was too little memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def _made_of(stage: Stage, shard: Shard) -> bytes:
+    return json.dumps(stage.identity(shard), sort_keys=True).encode()
+
+
+def _windows(documents: Iterator[Document], most: Window) -> Iterator[list[Document]]:
+    """A bounded number of documents at a time, in order."""
+    window: list[Document] = []
+    characters = 0
+    for document in documents:
+        window.append(document)
+        characters += len(document.text)
+        if len(window) >= most.documents or (most.characters is not None and characters >= most.characters):
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def _batches(entries: list[Entry], budget: int | None) -> Iterator[list[Entry]]:
+    """Documents of like length together, as many as fit the budget of padded tokens; at least one."""
+    if budget is None:
+        if entries:
+            yield entries
+        return
+    batch: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: (entry.tokens, entry.document.row)):
+        if batch and entry.tokens * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Output) -> None:
+    """Work on a batch; one that killed its worker twice goes one document at a time, which finds the culprit."""
+    name = f"{batch[0].document.row}+{len(batch)}"
+    if not journal.deadly(name):
+        journal.enter(name)
+        _halved(worker, batch, output)
+    elif len(batch) > 1:
+        for entry in batch:
+            _guarded(worker, [entry], journal, output)
+    else:
+        output.refuse(batch[0].document, "model_error", "it was being worked on when its worker was killed, twice")
+
+
+def _halved(worker: Worker, batch: list[Entry], output: Output) -> None:
+    """Work on a batch; where that fails, in halves, so that only the culprit has no result."""
+    try:
+        worker.work(batch, output)
+        return
+    except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
+        reason = "out_of_memory" if out_of_memory(error) else "model_error"
+        message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
+    if len(batch) == 1:
+        output.refuse(batch[0].document, reason, message)
+        return
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(batch) // 2
+    _halved(worker, batch[:half], output)
+    _halved(worker, batch[half:], output)
+
+
+def _quarantine_table(stage: Stage, shard: Shard, output: Output) -> pa.Table:
+    entries: Sequence[tuple[Document, str, str]] = [output.refused[number] for number in sorted(output.refused)]
+    columns: dict[str, list[Any]] = {
+        "doc_id": [document.doc_id for document, _, _ in entries],
+        "role": [shard.role] * len(entries),
+        "source": [shard.name] * len(entries),
+        "row": [document.row for document, _, _ in entries],
+        "stage": [stage.name] * len(entries),
+        "reason": [reason for _, reason, _ in entries],
+        "message": [message for _, _, message in entries],
+        "id_key": [id_key(document.doc_id) for document, _, _ in entries],
+    }
+    return pa.table(columns, schema=QUARANTINE_SCHEMA)

@@ -1,0 +1,241 @@
+"""What every stage does once: nothing that changes a row is missing in its fingerprint, and no document is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
+from pipeline.config.corpus import TransformConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
+from pipeline.corpus.documents import Document
+from pipeline.corpus.shard import Shard
+from pipeline.stages.ask_log_probs import LogProbSettings
+from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.continuations import SampleSettings
+from pipeline.stages.paraphrase import ParaphraserSettings
+from pipeline.stages.process import earlier_rows, process, read_rows
+from pipeline.stages.score import ScoreSettings
+from pipeline.store.files import Store
+
+SCHEMA = rows_schema(("length", pa.int64()))
+
+
+@dataclass(frozen=True)
+class CountingSettings:
+    """Of the stage that these tests make."""
+
+    factor: int
+    bad: str = "bad"
+    rounds: int = 1
+
+
+class Counting:
+    """Counts characters; a batch with a bad document fails, a deadly one kills its worker."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        self.settings: CountingSettings = stage.settings
+        self.window = Window(4)
+        self.budget: int | None = None
+        self.batches: list[list[str]] = []
+
+    def open(self, shard: Shard, store: Store, output: Output) -> None:
+        pass
+
+    def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
+        return [Entry(document, len(document.text), document.text) for document in documents]
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        self.batches.append([entry.work for entry in batch])
+        if any(self.settings.bad in entry.work for entry in batch):
+            raise ValueError("a bad document")
+        if any("deadly" in entry.work for entry in batch):
+            raise SystemExit
+        for entry in batch:
+            output.keep(entry.document, length=len(entry.work) * self.settings.factor)
+
+
+def counting(**changes: Any) -> Stage:
+    described = {
+        "name": "count",
+        "folder": "counts",
+        "schema": SCHEMA,
+        "settings": CountingSettings(2),
+        "transform": None,
+        "seed": 0,
+        "make": Counting,
+        "digest": model_digests(),
+        **changes,
+    }
+    return Stage(**described)
+
+
+@pytest.fixture
+def shard_of(tmp_path: Path) -> Callable[..., tuple[Shard, Store]]:
+    """(texts, transform) -> one shard of a JSONL file with ids, and a store."""
+
+    def make(texts: list[Any], transform: dict[str, Any] | None = None) -> tuple[Shard, Store]:
+        rows = [{"id": str(i), "text": text} if not isinstance(text, dict) else text for i, text in enumerate(texts)]
+        (tmp_path / "audit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = build_config(
+            {
+                "run": str(tmp_path / "run"),
+                "model": {"path": "none"},
+                "corpus": {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}},
+                "text_transform": transform,
+            }
+        )
+        (shard,) = make_plan(config).shards
+        return shard, Store(config.run)
+
+    return make
+
+
+MODEL = EndpointConfig(endpoint="http://127.0.0.1:9/v1", name="one")
+OTHER = EndpointConfig(endpoint="http://127.0.0.1:9/v1", name="two")
+
+
+def audit(**settings: Any) -> tuple[Stage, ...]:
+    """The stages of an audit that has all of them, on models whose content is a name."""
+    local = "model" in settings and "path" in settings["model"]
+    detectors: list[Any] = ["loss", {"samia": {"draws": 2}}]
+    described = {
+        "run": "run",
+        "model": MODEL.model_dump(),
+        "corpus": {"audit": {"path": "a"}, "unseen": {"path": "u"}},
+        "detectors": [*detectors, {"knockoff": {"base": "loss", "draws": 2}}, "fsd"] if local else detectors,
+        "paraphraser": {"path": "p"},
+        **settings,
+    }
+
+    def digest(model: AnyModel) -> dict[str, str]:
+        name = model.path if isinstance(model, ModelConfig) else model.name
+        return {"model": name, "tokenizer": name, "dtype": "float32", "quantization": "none"}
+
+    return stages_of(build_config(described), digest=digest)
+
+
+def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
+    """Each field of each stage's settings, changed alone, gives another fingerprint: none can be forgotten."""
+    stages = [*audit(), *audit(model={"path": "m"})]
+    kinds = {type(stage.settings) for stage in stages}
+    assert kinds == {ScoreSettings, ParaphraserSettings, SampleSettings, LogProbSettings}
+    others: dict[str, Any] = {
+        "model": OTHER,
+        "reference_model": OTHER,
+        "paraphraser": ModelConfig(path="other"),
+        "adapters": {"default": "other"},
+        "detectors": replace(stages[-1].settings.detectors, entries=("zlib",)),
+    }
+    for stage in stages:
+        for field in fields(stage.settings):
+            value = getattr(stage.settings, field.name)
+            other = others.get(field.name) or _another(value)
+            changed = replace(stage, settings=replace(stage.settings, **{field.name: other}), digest=_by_name)
+            same = replace(stage, digest=_by_name)
+            assert changed.fingerprint != same.fingerprint, f"{stage.name}: {field.name}"
+
+
+def _by_name(model: AnyModel) -> dict[str, str]:
+    return {"model": model.path if isinstance(model, ModelConfig) else model.name}
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}!"
+    first = fields(value)[0].name
+    return replace(value, **{first: "other"})
+
+
+def test_seed_transform_and_what_is_read_are_in_every_fingerprint() -> None:
+    plain = audit(model={"path": "m"})
+    for changes in ({"seed": 1}, {"text_transform": {"dates": "remove"}}, {"max_tokens": 9}):
+        for stage, other in zip(plain, audit(model={"path": "m"}, **changes), strict=True):
+            assert stage.fingerprint != other.fingerprint, (stage.name, changes)
+    scoring = audit(model={"path": "m"}, paraphraser={"path": "p", "temperature": 1.0})[-1]
+    assert scoring.fingerprint != plain[-1].fingerprint
+    assert {key for key in scoring.fingerprint if scoring.fingerprint[key] != plain[-1].fingerprint[key]} == {"reads"}
+
+
+def test_a_shard_of_another_transform_is_not_worked_on(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
+    shard, store = shard_of(["one", "two"], {"dates": "remove"})
+    stage = counting()
+    with pytest.raises(ValueError, match="transforms texts by"):
+        process(stage, stage.make(stage, Placement()), shard, store)
+    stage = counting(transform=TransformConfig(dates="remove"))
+    assert process(stage, stage.make(stage, Placement()), shard, store).n_scored == 2
+
+
+def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(
+    shard_of: Callable[..., tuple[Shard, Store]],
+) -> None:
+    shard, store = shard_of(["a", "bb", "a bad one", "dddd", "eeeee", ""])
+    stage = counting()
+    worker = stage.make(stage, Placement())
+    receipt = process(stage, worker, shard, store)
+    assert (receipt.n_in, receipt.n_scored, receipt.n_quarantined) == (6, 4, 2)
+    assert receipt.reasons == {"empty": 1, "model_error": 1}
+    assert worker.batches == [
+        ["a", "bb", "a bad one", "dddd"],
+        ["a", "bb"],
+        ["a bad one", "dddd"],
+        ["a bad one"],
+        ["dddd"],
+        ["eeeee"],
+    ]
+    rows = read_rows(stage, shard, store)
+    assert {number: row["length"] for number, row in rows.items()} == {0: 2, 1: 4, 2: None, 3: 8, 4: 10}
+    assert (rows[2]["reason"], rows[2]["problem"]) == ("model_error", "a bad document")
+    assert process(stage, worker, shard, store) == receipt
+    assert len(worker.batches) == 6
+
+
+def test_a_document_that_kills_its_worker_is_found_and_the_others_are_kept(
+    shard_of: Callable[..., tuple[Shard, Store]],
+) -> None:
+    shard, store = shard_of(["a", "bb", "deadly", "dddd"])
+    stage = counting()
+    for deaths in range(1, 9):
+        try:
+            receipt = process(stage, stage.make(stage, Placement()), shard, store, "driver")
+            break
+        except SystemExit:
+            assert deaths < 8
+    assert (receipt.n_scored, receipt.reasons) == (3, {"model_error": 1})
+    assert "killed" in read_rows(stage, shard, store)[2]["problem"]
+
+
+def test_an_id_that_stands_twice_is_worked_on_once(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
+    shard, store = shard_of([{"id": "x", "text": "first"}, {"id": "x", "text": "second"}, {"id": "y", "text": None}])
+    stage = counting(quarantines=True)
+    receipt = process(stage, stage.make(stage, Placement()), shard, store)
+    assert receipt.reasons == {"duplicate_id": 1, "not_text": 1}
+    assert receipt.quarantine is not None
+    table = store.read_table(receipt.quarantine).to_pylist()
+    assert [(row["row"], row["reason"], row["stage"]) for row in table] == [
+        (1, "duplicate_id", "count"),
+        (2, "not_text", "count"),
+    ]
+    assert [row["length"] for row in read_rows(stage, shard, store).values()] == [10]
+
+
+def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(
+    shard_of: Callable[..., tuple[Shard, Store]],
+) -> None:
+    shard, store = shard_of(["a", "bb"])
+    one = counting(grows="rounds")
+    process(one, one.make(one, Placement()), shard, store)
+    more = counting(grows="rounds", settings=CountingSettings(2, rounds=5), name="count/5")
+    assert [row["length"] for row in earlier_rows(more, shard, store)] == [2, 4]
+    for other in (CountingSettings(3), CountingSettings(2, bad="worse")):
+        assert not list(earlier_rows(counting(grows="rounds", settings=other), shard, store))
