@@ -122,7 +122,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
 
 
 def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:
-    """Whether n calibration documents let anything be selected out of m: numbers and a sentence (METHODS 3)."""
+    """Whether n calibration documents let anything be selected out of m (docs/methods.md, section 3.11)."""
     sentence = (
         f"With {n:,} {role} documents to calibrate on and {m:,} to judge, nothing can be selected unless at least "
         f"{needed:,} stand out."

@@ -1,4 +1,4 @@
-"""Detectors that read the gradient of a document's loss (METHODS, section 1)."""
+"""Detectors that read the gradient of a document's loss (docs/methods.md, section 1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detectors that read token log-probabilities and the vocabulary behind them (METHODS, section 1).
+"""Detectors that read token log-probabilities and the vocabulary behind them (docs/methods.md, section 1.2).
 
 Each takes the evidence of a batch and returns (documents,) float64, higher = more member-like. Natural logarithms.
 A new detector is one new function here: say what it needs, and it can be named in a config.

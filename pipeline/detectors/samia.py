@@ -1,4 +1,4 @@
-"""Likeness of sampled continuations to the text that came (SaMIA, Kaneko et al. 2024; METHODS, section 1).
+"""Likeness of sampled continuations to the text that came (SaMIA, Kaneko et al. 2024; docs/methods.md, section 1.6).
 
 Words are whitespace-separated and case-sensitive. The published code compares candidates of up to 1024 tokens, however
 short the reference, which inflates recall; here a candidate is cut to the reference's number of words unless asked.

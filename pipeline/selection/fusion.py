@@ -219,7 +219,7 @@ def reconformal(calibration: np.ndarray, weights: np.ndarray, direction: Directi
 
     Audit documents take `ranks(statistic(audit_ranks, n, weights), this, "members")`, for either direction.
 
-    Guaranteed: nothing, though the methods page says that this restores a finite-sample p-value. With weights that
+    Guaranteed: nothing; `td4eval` repairs fusion in another way (docs/methods.md, section 3.7). With weights that
     were fixed beforehand (`equal`, `random`) the p-values are those of full conformal ranking but for one rank, as
     audit documents are ranked among n and calibration documents among n - 1; simulated, P(p <= 1/3) is .37 with
     n = 2, no excess is visible from n = 60, and the FDR stayed within (share of nulls) alpha. With weights from this

@@ -58,9 +58,9 @@ def lowest_slope(counts: RankCounts) -> Fraction:
     from (m + 1, 1) to (i, p_(i)) are followed from i = 1 until one is lower than the one before it; then
     m0 = min(m, floor(1 / S_j) + 1) at that j, or at j = m if there is none, and pi0 = m0 / m.
 
-    This is our reading of PTDI's eq. 47, whose text was not at hand: it agrees with what METHODS says of it
-    and with the published estimator. Within equal p-values the slope rises, so it can fall only at the first
-    of them, and one look at each rank that holds documents decides all.
+    PTDI's eq. 47 is the same without the rounding, and 1 where no slope is lower (docs/methods.md, section 3.3).
+    Within equal p-values the slope rises, so it can fall only at the first of them, and one look at each rank that
+    holds documents decides all.
 
     Guaranteed: nothing at any fixed m. For independent p-values and m that grows the slope stops falling only
     by chance before the nulls' stretch is reached, so the estimate tends to lie above pi0, which selects less.
@@ -126,8 +126,8 @@ def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
         pi0 = (mean p - mu1) / (mu0 - mu1), theta = 1 / mu1 - 1,
 
     with mu1 the mean p of the known documents, 1 / (1 + theta) for a density theta (1 - p)^(theta - 1), and mu0
-    the mean p of a null document, which is (n + 2) / (2 (n + 1)) for a conformal p and 1/2 only in the limit. This
-    is our reading of those equations, whose text was not at hand: "adjusted" is taken to be this mu0. A raw
+    the mean p of a null document, which is (n + 2) / (2 (n + 1)) for a conformal p and 1/2 only in the limit.
+    PTDI's equations take mean scores where this takes mean p-values (docs/methods.md, section 3.6). A raw
     estimate of 0 or less, or theta <= 1, which says that the known documents do not lean to small p, gives
     pi0 = 1.
 
