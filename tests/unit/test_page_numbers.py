@@ -1,0 +1,126 @@
+"""The tables of the documentation say what the code does: names, defaults, guarantees and what can be selected."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pipeline.config.models import ParaphraserConfig
+from pipeline.config.selection import Procedure, SelectionConfig
+from pipeline.config.training import AdapterConfig
+from pipeline.detectors import registry
+from pipeline.selection import Grid, minimum_selectable, simes_grid
+from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.promises import OWN_TERMS, TERMS
+from pipeline.selection.step_up import harmonic_bound
+
+PAGES = Path(__file__).parents[2] / "docs"
+TENTH = Fraction(1, 10)
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The rows, without the head, of the table whose head begins so."""
+    lines = (PAGES / page).read_text(encoding="utf-8").splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    rows = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    assert rows
+    return rows
+
+
+def plain(cell: str) -> str:
+    return cell.strip("`")
+
+
+def number(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+def test_the_fewest_that_bh_can_select_are_those_of_the_page() -> None:
+    rows = table("procedures.md", "calibration documents | of 100 audited")
+    for n, *cells in rows:
+        fewest = [minimum_selectable(number(n), m, TENTH) for m in (100, 1_000, 10_000, 1_000_000)]
+        assert [number(cell) for cell in cells] == fewest
+
+
+def test_the_fewest_that_other_ways_can_select_are_those_of_the_page() -> None:
+    for calibration, *cells in table("procedures.md", "calibration documents | `bh`"):
+        n, m = number(calibration), 1_000
+        grid = Grid.uniform(n)
+        factors = (Fraction(1), dependence_factor(grid, m, TENTH), harmonic_bound(m))
+        fewest = [minimum_selectable(grid, m, TENTH, factor) for factor in factors]
+        assert [number(cell) for cell in cells] == [*fewest, minimum_selectable(simes_grid(n, TENTH), m, TENTH)]
+
+
+def test_every_procedure_stands_on_the_page_with_its_guarantee() -> None:
+    guarantees = {name: terms.guarantee for name, terms in {**TERMS, **OWN_TERMS}.items()}
+    rows = {row[0]: row for row in table("procedures.md", "name | estimate of the share of nulls")}
+    assert {plain(name) for name in rows if "reconformal" not in name} == set(get_args(Procedure))
+    for name, row in rows.items():
+        wanted = "finite-sample" if "reconformal" in name else guarantees[plain(name)]
+        assert row[2].startswith(wanted), name
+    for label, names, *_ in table("guarantee.md", "`guarantee`"):
+        for name in re.findall(r"`(\w+)`", names.partition(" with ")[0]):
+            if name != "td4eval":  # of two guarantees
+                assert guarantees[name] == plain(label)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "fields"),
+    [
+        ("procedures.md", "setting", SelectionConfig.model_fields),
+        ("detectors/deviation.md", "setting", AdapterConfig.model_fields),
+        ("detectors/knockoff.md", "setting", ParaphraserConfig.model_fields),
+    ],
+    ids=["selection", "adapter", "paraphraser"],
+)
+def test_settings_have_the_defaults_of_the_page(page: str, heading: str, fields: dict) -> None:
+    rows = {plain(row[0]): plain(row[1]) for row in table(page, heading)}
+    assert set(rows) <= set(fields)
+    assert set(rows) == set(fields) or page.endswith("knockoff.md")  # which leaves out those of every model
+    for name, default in rows.items():
+        field = fields[name]
+        if field.is_required():
+            assert default == "required"
+        elif isinstance(field.default, bool):
+            assert default == str(field.default).lower()
+        elif isinstance(field.default, float | int):
+            assert float(default) == field.default
+        elif field.default is not None:
+            assert default == field.default
+        else:
+            assert not default.replace(".", "").isdigit()
+
+
+def test_every_family_has_a_page_and_detectors_have_its_defaults() -> None:
+    families = [module.__name__.rpartition(".")[2] for module in registry.FAMILIES]
+    assert sorted(families) == sorted(path.stem for path in (PAGES / "detectors").glob("*.md") if path.stem != "index")
+    listed = {plain(row[0].split("]")[0].strip("[")): row[2] for row in table("detectors/index.md", "family")}
+    assert sorted(listed) == sorted(families)
+    for family, names in listed.items():
+        rows = {plain(row[0]): row for row in table(f"detectors/{family}.md", "detector")}
+        assert set(rows) == set(re.findall(r"`(\w+)`", names))
+        for name, row in rows.items():
+            (detector,) = registry.parse_detectors([name])
+            given = {}
+            if family == "samia":
+                arguments = table("detectors/samia.md", "argument")
+                given = {plain(argument): plain(default) for argument, default, _ in arguments}
+            else:
+                given = dict(re.findall(r"`(\w+)`: [^;]*?default `?([\w.]+)`?", row[2]))
+            assert given == {argument: str(value) for argument, value in detector.arguments.items()}, name
+
+
+def test_signed_detectors_are_those_of_the_page() -> None:
+    row = next(row for row in table("procedures.md", "procedure | detectors") if row[0] == "`ktd`")
+    named = set(re.findall(r"`(\w+)`", row[1]))
+    families = (row[2] for row in table("detectors/index.md", "family"))
+    every = [name for names in families for name in re.findall(r"`(\w+)`", names)]
+    assert named == {detector.name for detector in registry.parse_detectors(every) if detector.signed}
