@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
@@ -10,8 +10,10 @@ from pipeline.config.models import EndpointConfig
 from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.detectors.base import Detector
-from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
+from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
 from pipeline.errors import UserError, nearest
+from pipeline.selection.procedures import check_known, is_known
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
@@ -24,29 +26,35 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
 
 
 def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
-    """Check a plain mapping (and `a.b=c` overrides) and return the audit that it describes.
+    """Check a plain mapping (and `a.b=c` overrides), load its plugins and return the audit that it describes.
 
     Raises:
-        UserError: an unknown key or a value outside its limits.
+        UserError: an unknown key, a value outside its limits, or a plugin that cannot be loaded.
     """
     config = build(AuditConfig, data, overrides)
-    _check_selections(config)
+    load_plugins(read_plugins(config.import_))
+    detectors = parse_detectors(config.detectors)
+    check_workers_know(config.import_, detectors)
+    for detector in detectors:
+        _check_detector(config, detector)
+    _check_selections(config, {detector.column: detector for detector in detectors})
     return config
 
 
-def _check_selections(config: AuditConfig) -> None:
-    detectors = parse_detectors(config.detectors)
-    for detector in detectors:
-        if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
-            raise UserError(f"detector {detector.name} needs reference_model, which is not given")
-        if config.paraphraser is None and any(needed.draw for needed in detector.needs):
-            raise UserError(f"detector {detector.name} needs paraphraser, which is not given")
-        for name in sorted({needed.adapter for needed in detector.needs} - {""}):
-            for role in config.fsd.adapter(name).roles:
-                if getattr(config.corpus, role) is None:
-                    raise UserError(f"detector {detector.name} fine-tunes on corpus.{role}, which is not given")
-        _check_endpoint(config, detector)
-    columns = {detector.column: detector for detector in detectors}
+def _check_detector(config: AuditConfig, detector: Detector) -> None:
+    """What a detector needs must be described: models, and documents to fine-tune on."""
+    if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
+        raise UserError(f"detector {detector.name} needs reference_model, which is not given")
+    if config.paraphraser is None and any(needed.draw for needed in detector.needs):
+        raise UserError(f"detector {detector.name} needs paraphraser, which is not given")
+    for name in adapters_of([detector]):
+        for role in config.fsd.adapter(name).roles:
+            if getattr(config.corpus, role) is None:
+                raise UserError(f"detector {detector.name} fine-tunes on corpus.{role}, which is not given")
+    _check_endpoint(config, detector)
+
+
+def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> None:
     names: set[str] = set()
     for index, selection in enumerate(config.selections):
         where = f"selections.{index}"
@@ -86,6 +94,9 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
 
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
     """What a selection's procedure needs of its own settings and of the corpus."""
+    if not is_known(selection.procedure):
+        load_installed()
+    check_known(selection.procedure, f"{where}: ")
     if len(selection.detectors) != 1 and selection.procedure not in FUSING:
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
     if selection.calibration != "pooled" and selection.procedure in (*FUSING, "ktd"):

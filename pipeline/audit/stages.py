@@ -15,6 +15,7 @@ from pipeline.detectors.registry import (
     draws_of,
     parse_detectors,
     plan_passes,
+    plugin_code,
     sampled_of,
 )
 from pipeline.stages import ask_log_probs, continuations, paraphrase, score
@@ -53,7 +54,8 @@ def stages_of(
     earlier += [_log_probs(make, config, needed) for needed in endpoint_passes(config)]
     earlier += [_samples(make, config, samples) for samples in sample_settings(config)]
     detectors = DetectorChoice(tuple(config.detectors))
-    columns = [detector.column for detector in detectors.parse()]
+    parsed = detectors.parse()
+    columns = [detector.column for detector in parsed]
     scoring = make(
         score.STAGE,
         score.FOLDER,
@@ -62,6 +64,7 @@ def stages_of(
             config.model,
             config.reference_model if _reads_reference(config) else None,
             detectors,
+            plugin_code(config.import_, parsed),
             adapters if adapters is not None else _adapter_settings(config),
             config.max_tokens,
             config.resources.batch_tokens,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from pipeline.config.yaml import Section
-
-if TYPE_CHECKING:
-    pass
 from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FsdConfig
+from pipeline.config.yaml import Section
 
 
 class ResourcesConfig(Section):
@@ -38,10 +35,19 @@ class ResourcesConfig(Section):
 
 
 DetectorEntry = str | dict[str, dict[str, Any]]
+Imports = Annotated[
+    list[str],
+    Field(
+        alias="import",
+        description="Python files, which go to every worker, or installed modules, with detectors and procedures.",
+    ),
+]
 
 
 class AuditConfig(Section):
     """The one description of an audit."""
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 
     run: str = Field(description="Run directory: a local path or an fsspec URL.")
     model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
@@ -63,4 +69,5 @@ class AuditConfig(Section):
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
     resources: ResourcesConfig = ResourcesConfig()
+    import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")

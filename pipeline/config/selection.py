@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.config.yaml import Section
-
-if TYPE_CHECKING:
-    pass
 from pipeline.config.corpus import Role
-from pipeline.config.yaml import NAME
+from pipeline.config.yaml import NAME, Section
 
 Direction = Literal["members", "clean"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
@@ -43,6 +39,7 @@ Procedure = Literal[
     "adadetect",
     "ktd",
 ]
+"""The procedures that are built in; a plugin may add others, so that any name is checked where plugins are known."""
 
 FUSING = ("td4eval", "adadetect")
 ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel")
@@ -58,7 +55,7 @@ class SelectionConfig(Section):
     name: str = Field(pattern=NAME, description="Folder under selection/.")
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
-    procedure: Procedure = Field("bh", description="How the selected are chosen.")
+    procedure: Procedure | str = Field("bh", description="How the selected are chosen; a plugin may add procedures.")
     alpha: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
         0.1, description="Largest share of the selected that may be wrong."
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    pass
 
 
 class Section(BaseModel):
@@ -41,7 +38,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise UserError(f"config {path} must be a mapping with keys {', '.join(kind.model_fields)}")
+        raise UserError(f"config {path} must be a mapping with keys {', '.join(_keys_of(kind))}")
     return data
 
 
@@ -143,7 +140,12 @@ def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
         elif isinstance(part, str) and not part.isdigit():
             sections = list(_sections_in(found.model_fields[part].annotation))
             found = sections[0]
-    return list(found.model_fields)
+    return _keys_of(found)
+
+
+def _keys_of(kind: type[BaseModel]) -> list[str]:
+    """The keys of a model as a user writes them."""
+    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:

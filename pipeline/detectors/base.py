@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from pipeline.detectors.arguments import Argument, Check, arguments_of
+from pipeline.detectors.plugins import Registry, shown
 from pipeline.errors import UserError, nearest
+from pipeline.passes.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from pipeline.passes.forward import TokenStatistics  # whose import costs seconds
@@ -46,7 +50,28 @@ LOWERCASE = Pass("forward", text="lowercase")
 REFERENCE = Pass("forward", model="reference")
 GRADIENT = Pass("gradient")
 Needs = Mapping[Pass, frozenset[str]]
+WrittenNeeds = Mapping[Pass, Iterable[str]]
+"""As the author of a detector writes them: a list, tuple or set of names, or one name."""
+
 Score = Callable[..., Tensor]
+COLUMNS = frozenset(
+    [
+        "doc_id",
+        "role",
+        "group",
+        "row",
+        "n_tokens",
+        "truncated",
+        "id_key",
+        "text_key",
+        "prefix_key",
+        "p_value",
+        "selected",
+        "source",
+        "problem",
+    ]
+)
+"""Columns that stand beside the scores in files: no detector can have these names."""
 
 
 def variant(needed: Pass, draw: int = 0, adapter: str = "") -> Pass:
@@ -109,42 +134,110 @@ class Detector:
         return self.column
 
     def score(self, evidence: Evidence) -> Tensor:
-        """Scores of the batch, (documents,) float64, higher = more member-like; NaN where the model gave NaN."""
-        return self.function(evidence, **self.arguments).double()
+        """Scores of the batch, (documents,) float64, higher = more member-like; NaN where the model gave NaN.
+
+        Raises:
+            ValueError: the function returned anything but one number a document.
+        """
+        scores = self.function(evidence, **self.arguments)
+        if not isinstance(scores, Tensor) or scores.shape != (len(evidence.texts),):
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"detector {self} must return ({len(evidence.texts)},), one score a document, got {shape}")
+        return scores.double()
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     function: Score
-    needs: Needs | Callable[..., Needs]
-    checks: Mapping[str, Callable[[Any], Any]]
+    needs: Needs | Callable[..., WrittenNeeds]
+    arguments: Mapping[str, Argument]
     signed: bool
-    defaults: Mapping[str, Any]
 
 
-_known: dict[str, _Entry] = {}
+_registry: Registry[_Entry] = Registry("detector")
 
 
 def detector(
-    needs: Needs | Callable[..., Needs],
-    checks: Mapping[str, Callable[[Any], Any]] | None = None,
+    needs: WrittenNeeds | Callable[..., WrittenNeeds],
+    checks: Mapping[str, Check] | None = None,
     signed: bool = False,
+    also: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Score], Score]:
     """Make a function a detector that a config can name.
 
+    An argument takes its check from its annotation and default: `k: float = 0.2`, `kind: Literal["a", "b"] = "a"`,
+    `limit: int | None = None`, or with limits `k: Annotated[float, Field(gt=0, le=1)] = 0.2`.
+
     Args:
-        needs: The statistics that it reads of each pass, or a function of its arguments that says so.
-        checks: For each argument, a function that returns the value to use, or raises ValueError with the limit.
+        needs: The statistics that it reads of each pass, or a function of its arguments that says so. A forward pass
+            measures `STATISTICS`; a gradient pass `norm`; of a generate pass it is the number of draws.
+        checks: For an argument, a function that returns the value to use, or raises ValueError with the limit. Only
+            for what an annotation cannot say.
         signed: Whether its scores have both signs, which `ktd` needs.
+        also: Further detectors of the same function: name -> values of arguments that no configuration sets.
+
+    Raises:
+        UserError: a statistic that its pass does not measure, an argument that cannot be checked, or a name that is
+            taken.
     """
 
     def register(function: Score) -> Score:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        defaults = {parameter.name: parameter.default for parameter in parameters}
-        _known[function.__name__] = _Entry(function, needs, checks or {}, signed, defaults)
+        bound = {argument for values in (also or {}).values() for argument in values}
+        arguments = arguments_of(function, checks or {}, bound)
+        for name, values in {function.__name__: {}, **(also or {})}.items():
+            if name in COLUMNS:
+                raise UserError(f"detector {name}: score files have a column of that name; rename the function")
+            read = needs if callable(needs) else measurable(needs, f"detector {name}")
+            entry = _Entry(partial(function, **values) if values else function, read, arguments, signed)
+            _registry.register(name, entry, function.__module__)
         return function
 
     return register
+
+
+def measurable(needs: WrittenNeeds, who: str) -> Needs:
+    """The needs of a detector with the statistics of each pass as a frozenset, if the pass measures them.
+
+    Raises:
+        UserError: anything else, with the near miss.
+    """
+    if not isinstance(needs, Mapping) or not all(isinstance(needed, Pass) for needed in needs):
+        raise UserError(f'{who}: needs must be {{pass: names of statistics}}, such as {{FORWARD: ["log_prob"]}}')
+    return {needed: _statistics(needed, names, who) for needed, names in needs.items()}
+
+
+def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
+    try:
+        statistics = frozenset([names] if isinstance(names, str) else names)
+    except TypeError:
+        raise UserError(f"{who}: needs of a {needed.kind} pass must be names of statistics, got {names!r}") from None
+    if not statistics:
+        raise UserError(f"{who}: needs no statistic of a {needed.kind} pass; leave the pass out")
+    for name in sorted(statistics, key=str):
+        if needed.kind == "generate":
+            if needed.continued is None or not str(name).isdecimal() or int(name) < 1:
+                raise UserError(f"{who}: needs of a generate pass must be a number of draws, got {name!r}")
+            continue
+        known = sorted(STATISTICS) if needed.kind == "forward" else ["norm"]
+        if name not in known:
+            raise UserError(
+                f"{who}: a {needed.kind} pass measures no {name!r}; {nearest(str(name), known, 'it measures')}"
+            )
+    return statistics
+
+
+def is_known(name: str) -> bool:
+    """Whether a detector of this name is registered."""
+    return name in _registry
+
+
+def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
+    """Detector -> module of its function, also of the detectors that others build on."""
+    modules: dict[str, str] = {}
+    for one in detectors:
+        modules[one.name] = _registry.modules[one.name]
+        modules.update(modules_of(value for value in one.arguments.values() if isinstance(value, Detector)))
+    return modules
 
 
 def parse(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
@@ -156,46 +249,69 @@ def parse(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector,
     Raises:
         UserError: an unknown name or argument, a value outside its limits, or the same column twice.
     """
-    found: dict[str, Detector] = {}
+    columns: dict[str, Detector] = {}
     for entry in entries:
         for parsed in _parse(entry):
-            if parsed.column in found:
+            if parsed.column in columns:
                 raise UserError(f"detectors: the column {parsed.column} appears twice")
-            found[parsed.column] = parsed
-    return tuple(found.values())
+            columns[parsed.column] = parsed
+    return tuple(columns.values())
 
 
 def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
     if isinstance(entry, dict) and len(entry) != 1:
         raise UserError(f"detectors: one name an entry, got {len(entry)}: {', '.join(map(str, entry)) or 'none'}")
-    name, given = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
-    known = _known.get(name)
+    name, settings = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
+    known = _registry.get(name)
     if known is None:
-        raise UserError(f"unknown detector {name!r}; {nearest(str(name), sorted(_known))}")
-    if given is not None and not isinstance(given, dict):
-        raise UserError(f"detectors: {name} takes {{argument: value}}, got {given!r}")
-    given = given or {}
-    for argument in given:
-        if argument not in known.defaults:
-            takes = nearest(str(argument), known.defaults, "it takes") if known.defaults else "it takes none"
+        raise UserError(f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}")
+    if settings is not None and not isinstance(settings, dict):
+        raise UserError(f"detectors: {name} takes {{argument: value}}, got {settings!r}")
+    settings = settings or {}
+    for argument in settings:
+        if argument not in known.arguments:
+            takes = nearest(str(argument), known.arguments, "it takes") if known.arguments else "it takes none"
             raise UserError(f"detector {name} has no argument {argument!r}; {takes}")
-    arguments = [argument for argument in known.defaults if argument in given]
-    choices = [given[argument] if isinstance(given[argument], list) else [given[argument]] for argument in arguments]
-    for argument, values in zip(arguments, choices, strict=True):
+    names = [argument for argument in known.arguments if argument in settings]
+    choices = [settings[name] if isinstance(settings[name], list) else [settings[name]] for name in names]
+    for argument, values in zip(names, choices, strict=True):
         if not values:
             raise UserError(f"detector {name}: {argument} is an empty list")
     for values in itertools.product(*choices):
-        yield _detector(name, known, dict(zip(arguments, values, strict=True)))
+        yield _detector(name, known, dict(zip(names, values, strict=True)))
 
 
-def _detector(name: str, known: _Entry, given: Mapping[str, Any]) -> Detector:
-    settings = {}
-    for argument, value in given.items():
-        try:
-            settings[argument] = known.checks[argument](value)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"detector {name}: {argument} {error}, got {value!r}") from None
-    arguments = {**known.defaults, **settings}
-    shown = ", ".join(f"{argument}={value}" for argument, value in settings.items())
-    needs = known.needs(**arguments) if callable(known.needs) else known.needs
-    return Detector(f"{name}({shown})" if shown else name, name, arguments, needs, known.function, known.signed)
+def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:
+    settings = {argument: _checked(name, argument, known, value) for argument, value in values.items()}
+    arguments = {**{key: argument.default for key, argument in known.arguments.items()}, **settings}
+    assignments = ", ".join(f"{argument}={value}" for argument, value in settings.items())
+    column = f"{name}({assignments})" if assignments else name
+    needs = _needs_of(name, known.needs, arguments) if callable(known.needs) else known.needs
+    return Detector(column, name, arguments, needs, known.function, known.signed)
+
+
+def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
+    try:
+        return known.arguments[argument].check(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"detector {name}: {argument} {error}, got {value!r}") from None
+    except Exception as error:  # a plugin's check may raise anything
+        raise _broken(name, f"the check of {argument}", error, f", got {value!r}") from None
+
+
+def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[str, Any]) -> Needs:
+    """What a detector needs with these arguments; its function takes those that it names."""
+    try:
+        read = needs(**{argument: arguments[argument] for argument in inspect.signature(needs).parameters})
+    except UserError:
+        raise
+    except Exception as error:  # as above
+        raise _broken(name, "its function of needs", error) from None
+    return measurable(read, f"detector {name}")
+
+
+def _broken(name: str, what: str, error: Exception, tail: str = "") -> UserError:
+    """An error in the code of a detector, which is its author's to mend."""
+    text = " ".join(str(error).split())
+    where = shown(_registry.modules[name])
+    return UserError(f"detector {name} ({where}): {what} raised {type(error).__name__}: {text}{tail}")

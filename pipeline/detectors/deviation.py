@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import Tensor
 
 from pipeline.config.training import DEFAULT_ADAPTER
 from pipeline.config.yaml import NAME
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, variant
 from pipeline.detectors.knockoff import base_detector
+
+AdapterName = Annotated[str, Field(pattern=NAME)]
+"""A key of `fsd.adapters`, or `default`."""
 
 
 def likelihood_detector(value: Any) -> Detector:
@@ -19,30 +22,19 @@ def likelihood_detector(value: Any) -> Detector:
     Raises:
         ValueError: anything else.
     """
-    found = base_detector(value)
-    if any(needed.kind != "forward" or needed.adapter for needed in found.needs):
+    base = base_detector(value)
+    if any(needed.kind != "forward" or needed.adapter for needed in base.needs):
         raise ValueError("must be a likelihood detector such as loss or min_k")
-    return found
-
-
-def adapter_name(value: Any) -> str:
-    """The name of an adapter: a key of `fsd.adapters`, or `default`.
-
-    Raises:
-        ValueError: no name.
-    """
-    if not isinstance(value, str) or not re.fullmatch(NAME, value):
-        raise ValueError("must be a name under fsd.adapters")
-    return value
+    return base
 
 
 def _needs(base: Any, adapter: str) -> Needs:
-    own = likelihood_detector(base).needs
-    return {variant(needed, adapter=name): read for name in ("", adapter) for needed, read in own.items()}
+    needs = likelihood_detector(base).needs
+    return {variant(needed, adapter=name): names for name in ("", adapter) for needed, names in needs.items()}
 
 
-@detector(needs=_needs, checks={"base": likelihood_detector, "adapter": adapter_name}, signed=True)
-def fsd(evidence: Evidence, base: Any = "loss", adapter: str = DEFAULT_ADAPTER) -> Tensor:
+@detector(needs=_needs, checks={"base": likelihood_detector}, signed=True)
+def fsd(evidence: Evidence, base: Any = "loss", adapter: AdapterName = DEFAULT_ADAPTER) -> Tensor:
     """The base detector's score of the model as it is, less that with an adapter on (FSD; the sign is ours).
 
     The adapter was trained on unseen documents of the same kind. What the model has not seen, it learns to predict

@@ -7,7 +7,7 @@ from torch import Tensor
 from pipeline.detectors.base import GRADIENT, Evidence, detector
 
 
-@detector(needs={GRADIENT: frozenset({"norm"})})
+@detector(needs={GRADIENT: ["norm"]})
 def gradient_norm(evidence: Evidence) -> Tensor:
     """Minus the L2 norm of the gradient of the mean cross-entropy over all parameters, <= 0 (KTD, Hu et al. 2025)."""
     return -evidence.norm(GRADIENT)

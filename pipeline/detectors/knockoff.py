@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.detectors.arguments import Count
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, parse
 from pipeline.errors import UserError
 
@@ -23,32 +24,21 @@ def base_detector(value: Any) -> Detector:
     if isinstance(value, Detector):
         return value
     try:
-        found = parse([value])
+        detectors = parse([value])
     except UserError as error:
         raise ValueError(f"must be a detector: {error}") from None
-    if len(found) != 1 or any(needed.draw or needed.continued for needed in found[0].needs):
+    if len(detectors) != 1 or any(needed.draw or needed.continued for needed in detectors[0].needs):
         raise ValueError("must be one detector of the documents themselves")
-    return found[0]
-
-
-def number_of_draws(value: Any) -> int:
-    """A whole number of draws, at least 1.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("must be a whole number of at least 1")
-    return value
+    return detectors[0]
 
 
 def _needs(base: Any, draws: int) -> Needs:
-    own = base_detector(base).needs
-    return {replace(needed, draw=draw): read for draw in range(draws + 1) for needed, read in own.items()}
+    needs = base_detector(base).needs
+    return {replace(needed, draw=draw): names for draw in range(draws + 1) for needed, names in needs.items()}
 
 
-@detector(needs=_needs, checks={"base": base_detector, "draws": number_of_draws}, signed=True)
-def knockoff(evidence: Evidence, base: Any = BASE, draws: int = 10) -> Tensor:
+@detector(needs=_needs, checks={"base": base_detector}, signed=True)
+def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = 10) -> Tensor:
     """W: the base detector's score of the document less its mean score of `draws` paraphrases (KTD, eq. 4).
 
     A paraphrase stands in for the document that the model might have been trained on instead; of an unseen document

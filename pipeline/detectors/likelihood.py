@@ -13,23 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Needs, Pass, detector
+from pipeline.detectors.arguments import Share
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, WrittenNeeds, detector
+from pipeline.passes.statistics import RENYI_ORDERS
 
 TINY = 1e-12
-ORDERS = ("0.5", "1", "2", "inf")
-LOG_PROB = frozenset({"log_prob"})
-LIKELIHOOD: Needs = {FORWARD: LOG_PROB}
-
-
-def share(value: Any) -> float:
-    """A share of the tokens, as a float in (0, 1].
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise ValueError("must be a number in (0, 1]")
-    return float(value)
+LIKELIHOOD = {FORWARD: ["log_prob"]}
 
 
 def renyi_order(value: Any) -> str:
@@ -40,10 +29,10 @@ def renyi_order(value: Any) -> str:
     """
     name = value.strip().lower().replace(".inf", "inf") if isinstance(value, str) else value
     if not isinstance(value, bool):
-        for order in ORDERS:
+        for order in RENYI_ORDERS:
             if name == order or (isinstance(value, (int, float)) and value == float(order)):
                 return order
-    raise ValueError(f"must be one of {', '.join(ORDERS)}")
+    raise ValueError(f"must be one of {', '.join(RENYI_ORDERS)}")
 
 
 def mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
@@ -80,29 +69,29 @@ def zlib(evidence: Evidence) -> Tensor:
     return scores / torch.tensor(sizes, dtype=torch.float64, device=scores.device)
 
 
-@detector(needs={FORWARD: LOG_PROB, LOWERCASE: LOG_PROB})
+@detector(needs={FORWARD: ["log_prob"], LOWERCASE: ["log_prob"]})
 def lowercase(evidence: Evidence) -> Tensor:
     """Cross-entropy of the lowercased text over that of the text, > 0 (Carlini et al. 2021)."""
     lowered = evidence[LOWERCASE]
     return mean_of_all(lowered.log_prob, lowered.mask) / loss(evidence)
 
 
-@detector(needs={FORWARD: LOG_PROB, REFERENCE: LOG_PROB}, signed=True)
+@detector(needs={FORWARD: ["log_prob"], REFERENCE: ["log_prob"]}, signed=True)
 def reference(evidence: Evidence) -> Tensor:
     """Mean token log-probability less that under the reference model, each with its own tokenizer (Carlini 2021)."""
     other = evidence[REFERENCE]
     return loss(evidence) - mean_of_all(other.log_prob, other.mask)
 
 
-@detector(needs=LIKELIHOOD, checks={"k": share})
-def min_k(evidence: Evidence, k: float = 0.2) -> Tensor:
+@detector(needs=LIKELIHOOD)
+def min_k(evidence: Evidence, k: Share = 0.2) -> Tensor:
     """Mean of the lowest k share of token log-probabilities, <= 0 (Shi et al. 2024, eq. 1)."""
     t = evidence[FORWARD]
     return mean_of_lowest(t.log_prob, t.mask, k)
 
 
-@detector(needs={FORWARD: frozenset({"log_prob", "mean", "variance"})}, checks={"k": share}, signed=True)
-def min_k_plus_plus(evidence: Evidence, k: float = 0.2) -> Tensor:
+@detector(needs={FORWARD: ["log_prob", "mean", "variance"]}, signed=True)
+def min_k_plus_plus(evidence: Evidence, k: Share = 0.2) -> Tensor:
     """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4)."""
     t = evidence[FORWARD]
     assert t.mean is not None
@@ -110,7 +99,7 @@ def min_k_plus_plus(evidence: Evidence, k: float = 0.2) -> Tensor:
     return mean_of_lowest((t.log_prob - t.mean) / t.variance.clamp_min(TINY).sqrt(), t.mask, k)
 
 
-@detector(needs={FORWARD: frozenset({"m_entropy"})})
+@detector(needs={FORWARD: ["m_entropy"]})
 def m_entropy(evidence: Evidence) -> Tensor:
     """Minus the mean modified prediction entropy, <= 0 (Song & Mittal 2021, eq. 8; the sign is ours)."""
     t = evidence[FORWARD]
@@ -118,12 +107,12 @@ def m_entropy(evidence: Evidence) -> Tensor:
     return -mean_of_all(t.m_entropy, t.mask)
 
 
-def _renyi_needs(order: str, k: float) -> dict[Pass, frozenset[str]]:
-    return {FORWARD: frozenset({f"renyi_{order}"})}
+def _renyi_needs(order: str) -> WrittenNeeds:
+    return {FORWARD: [f"renyi_{order}"]}
 
 
-@detector(needs=_renyi_needs, checks={"order": renyi_order, "k": share})
-def renyi(evidence: Evidence, order: str = "1", k: float = 0.2) -> Tensor:
+@detector(needs=_renyi_needs, checks={"order": renyi_order})
+def renyi(evidence: Evidence, order: str = "1", k: Share = 0.2) -> Tensor:
     """Minus the mean of the largest k share of Renyi entropies, <= 0 (MaxRenyi-K%, Li et al. 2024; sign ours)."""
     t = evidence[FORWARD]
     return mean_of_lowest(-t.renyi[order], t.mask, k)

@@ -5,12 +5,19 @@ A new family of detectors is one more file, imported here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.detectors import deviation, gradient, knockoff, likelihood, samia
-from pipeline.detectors.base import Continued, Detector, Pass, parse
+from pipeline.detectors.base import Continued, Detector, Pass, is_known, modules_of, parse
+from pipeline.detectors.plugins import (
+    Plugin,
+    check_reaches_workers,
+    fingerprint_of_plugins,
+    imported,
+    load_installed,
+)
 
 FAMILIES = (likelihood, gradient, knockoff, deviation, samia)
 
@@ -18,12 +25,16 @@ FAMILIES = (likelihood, gradient, knockoff, deviation, samia)
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
     """The detectors that a config names; a list of values gives a column each.
 
+    A name that is not registered may be one of another package: only then are entry points loaded.
+
     Args:
         entries: Names, or {name: {argument: value or list of values}}.
 
     Raises:
         UserError: an unknown name or argument, a value outside its limits, or the same column twice.
     """
+    if not all(map(is_known, _names_in(list(entries)))):
+        load_installed()
     return parse(entries)
 
 
@@ -40,6 +51,54 @@ class DetectorChoice:
     def fingerprint(self) -> list[str]:
         """The columns, which tell detectors apart however a configuration writes them."""
         return [detector.column for detector in self.parse()]
+
+
+def _names_in(entry: Any) -> Iterator[str]:
+    """All that may be the name of a detector in an entry, also of one that another builds on."""
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, list):
+        for one in entry:
+            yield from _names_in(one)
+    elif isinstance(entry, dict):
+        for name, arguments in entry.items():
+            yield str(name)
+            yield from _names_in((arguments or {}).get("base") if isinstance(arguments, dict) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginCode:
+    """The code outside this program that scores depend on: what a worker loads before it knows the detectors."""
+
+    plugins: tuple[Plugin, ...]  # that the configuration imports
+    digests: Mapping[str, str]  # by file or package, also of packages whose detectors need no import
+
+    def fingerprint(self) -> dict[str, str]:
+        """The digests."""
+        return dict(self.digests)
+
+
+def plugin_code(entries: Sequence[str], detectors: Sequence[Detector]) -> PluginCode | None:
+    """What scores of these detectors depend on outside this program; None where that is nothing.
+
+    Args:
+        entries: `import` of the configuration.
+        detectors: that it scores.
+    """
+    plugins = imported(entries)
+    digests = fingerprint_of_plugins(plugins, modules_of(detectors).values())
+    return PluginCode(plugins, digests) if digests else None
+
+
+def check_workers_know(entries: Sequence[str], detectors: Sequence[Detector]) -> None:
+    """Make sure that workers load every detector.
+
+    Raises:
+        UserError: one that was defined in a notebook or script.
+    """
+    plugins = imported(entries)
+    for name, module in modules_of(detectors).items():
+        check_reaches_workers(f"detector {name}", module, plugins)
 
 
 def plan_passes(detectors: Sequence[Detector]) -> dict[Pass, frozenset[str]]:
@@ -63,5 +122,5 @@ def adapters_of(detectors: Sequence[Detector]) -> list[str]:
 
 def sampled_of(detectors: Sequence[Detector]) -> dict[Continued, int]:
     """How documents are continued for the detectors, and how many draws of each kind they read at most."""
-    found = {needed.continued: draws for needed, draws in plan_passes(detectors).items() if needed.continued}
-    return {continued: max(map(int, draws)) for continued, draws in found.items()}
+    planned = plan_passes(detectors).items()
+    return {needed.continued: max(map(int, draws)) for needed, draws in planned if needed.continued}

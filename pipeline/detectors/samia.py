@@ -12,14 +12,14 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from pipeline.detectors.base import Continuations, Continued, Evidence, Needs, Pass, detector
-from pipeline.detectors.knockoff import number_of_draws
-from pipeline.detectors.likelihood import share
+from pipeline.detectors.arguments import Count, Share
+from pipeline.detectors.base import Continuations, Continued, Evidence, Pass, WrittenNeeds, detector
 
 Kind = Literal["recall", "precision"]
 CandidateWords = Literal["reference", "all"]
@@ -35,12 +35,12 @@ def rouge(candidate: Sequence[str], reference: Sequence[str], n: int = 1, kind: 
     return _overlap(_ngrams(candidate, n), _ngrams(reference, n), kind)
 
 
-def _overlap(given: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]], kind: Kind) -> float:
-    if not wanted:
+def _overlap(candidate: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], kind: Kind) -> float:
+    if not reference:
         return math.nan
-    if not given:
+    if not candidate:
         return 0.0
-    return (wanted & given).total() / (wanted if kind == "recall" else given).total()
+    return (reference & candidate).total() / (reference if kind == "recall" else candidate).total()
 
 
 def _ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
@@ -71,12 +71,12 @@ def samia_score(
         In [0, 1], or in bytes if compressed; NaN for a reference of fewer than n words.
     """
     words = reference.split()
-    wanted = _ngrams(words, n)
+    ngrams = _ngrams(words, n)
     scores = []
     for candidate in candidates:
         text = cut_words(candidate, len(words) if candidate_words == "reference" else None)
         size = len(zlib.compress(text.encode("utf-8", "surrogatepass"), 6)) if compressed else 1
-        scores.append(_overlap(_ngrams(text.split(), n), wanted, kind) * size)
+        scores.append(_overlap(_ngrams(text.split(), n), ngrams, kind) * size)
     return sum(scores) / len(scores)
 
 
@@ -98,103 +98,46 @@ def prefix_and_reference(text: str, ratio: float = 0.5) -> tuple[str, str]:
     return text[:end].strip(), text[end:].strip()
 
 
-def open_ratio(value: Any) -> float:
-    """A share of a document's words, as a float in (0, 1).
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
-        raise ValueError("must be a number in (0, 1): a prefix to be given and a rest to be found")
-    return float(value)
-
-
-def _at_least_0(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError("must be a number of at least 0")
-    return float(value)
-
-
-def _top_k(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError("must be a whole number of at least 1, or null for no limit")
-    return value
-
-
-def _one_of(literal: Any) -> Any:
-    def check(value: Any) -> Any:
-        if value not in get_args(literal):
-            raise ValueError(f"must be one of {', '.join(get_args(literal))}")
-        return value
-
-    return check
-
-
-_CHECKS = {
-    "draws": number_of_draws,
-    "prefix_ratio": open_ratio,
-    "n": number_of_draws,
-    "kind": _one_of(Kind),
-    "candidate_words": _one_of(CandidateWords),
-    "temperature": _at_least_0,
-    "top_k": _top_k,
-    "top_p": share,
-}
-
-
 def _needs(
     draws: int,
     prefix_ratio: float,
-    n: int,
-    kind: Kind,
     candidate_words: CandidateWords,
     temperature: float,
     top_k: int | None,
     top_p: float,
-) -> Needs:
+) -> WrittenNeeds:
     continued = Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)
-    return {Pass("generate", continued=continued): frozenset({str(draws)})}
+    return {Pass("generate", continued=continued): str(draws)}
 
 
-@detector(needs=_needs, checks=_CHECKS)
+@detector(needs=_needs, also={"samia_zlib": {"compressed": True}})
 def samia(
     evidence: Evidence,
-    draws: int = 10,
-    prefix_ratio: float = 0.5,
-    n: int = 1,
+    draws: Count = 10,
+    prefix_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5,
+    n: Count = 1,
     kind: Kind = "recall",
     candidate_words: CandidateWords = "reference",
-    temperature: float = 1.0,
-    top_k: int | None = 50,
-    top_p: float = 1.0,
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    top_k: Count | None = 50,
+    top_p: Share = 1.0,
+    *,
+    compressed: bool = False,
 ) -> Tensor:
-    """Mean ROUGE-N of `draws` sampled continuations of the document's prefix, in [0, 1] (SaMIA, eq. 3)."""
+    """Mean ROUGE-N of `draws` sampled continuations of the document's prefix, in [0, 1] (SaMIA, eq. 3).
+
+    `samia_zlib` multiplies each draw's ROUGE-N by the bytes of the compressed draw, >= 0 (SaMIA, section 3.3).
+    """
+
+    def score(document: Continuations) -> float:
+        return samia_score(
+            document.texts[:draws],
+            document.reference,
+            n=n,
+            kind=kind,
+            candidate_words=candidate_words,
+            compressed=compressed,
+        )
+
     continued = Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)
-    return _scores(evidence.continuations[continued], draws, n, kind, candidate_words, False)
-
-
-@detector(needs=_needs, checks=_CHECKS)
-def samia_zlib(
-    evidence: Evidence,
-    draws: int = 10,
-    prefix_ratio: float = 0.5,
-    n: int = 1,
-    kind: Kind = "recall",
-    candidate_words: CandidateWords = "reference",
-    temperature: float = 1.0,
-    top_k: int | None = 50,
-    top_p: float = 1.0,
-) -> Tensor:
-    """The same, each draw's ROUGE-N times the bytes of the compressed draw, >= 0 (SaMIA, section 3.3)."""
-    continued = Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)
-    return _scores(evidence.continuations[continued], draws, n, kind, candidate_words, True)
-
-
-def _scores(
-    found: Sequence[Continuations], draws: int, n: int, kind: Kind, candidate_words: CandidateWords, compressed: bool
-) -> Tensor:
-    def score(own: Continuations) -> float:
-        texts = own.texts[:draws]
-        return samia_score(texts, own.reference, n=n, kind=kind, candidate_words=candidate_words, compressed=compressed)
-
-    return torch.tensor([score(own) for own in found], dtype=torch.float64)
+    return torch.tensor([score(document) for document in evidence.continuations[continued]], dtype=torch.float64)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.load import LanguageModel
+from pipeline.passes.statistics import RENYI_ORDERS, STATISTICS
 
-RENYI_ORDERS = ("0.5", "1", "2", "inf")
-STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy", *(f"renyi_{order}" for order in RENYI_ORDERS)})
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
 TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: on a CPU they stay in its cache
 FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums where a model masks its vocabulary

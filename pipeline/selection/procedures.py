@@ -2,19 +2,24 @@
 
 A procedure is one function `(counts, alpha) -> Decision`, one entry of `TERMS` and one of `PROCEDURES`; one that
 also reads documents of known membership is `(counts, alpha, known) -> Decision` and stands in `WITH_KNOWN_MEMBERS`.
+Plugins add theirs with `@procedure`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import wraps
+from typing import get_args
 
+from pipeline.config.selection import Procedure
+from pipeline.detectors.plugins import Registry, shown
 from pipeline.errors import UserError, nearest
 from pipeline.selection import proportion
 from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.promises import Guarantee, terms_of
+from pipeline.selection.promises import TERMS, Guarantee, Terms, terms_of
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, harmonic_bound, step_up
 
@@ -66,8 +71,7 @@ def decide(procedure: str, counts: RankCounts, alpha: Fraction, known_members: R
         ValueError: known members that were ranked over another grid.
     """
     if procedure not in PROCEDURES and procedure not in WITH_KNOWN_MEMBERS:
-        known = [*PROCEDURES, *WITH_KNOWN_MEMBERS]
-        raise UserError(f"unknown procedure {procedure!r}; {nearest(procedure, known)}")
+        raise UserError(f"unknown procedure {procedure!r}; {nearest(procedure, [*PROCEDURES, *WITH_KNOWN_MEMBERS])}")
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be in (0, 1), got {float(alpha):g}")
     if counts.m == 0:
@@ -94,21 +98,21 @@ def strict(decision: Decision, counts: RankCounts) -> Decision:
 
 def _bh(counts: RankCounts, alpha: Fraction) -> Decision:
     """Benjamini & Hochberg 1995: FDR <= (share of nulls) alpha under exchangeability."""
-    return _decision("bh", counts, alpha, step_up(counts, alpha), ONE, {})
+    return decision("bh", counts, alpha, step_up(counts, alpha), ONE, {})
 
 
 def _by(counts: RankCounts, alpha: Fraction) -> Decision:
     """Benjamini & Yekutieli 2001: BH at alpha / H_m; FDR <= (share of nulls) alpha, any dependence."""
     harmonic = harmonic_bound(counts.m)
     rank = step_up(counts, alpha / harmonic)
-    return _decision("by", counts, alpha, rank, ONE, {"harmonic_sum": float(harmonic)}, harmonic)
+    return decision("by", counts, alpha, rank, ONE, {"harmonic_sum": float(harmonic)}, harmonic)
 
 
 def _ebh(counts: RankCounts, alpha: Fraction) -> Decision:
     """Wang & Ramdas 2022 on conformal e-values: FDR <= (share of nulls) alpha, any dependence."""
     factor = dependence_factor(counts.grid, counts.m, alpha)
     rank = step_up(counts, alpha / factor)
-    return _decision("ebh", counts, alpha, rank, ONE, {"dependence_factor": float(factor)}, factor)
+    return decision("ebh", counts, alpha, rank, ONE, {"dependence_factor": float(factor)}, factor)
 
 
 def _storey(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -127,7 +131,7 @@ def _bky(counts: RankCounts, alpha: Fraction) -> Decision:
     first = counts.at_most(step_up(counts, level))
     pi0 = Fraction(max(1, counts.m - first), counts.m)
     rank = step_up(counts, level, pi0)
-    return _decision("bky", counts, alpha, rank, pi0, {"first_stage": first}, pi0 * (1 + alpha))
+    return decision("bky", counts, alpha, rank, pi0, {"first_stage": first}, pi0 * (1 + alpha))
 
 
 def _quantile(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -159,20 +163,82 @@ def _ptdi_known_members(counts: RankCounts, alpha: Fraction, known: RankCounts) 
     return _adaptive("ptdi_known_members", counts, alpha, Fraction(estimate.pi0), details)
 
 
-PROCEDURES: dict[str, Callable[[RankCounts, Fraction], Decision]] = {
-    "bh": _bh,
-    "by": _by,
-    "ebh": _ebh,
-    "storey": _storey,
-    "bky": _bky,
-    "quantile": _quantile,
-    "ptdi": _ptdi,
-    "kernel": _kernel,
-}
+Decide = Callable[[RankCounts, Fraction], Decision]
+PROCEDURES: Registry[Decide] = Registry(
+    "procedure",
+    {
+        "bh": _bh,
+        "by": _by,
+        "ebh": _ebh,
+        "storey": _storey,
+        "bky": _bky,
+        "quantile": _quantile,
+        "ptdi": _ptdi,
+        "kernel": _kernel,
+    },
+)
 
 WITH_KNOWN_MEMBERS: dict[str, Callable[[RankCounts, Fraction, RankCounts], Decision]] = {
     "ptdi_known_members": _ptdi_known_members,
 }
+
+
+def is_known(name: str) -> bool:
+    """Whether a selection can name this procedure."""
+    return name in PROCEDURES or name in get_args(Procedure)
+
+
+def check_known(name: str, where: str = "") -> None:
+    """Refuse a procedure that nobody has registered.
+
+    Raises:
+        UserError: with the near miss, behind `where`.
+    """
+    if not is_known(name):
+        known = dict.fromkeys([*get_args(Procedure), *PROCEDURES])
+        raise UserError(f"{where}unknown procedure {name!r}; {nearest(name, known)}")
+
+
+def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callable[[Decide], Decide]:
+    """Make a function `(counts, alpha) -> Decision` a procedure that a selection can name.
+
+    Its terms are shown in the report beside every answer; nothing checks that they are true. The function returns
+    `decision(...)`, with the last rank that it selects.
+
+    Args:
+        guarantee: finite-sample, asymptotic or heuristic.
+        assumption: One sentence: what must hold for the promise to hold.
+        promise: What then holds.
+
+    Raises:
+        UserError: another guarantee, an empty sentence, or a name that is taken.
+    """
+    if guarantee not in get_args(Guarantee):
+        raise UserError(f"guarantee {guarantee!r} is unknown; {nearest(str(guarantee), get_args(Guarantee))}")
+    if not assumption.strip() or not promise.strip():
+        raise UserError("a procedure needs a sentence that says what it assumes, and one that says what it promises")
+
+    def register(function: Decide) -> Decide:
+        name, module = function.__name__, function.__module__
+        if name in get_args(Procedure):
+            raise UserError(f"procedure {name}: the name is built in; rename the function")
+
+        @wraps(function)
+        def guarded(counts: RankCounts, alpha: Fraction) -> Decision:
+            try:
+                result = function(counts, alpha)
+            except Exception as error:  # a plugin may raise anything
+                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise UserError(f"procedure {name} ({shown(module)}) raised {text}") from None
+            if not isinstance(result, Decision):
+                raise UserError(f"procedure {name} ({shown(module)}) must return decision(...), got {result!r}")
+            return result
+
+        PROCEDURES.register(name, guarded, module)
+        TERMS.register(name, Terms(guarantee, assumption, promise), module)
+        return function
+
+    return register
 
 
 def _adaptive(
@@ -180,18 +246,29 @@ def _adaptive(
 ) -> Decision:
     """BH at alpha / pi0."""
     rank = step_up(counts, alpha, pi0)
-    return _decision(procedure, counts, alpha, rank, pi0, {"null_proportion_unclipped": float(pi0), **details})
+    return decision(procedure, counts, alpha, rank, pi0, {"null_proportion_unclipped": float(pi0), **details})
 
 
-def _decision(
+def decision(
     procedure: str,
     counts: RankCounts,
     alpha: Fraction,
     rank: int,
-    pi0: Fraction,
-    details: dict[str, float],
+    pi0: Fraction = ONE,
+    details: Mapping[str, float] | None = None,
     factor: Fraction | None = None,
 ) -> Decision:
+    """The decision to select ranks 1..rank, on the procedure's own terms.
+
+    Args:
+        procedure: its name.
+        counts: of the audit documents.
+        alpha: as the procedure was given it.
+        rank: the last rank that is selected, 0 for none.
+        pi0: the share of nulls that it used.
+        details: numbers for the report; what is not finite is left out.
+        factor: BH ran at alpha / factor; pi0 by default.
+    """
     grid = counts.grid
     terms = terms_of(procedure, grid)
     return Decision(
@@ -203,7 +280,7 @@ def _decision(
         guarantee=terms.guarantee,
         assumption=terms.assumption,
         promise=terms.promise,
-        details={name: value for name, value in details.items() if math.isfinite(value)},
+        details={name: value for name, value in (details or {}).items() if math.isfinite(value)},
         n=counts.n,
         factor=pi0 if factor is None else factor,
         largest_p=grid.p(rank),

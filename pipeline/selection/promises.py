@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pipeline.detectors.plugins import Registry
 from pipeline.selection.grid import Grid
 
 Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
@@ -52,7 +53,7 @@ _NO_PROMISE = (
     "beside this one."
 )
 
-TERMS: dict[str, Terms] = {
+_BUILT_IN: dict[str, Terms] = {
     "bh": Terms(
         "finite-sample",
         _EXCHANGEABLE,
@@ -106,6 +107,9 @@ TERMS: dict[str, Terms] = {
         f"it does elsewhere; {_NO_PROMISE} {_ON_AVERAGE}",
     ),
 }
+
+TERMS: Registry[Terms] = Registry("procedure", _BUILT_IN)
+"""Terms of the procedures that decide on one detector's rank counts, also of those that plugins add."""
 
 OWN_TERMS: dict[str, Terms] = {
     "td4eval": Terms(
@@ -164,7 +168,7 @@ def terms_of(procedure: str, grid: Grid) -> Terms:
             "holds for those at hand: "
         )
         promise = sure + terms.promise[0].lower() + terms.promise[1:].replace(_REPEATED, _WITH_THESE)
-        terms = replace(terms, assumption=_CONDITIONAL[terms.assumption], promise=promise)
+        terms = replace(terms, assumption=_CONDITIONAL.get(terms.assumption, terms.assumption), promise=promise)
     if grid.groups > 1:
         within = f"Within each of the {grid.groups} groups, and whatever the documents of the other groups are: "
         terms = replace(terms, assumption=within + terms.assumption[0].lower() + terms.assumption[1:])

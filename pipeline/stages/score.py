@@ -16,7 +16,8 @@ from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key, text_keys
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
-from pipeline.detectors.registry import DetectorChoice, draws_of, plan_passes
+from pipeline.detectors.plugins import load_plugins
+from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
@@ -41,6 +42,7 @@ class ScoreSettings:
     model: AnyModel
     reference_model: AnyModel | None  # None where no detector reads it
     detectors: DetectorChoice
+    plugins: PluginCode | None  # None where all detectors are built in
     adapters: Mapping[str, Any] | None  # name -> key of its folder; before it is known, what decides it
     max_tokens: int
     batch_tokens: int | Literal["auto"]
@@ -99,6 +101,8 @@ class Scorer:
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the models."""
         settings: ScoreSettings = stage.settings
+        if settings.plugins is not None:
+            load_plugins(settings.plugins.plugins)
         self.detectors = settings.detectors.parse()
         self.adapter_keys = settings.adapters or {}
         earlier = {entry.name.split("/")[0]: entry for entry in stage.reads}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from pipeline.audit.description import build_config
-from pipeline.config.audit import AuditConfig, DetectorEntry, ResourcesConfig
+from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
 from pipeline.config.corpus import Role, SourceConfig, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
@@ -54,6 +54,8 @@ class SplitConfig(Section):
 class TrialConfig(Section):
     """The one description of a trial."""
 
+    model_config = AuditConfig.model_config  # `import`
+
     run: str = Field(description="Folder of the trial; contaminated models are local files.")
     work: str | None = Field(
         None, description="Folder of contaminated models and their audits, which trials may share; by default `run`."
@@ -75,6 +77,7 @@ class TrialConfig(Section):
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(min_length=1, description="Questions to the scores, as in an audit.")
     resources: ResourcesConfig = ResourcesConfig()
+    import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the repeats and of the audits.")
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default={},
@@ -184,6 +187,7 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
             "error_budget",
             "selections",
             "resources",
+            "import_",
             "seed",
         }
     )

@@ -18,6 +18,7 @@ from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
+from pipeline.detectors.registry import PluginCode
 from pipeline.stages.ask_log_probs import LogProbSettings
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.continuations import SampleSettings
@@ -133,6 +134,7 @@ def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
         "reference_model": OTHER,
         "paraphraser": ModelConfig(path="other"),
         "adapters": {"default": "other"},
+        "plugins": PluginCode((), {"my_detectors.py": "other"}),
         "detectors": replace(stages[-1].settings.detectors, entries=("zlib",)),
     }
     for stage in stages:

@@ -1,0 +1,93 @@
+"""The arguments of a detector that a configuration may set, and how their values are checked."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from pipeline.errors import UserError
+
+Check = Callable[[Any], Any]
+"""Returns the value to use, or raises ValueError with the limit: `must be a number in (0, 1]`."""
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument: its value where the configuration does not say, and the check of what it says."""
+
+    default: Any
+    check: Check
+
+
+def arguments_of(
+    function: Callable[..., Any], checks: Mapping[str, Check], bound: Collection[str] = ()
+) -> dict[str, Argument]:
+    """The arguments of a detector's function behind the evidence.
+
+    An argument without a check takes its check from its annotation, or from the type of its default where it has none.
+    As in a configuration, True is no number, a float may be written as an int, and a float is finite.
+
+    Args:
+        function: Of the evidence and of arguments that all have defaults.
+        checks: Those that are written by hand, by argument.
+        bound: Arguments that no configuration sets.
+
+    Raises:
+        UserError: an argument without a default, a check of no argument, an annotation that cannot be checked, or a
+            default that its own check refuses.
+    """
+    who = f"detector {function.__name__}"
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise UserError(f"{who} must take the evidence as its first argument")
+    for parameter in parameters[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise UserError(f"{who}: a configuration cannot name the arguments of {parameter}")
+        if parameter.default is parameter.empty:
+            raise UserError(f"{who}: argument {parameter.name} has no default, and a configuration may leave it out")
+    settable = {parameter.name: parameter for parameter in parameters[1:] if parameter.name not in bound}
+    if unknown := sorted(set(checks) - set(settable)):
+        raise UserError(f"{who}: there is a check of {unknown[0]}, which is no argument")
+    arguments = {}
+    for name, parameter in settable.items():
+        if name in checks:
+            arguments[name] = Argument(parameter.default, checks[name])
+            continue
+        try:
+            check = _check_of_type(_type_of(function, parameter))
+            arguments[name] = Argument(check(parameter.default), check)
+        except (NameError, PydanticUserError):
+            kind = str(parameter.annotation)
+            raise UserError(f"{who}: argument {name} of type {kind} needs a check: checks={{{name!r}: ...}}") from None
+        except ValueError as error:
+            raise UserError(f"{who}: the default of {name} {error}, got {parameter.default!r}") from None
+    return arguments
+
+
+def _type_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is parameter.empty:
+        return Any if parameter.default is None else type(parameter.default)
+    holder = type("Annotated", (), {"__annotations__": {"it": parameter.annotation}})
+    return get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["it"]
+
+
+def _check_of_type(kind: Any) -> Check:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+    def check(value: Any) -> Any:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            messages = [re.sub(r"^(Input|String) should ", "", problem["msg"]) for problem in error.errors()]
+            raise ValueError(f"must {' or '.join(dict.fromkeys(messages))}") from None
+
+    return check

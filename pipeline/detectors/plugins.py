@@ -1,0 +1,258 @@
+"""Detectors and procedures from outside: a user's own files, and other packages.
+
+A file is read once, on the driver, and goes to every worker as text, so that nodes need no disk in common. A module
+must be installed on every node. Either way its content is part of the fingerprint of the scores that it made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from pipeline.errors import UserError
+
+GROUP = "seenset.detectors"
+"""Entry points of other packages: any name, and as value the module to import."""
+
+PACKAGE = "seenset_plugins"
+"""Where the modules of plugin files stand; nothing on disk has this name."""
+
+BUILT_IN = "pipeline"
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A Python file, with its text, or an installed module."""
+
+    name: str  # as `import` names it: my_detectors.py, or my_package.detectors
+    source: str | None  # the text of a file; None of a module
+
+    @property
+    def module(self) -> str:
+        """The name of its module once it is loaded."""
+        return self.name if self.source is None else f"{PACKAGE}.{Path(self.name).stem}"
+
+    @property
+    def label(self) -> str:
+        """What a fingerprint calls it: where a file lies changes no score."""
+        return self.name.split(".")[0] if self.source is None else Path(self.name).name
+
+    def holds(self, module: str) -> bool:
+        """Whether what a module registered is this plugin's: of an installed one, its whole package's."""
+        return module == self.module or (self.source is None and module.split(".")[0] == self.label)
+
+
+class Registry(dict[str, Entry]):
+    """What a configuration can name, and which module registered each name."""
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry] | None = None) -> None:
+        """`kind` is what errors call an entry; `entries` are built in."""
+        super().__init__(entries or {})
+        self.kind = kind
+        self.modules = dict.fromkeys(self, BUILT_IN)
+        _registries.append(self)
+
+    def register(self, name: str, entry: Entry, module: str) -> None:
+        """Add an entry; a module may register a name again, as a notebook does whose cell runs twice.
+
+        Raises:
+            UserError: the name is taken by another module.
+        """
+        holder = self.modules.get(name, module)
+        if holder != module:
+            taken = "is built in" if _is_built_in(holder) else f"is taken by {shown(holder)}"
+            raise UserError(f"{self.kind} {name}: the name {taken}; rename the function")
+        self[name] = entry
+        self.modules[name] = module
+
+    def forget(self, plugin: Plugin) -> None:
+        """Remove what a plugin registered."""
+        for name in self.names_of(plugin):
+            del self[name], self.modules[name]
+
+    def names_of(self, plugin: Plugin) -> list[str]:
+        """What a plugin registered."""
+        return [name for name, module in self.modules.items() if plugin.holds(module)]
+
+
+_registries: list[Registry[Any]] = []
+_loaded: dict[str, Plugin] = {}  # by module; what this process has loaded
+
+
+def shown(module: str) -> str:
+    """A module as its author knows it: a plugin file by its name."""
+    return f"{module.removeprefix(PACKAGE + '.')}.py" if module.startswith(f"{PACKAGE}.") else module
+
+
+def read_plugins(entries: Sequence[str]) -> tuple[Plugin, ...]:
+    """The plugins that `import` of a configuration names; files are read, relative paths from the working directory.
+
+    Raises:
+        UserError: a file that cannot be read, two files of one name, or what is neither a file nor a module.
+    """
+    plugins: dict[str, Plugin] = {}
+    for entry in dict.fromkeys(entries):
+        if entry.endswith(".py"):
+            plugin = Plugin(entry, _read(entry))
+        elif re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", entry):
+            plugin = Plugin(entry, None)
+        else:
+            raise UserError(f"import: {entry} is neither a file that ends in .py nor the name of a module")
+        if other := plugins.get(plugin.module):
+            raise UserError(f"import: {other.name} and {entry} have one name; rename one of the files")
+        plugins[plugin.module] = plugin
+    return tuple(plugins.values())
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"import: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"import: {path} is not UTF-8 text") from None
+
+
+def load_plugins(plugins: Iterable[Plugin]) -> None:
+    """Import plugins, so that what they register can be named.
+
+    The same content twice is loaded once. A file whose content has changed takes the place of what it was.
+
+    Raises:
+        UserError: a plugin that cannot be imported, registers nothing, or registers a name that is taken.
+    """
+    for plugin in plugins:
+        if _loaded.get(plugin.module) != plugin:
+            _load(plugin)
+
+
+def imported(entries: Sequence[str]) -> tuple[Plugin, ...]:
+    """The plugins of a configuration as this process has loaded them; what it has not is read and loaded now.
+
+    Raises:
+        UserError: as `read_plugins` and `load_plugins`.
+    """
+    known = {plugin.name for plugin in _loaded.values()}
+    load_plugins(read_plugins([entry for entry in entries if entry not in known]))
+    plugins = {plugin.name: plugin for plugin in _loaded.values()}
+    return tuple(plugins[entry] for entry in dict.fromkeys(entries))
+
+
+def load_installed() -> None:
+    """Import what other packages offer as entry points of the group `seenset.detectors`.
+
+    Raises:
+        UserError: as `load_plugins`.
+    """
+    load_plugins(Plugin(entry.module, None) for entry in entry_points(group=GROUP))
+
+
+def _load(plugin: Plugin) -> None:
+    _loaded.pop(plugin.module, None)
+    if plugin.source is not None:
+        _forget(plugin)
+    try:
+        if plugin.source is None:
+            importlib.import_module(plugin.name)
+        else:
+            _execute(plugin, plugin.source)
+    except (Exception, SystemExit) as error:  # whatever a user's code raises is the user's to mend
+        _forget(plugin)
+        text = " ".join(str(error).split())
+        message = text if isinstance(error, UserError) else f"cannot be imported: {type(error).__name__}: {text}"
+        raise UserError(f"import: {plugin.name}{_place(plugin, error)}: {message}") from None
+    if not any(registry.names_of(plugin) for registry in _registries):
+        raise UserError(
+            f"import: {plugin.name} registers nothing; mark a function with @seenset.detector or @seenset.procedure"
+        )
+    _loaded[plugin.module] = plugin
+
+
+def _forget(plugin: Plugin) -> None:
+    for registry in _registries:
+        registry.forget(plugin)
+
+
+def _execute(plugin: Plugin, source: str) -> None:
+    module = ModuleType(plugin.module)
+    module.__file__ = plugin.name
+    sys.modules.setdefault(PACKAGE, ModuleType(PACKAGE))
+    sys.modules[plugin.module] = module  # where dataclasses and type hints look for it
+    try:
+        exec(compile(source, plugin.name, "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[plugin.module]
+        raise
+
+
+def _place(plugin: Plugin, error: BaseException) -> str:
+    """Where a plugin failed: the last line of its own file, or of a file that it imports."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        file, line = error.filename, error.lineno
+    else:
+        ours = {__file__, importlib.__file__}
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        frames = [entry for entry in frames if entry[0] not in ours and not entry[0].startswith("<frozen")]
+        named = [entry for entry in frames if entry[0] == plugin.name] or frames
+        if not named or (plugin.source is not None and named[-1][0] != plugin.name):
+            return ""
+        file, line = named[-1]
+    return f", line {line}" if file == plugin.name else f" ({Path(file).name}, line {line})"
+
+
+def fingerprint_of_plugins(plugins: Iterable[Plugin], modules: Iterable[str]) -> dict[str, str]:
+    """The code outside this program that scores depend on: name -> SHA-256 of its text.
+
+    Args:
+        plugins: Those that the configuration imports; one that registers only procedures changes no score.
+        modules: Of the functions that score.
+    """
+    detectors = next(registry for registry in _registries if registry.kind == "detector")
+    known = list(plugins)
+    code = {plugin.label: plugin for plugin in known if detectors.names_of(plugin)}
+    for module in modules:
+        if not _is_built_in(module) and not any(plugin.holds(module) for plugin in known):
+            package = Plugin(module, None)
+            code[package.label] = package
+    return {label: _digest(plugin) for label, plugin in sorted(code.items())}
+
+
+def _digest(plugin: Plugin) -> str:
+    """SHA-256 of a file's text, or of all Python files of a module's package."""
+    if plugin.source is not None:
+        return hashlib.sha256(plugin.source.encode("utf-8", "surrogatepass")).hexdigest()
+    path = getattr(importlib.import_module(plugin.label), "__file__", None)
+    if path is None:
+        return "unknown"
+    folder = Path(path).parent
+    files = sorted(folder.rglob("*.py")) if Path(path).name == "__init__.py" else [Path(path)]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def check_reaches_workers(who: str, module: str, plugins: Iterable[Plugin]) -> None:
+    """Make sure that workers will know what a module registered.
+
+    Raises:
+        UserError: it is neither built in, nor imported by the configuration, nor an entry point of a package.
+    """
+    packages = [Plugin(entry.module, None) for entry in entry_points(group=GROUP)]
+    if not _is_built_in(module) and not any(plugin.holds(module) for plugin in (*plugins, *packages)):
+        raise UserError(f"{who} is defined in {shown(module)}, which workers do not load: name its file under `import`")
+
+
+def _is_built_in(module: str) -> bool:
+    return module.split(".")[0] == BUILT_IN

@@ -1,0 +1,345 @@
+"""Detectors and procedures from outside are checked when they are registered, and what is wrong is one line."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pipeline.audit.description import build_config
+from pipeline.detectors import plugins
+from pipeline.detectors.base import FORWARD, GRADIENT, Evidence, detector
+from pipeline.detectors.plugins import Plugin, imported, load_plugins, read_plugins
+from pipeline.detectors.registry import parse_detectors, plugin_code
+from pipeline.errors import UserError
+from pipeline.passes.forward import TokenStatistics
+
+GOOD = """
+from pipeline.detectors.base import FORWARD, detector
+
+@detector(needs={FORWARD: ["log_prob"]})
+def lowest(evidence, share: float = 0.5):
+    return evidence[FORWARD].log_prob.amin(1) * share
+"""
+PROCEDURE = """
+from pipeline.selection.procedures import decision, procedure
+from pipeline.selection.step_up import step_up
+
+@procedure(guarantee="finite-sample", assumption="As BH.", promise="As BH.")
+def half(counts, alpha):
+    return decision("half", counts, alpha, step_up(counts, alpha / 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What a test registers is gone behind it."""
+    yield
+    for plugin in (*plugins._loaded.values(), Plugin(__name__, None)):
+        plugins._forget(plugin)
+    plugins._loaded.clear()
+
+
+def write(folder: Path, text: str, name: str = "my_detectors.py") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def load(*paths: str) -> None:
+    load_plugins(read_plugins(paths))
+
+
+def error_of(*paths: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(*paths)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def plugin_fingerprint(paths: list[str], names: list[Any]) -> dict[str, str]:
+    code = plugin_code(paths, parse_detectors(names))
+    return code.fingerprint() if code is not None else {}
+
+
+def audit(*paths: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "run": "runs/x",
+        "model": {"path": "m"},
+        "corpus": {"audit": {"path": "a.jsonl"}, "unseen": {"path": "u.jsonl"}},
+        "detectors": ["loss"],
+        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.1}],
+        "import": list(paths),
+        **changes,
+    }
+
+
+# --- what @detector checks
+
+
+@pytest.mark.parametrize("names", [["log_prob"], ("log_prob",), {"log_prob"}, "log_prob"])
+def test_names_of_statistics_may_be_written_in_any_way(names: Any) -> None:
+    @detector(needs={FORWARD: names})
+    def spelled(evidence: Evidence) -> Tensor:
+        return evidence[FORWARD].log_prob.sum(1)
+
+    (parsed,) = parse_detectors(["spelled"])
+    assert parsed.needs == {FORWARD: frozenset({"log_prob"})}
+
+
+def test_an_argument_is_checked_by_its_annotation_and_default() -> None:
+    @detector(needs={FORWARD: ["log_prob"]})
+    def plain(
+        evidence: Evidence,
+        k: float = 0.2,
+        n: int = 1,
+        name: str = "a",
+        flag: bool = False,
+        kind: Literal["x", "y"] = "x",
+        limit: int | None = None,
+        share: Annotated[float, Field(gt=0, le=1)] = 1,
+        bare=3,
+    ) -> Tensor:
+        return evidence[FORWARD].log_prob.sum(1)
+
+    (parsed,) = parse_detectors([{"plain": {"k": 1, "limit": 4, "kind": "y"}}])
+    assert parsed.column == "plain(k=1.0, kind=y, limit=4)"
+    assert parsed.arguments["share"] == 1.0
+    for argument, value, limit in [
+        ("k", "0.1", "must be a valid number, got '0.1'"),
+        ("k", True, "must be a valid number, got True"),
+        ("k", math.inf, "must be a finite number, got inf"),
+        ("n", True, "must be a valid integer, got True"),
+        ("n", 1.5, "must be a valid integer, got 1.5"),
+        ("name", 3, "must be a valid string, got 3"),
+        ("flag", 1, "must be a valid boolean, got 1"),
+        ("kind", "z", "must be 'x' or 'y', got 'z'"),
+        ("limit", "a", "must be a valid integer, got 'a'"),
+        ("share", 2, "must be less than or equal to 1, got 2"),
+        ("bare", "b", "must be a valid integer, got 'b'"),
+    ]:
+        with pytest.raises(UserError) as caught:
+            parse_detectors([{"plain": {argument: value}}])
+        assert str(caught.value) == f"detector plain: {argument} {limit}"
+
+
+class Thing:
+    """Nothing that a configuration could hold."""
+
+
+def no_default(evidence, k):
+    return k
+
+
+def any_number(evidence, *ks):
+    return ks
+
+
+def bad_default(evidence, k: int = 0.5):  # type: ignore[assignment]
+    return k
+
+
+def unchecked(evidence, thing: Thing = Thing()):  # noqa: B008
+    return thing
+
+
+def group(evidence):
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("function", "needs", "message"),
+    [
+        (group, {FORWARD: ["log_probs"]}, "score files have a column"),
+        (no_default, {FORWARD: ["log_prob"]}, "argument k has no default"),
+        (any_number, {FORWARD: ["log_prob"]}, r"cannot name the arguments of \*ks"),
+        (bad_default, {FORWARD: ["log_prob"]}, "the default of k must be a valid integer, got 0.5"),
+        (unchecked, {FORWARD: ["log_prob"]}, "argument thing of type Thing needs a check"),
+        (lambda evidence: evidence, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
+        (
+            lambda evidence: evidence,
+            {GRADIENT: ["log_prob"]},
+            "a gradient pass measures no 'log_prob'; it measures: norm",
+        ),
+        (lambda evidence: evidence, {FORWARD: []}, "leave the pass out"),
+        (lambda evidence: evidence, {FORWARD: 3}, "must be names of statistics, got 3"),
+        (lambda evidence: evidence, {FORWARD}, "needs must be {pass: names of statistics}"),
+        (lambda evidence: evidence, {"forward": ["log_prob"]}, "needs must be {pass: names of statistics}"),
+        (lambda: 0, {FORWARD: ["log_prob"]}, "must take the evidence"),
+    ],
+)
+def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered(
+    function: Any, needs: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        detector(needs=needs)(function)
+
+
+def test_a_detector_that_returns_no_score_a_document_says_so() -> None:
+    @detector(needs={FORWARD: "log_prob"})
+    def per_token(evidence: Evidence) -> Tensor:
+        return evidence[FORWARD].log_prob
+
+    (parsed,) = parse_detectors(["per_token"])
+    statistics = TokenStatistics(torch.zeros(2, 5), torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"per_token must return \(2,\), one score a document, got \(2, 5\)"):
+        parsed.score(Evidence(["a", "b"], {FORWARD: statistics}))
+
+
+# --- files
+
+
+def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    load(path)
+    (before,) = parse_detectors(["lowest"])
+    load(path)
+    assert parse_detectors(["lowest"])[0].function is before.function  # the same content is loaded once
+    write(tmp_path, GOOD.replace("lowest", "least"))
+    load(path)
+    assert parse_detectors(["least"])
+    with pytest.raises(UserError, match="unknown detector 'lowest'"):
+        parse_detectors(["lowest"])
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = = 1", "my_detectors.py, line 1: cannot be imported: SyntaxError: invalid syntax"),
+        (
+            "\nimport none_such",
+            "my_detectors.py, line 2: cannot be imported: ModuleNotFoundError: No module named 'none",
+        ),
+        ("import sys\nsys.exit(3)", "my_detectors.py, line 2: cannot be imported: SystemExit: 3"),
+        ("x = 1", "my_detectors.py registers nothing; mark a function with @seenset.detector"),
+        (GOOD.replace("lowest", "loss"), "line 4: detector loss: the name is built in; rename the function"),
+        (GOOD.replace('"log_prob"', '"logprob"'), "line 4: detector lowest: a forward pass measures no 'logprob'; did"),
+        (PROCEDURE.replace("half", "bh"), "procedure bh: the name is built in; rename the function"),
+        (PROCEDURE.replace("half", "ktd"), "procedure ktd: the name is built in"),
+        (PROCEDURE.replace("finite-sample", "finite"), "did you mean 'finite-sample'"),
+        (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it promises"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    error = error_of(path)
+    assert error.startswith(f"import: {path}")
+    assert message in error
+
+
+def test_what_a_broken_plugin_had_registered_is_forgotten(tmp_path: Path) -> None:
+    error_of(write(tmp_path, GOOD + "\n1 / 0\n"))
+    with pytest.raises(UserError, match="unknown detector 'lowest'"):
+        parse_detectors(["lowest"])
+
+
+def test_a_name_of_another_plugin_is_refused(tmp_path: Path) -> None:
+    load(write(tmp_path, GOOD, "one.py"))
+    assert "detector lowest: the name is taken by one.py" in error_of(write(tmp_path, GOOD, "two.py"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("none.py", "import: cannot read none.py: No such file or directory"),
+        ("no-such module", "import: no-such module is neither a file that ends in .py nor the name of a module"),
+        ("no_such_module", "import: no_such_module: cannot be imported: ModuleNotFoundError: No module named"),
+        ("json", "import: json registers nothing"),
+    ],
+)
+def test_an_import_that_is_no_plugin_is_one_line(entry: str, message: str) -> None:
+    assert message in error_of(entry)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first, second = write(tmp_path, GOOD), write(tmp_path / "other", GOOD)
+    assert "have one name" in error_of(first, second)
+
+
+def test_a_check_that_raises_is_one_line_with_the_file(tmp_path: Path) -> None:
+    text = GOOD.replace('["log_prob"]}', '["log_prob"]}, checks={"share": lambda value: {}[value]}')
+    load(write(tmp_path, text))
+    with pytest.raises(UserError) as caught:
+        parse_detectors([{"lowest": {"share": 0.1}}])
+    assert str(caught.value) == ("detector lowest (my_detectors.py): the check of share raised KeyError: 0.1, got 0.1")
+
+
+def test_needs_that_raise_are_one_line_with_the_file(tmp_path: Path) -> None:
+    load(write(tmp_path, GOOD.replace('{FORWARD: ["log_prob"]}', "lambda share: 1 / 0")))
+    with pytest.raises(UserError) as caught:
+        parse_detectors(["lowest"])
+    assert "lowest (my_detectors.py): its function of needs raised ZeroDivisionError" in str(caught.value)
+
+
+# --- fingerprints
+
+
+def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_path: Path) -> None:
+    first = write(tmp_path, GOOD)
+    load(first)
+    before = plugin_fingerprint([first], ["lowest"])
+    (tmp_path / "moved").mkdir()
+    second = write(tmp_path / "moved", GOOD)
+    load(second)
+    assert plugin_fingerprint([second], ["lowest"]) == before
+    write(tmp_path / "moved", GOOD + "# changed\n")
+    load(second)
+    after = plugin_fingerprint([second], ["lowest"])
+    assert set(before) == set(after) == {"my_detectors.py"}
+    assert before != after
+
+
+def test_what_changes_no_score_is_not_in_the_fingerprint(tmp_path: Path) -> None:
+    path = write(tmp_path, PROCEDURE)
+    load(path)
+    assert plugin_fingerprint([path], ["loss"]) == {}
+    assert plugin_fingerprint([], ["loss"]) == {}
+
+
+# --- configurations
+
+
+def test_a_configuration_names_a_plugins_detector_and_procedure(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + PROCEDURE)
+    config = build_config(
+        audit(path, detectors=["lowest"]), ["selections.0.detectors=[lowest]", "selections.0.procedure=half"]
+    )
+    assert config.import_ == [path]
+    assert config.model_dump(mode="json")["import"] == [path]
+    assert imported(config.import_)[0].source == GOOD + PROCEDURE
+
+
+def test_an_unknown_procedure_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"selections.0: unknown procedure 'storeyy'; did you mean 'storey'"):
+        build_config(audit(), ["selections.0.procedure=storeyy"])
+
+
+def test_a_detector_that_workers_would_not_know_is_refused() -> None:
+    @detector(needs={FORWARD: "log_prob"})
+    def of_a_notebook(evidence: Evidence) -> Tensor:
+        return evidence[FORWARD].log_prob.sum(1)
+
+    with pytest.raises(UserError, match=r"of_a_notebook is defined in .*test_plugins, which workers do not load"):
+        build_config(audit(detectors=["loss", "of_a_notebook"]))
+
+
+def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, GOOD.replace("lowest", "of_a_package"), "their_package.py")
+    information = tmp_path / "their_package-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[seenset.detectors]\ntheirs = their_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = build_config(audit(detectors=["loss", {"knockoff": {"base": "of_a_package"}}], paraphraser={"path": "m"}))
+    plugin = plugin_fingerprint(config.import_, config.detectors)
+    assert set(plugin) == {"their_package"}
+    monkeypatch.delitem(sys.modules, "their_package")
