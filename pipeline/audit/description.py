@@ -92,8 +92,16 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
             )
 
 
-def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
-    """What a selection's procedure needs of its own settings and of the corpus."""
+def check_settings(selection: SelectionConfig, where: str) -> None:
+    """What a selection's procedure needs of the selection's other settings.
+
+    Args:
+        selection: one question.
+        where: it stands, for errors.
+
+    Raises:
+        UserError: an unknown procedure, or settings that it does not take.
+    """
     if not is_known(selection.procedure):
         load_installed()
     check_known(selection.procedure, f"{where}: ")
@@ -103,9 +111,14 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
         raise UserError(
             f"{where}: procedure {selection.procedure} takes calibration pooled, got {selection.calibration}"
         )
+    if selection.procedure == "ktd" and selection.direction != "members":
+        raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
+
+
+def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
+    """What a selection's procedure needs of its own settings and of the corpus."""
+    check_settings(selection, where)
     if selection.procedure == "ktd":
-        if selection.direction != "members":
-            raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
         return
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:

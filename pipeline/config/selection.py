@@ -11,6 +11,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.yaml import NAME, Section
 
 Direction = Literal["members", "clean"]
+Calibration = Literal["pooled", "by_group", "conditional"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
@@ -60,7 +61,7 @@ class SelectionConfig(Section):
         0.1, description="Largest share of the selected that may be wrong."
     )
 
-    calibration: Literal["pooled", "by_group", "conditional"] = Field(
+    calibration: Calibration = Field(
         "pooled", description="Rank among all known documents, those of the group, or for the known ones at hand."
     )
     delta: Annotated[float, BeforeValidator(_exact_alpha)] = Field(

@@ -87,7 +87,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Do
     default = f"{shard.name}/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else shard.name
     doc_id = _clean(str(identity)) if identity is not None else _clean(f"{default}#{0 if shard.files else row}")
     label = None if group is None else _clean(str(group))
-    problem = text if isinstance(text, _Unreadable) else _problem_of(text)
+    problem = text if isinstance(text, _Unreadable) else problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
         if not text.strip():
@@ -105,7 +105,8 @@ class _Unreadable:
     message: str
 
 
-def _problem_of(text: Any) -> _Unreadable | None:
+def problem_of(text: Any) -> _Unreadable | None:
+    """Why a value is no text that can be scored; None where it is one."""
     if text is None:
         return _Unreadable("not_text", "no text in this row")
     if not isinstance(text, str):

@@ -142,20 +142,27 @@ class Output:
         return Counter(reason for _, reason, _ in self.refused.values())
 
 
-class Worker(Protocol):
+class BatchWorker(Protocol):
+    """What turns prepared documents into rows, a batch at a time."""
+
+    @property
+    def budget(self) -> int | None:
+        """Padded tokens in a batch; None: a window is a batch, in its order."""
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Note a row or a refusal of every document; an exception is the fault of one of them."""
+
+
+class Worker(BatchWorker, Protocol):
     """A stage's own part, with its models loaded once. Rows depend on the shard alone."""
 
     window: Window
-    budget: int | None  # padded tokens in a batch; None: a window is a batch, in its order
 
     def open(self, shard: Shard, store: Store, output: Output) -> Any:
         """What is needed of the run directory for a shard; finished rows of an earlier attempt go to the output."""
 
     def prepare(self, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
         """Make documents ready, in the reader's thread; those that have no result are refused."""
-
-    def work(self, batch: list[Entry], output: Output) -> None:
-        """Note a row or a refusal of every document; an exception is the fault of one of them."""
 
 
 class Asker(Protocol):

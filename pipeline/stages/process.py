@@ -17,7 +17,7 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Spent, side_by_side
 from pipeline.errors import UserError
 from pipeline.stages.background import in_background
-from pipeline.stages.base import Asker, Entry, Output, Stage, Window, Worker
+from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
@@ -220,6 +220,12 @@ def _batches(entries: list[Entry], budget: int | None) -> Iterator[list[Entry]]:
         yield batch
 
 
+def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
+    """Work on prepared documents in this process, without a journal: nothing is filed."""
+    for batch in _batches(entries, worker.budget):
+        _halved(worker, batch, output)
+
+
 def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Output) -> None:
     """Work on a batch; one that killed its worker twice goes one document at a time, which finds the culprit."""
     name = f"{batch[0].document.row}+{len(batch)}"
@@ -233,7 +239,7 @@ def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Outpu
         output.refuse(batch[0].document, "model_error", "it was being worked on when its worker was killed, twice")
 
 
-def _halved(worker: Worker, batch: list[Entry], output: Output) -> None:
+def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
     """Work on a batch; where that fails, in halves, so that only the culprit has no result."""
     try:
         worker.work(batch, output)

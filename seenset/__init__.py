@@ -1,0 +1,80 @@
+"""The Python interface. What is named here is stable and documented; all else in the packages is internal.
+
+    import seenset
+
+    run = seenset.audit("audit.yaml")                 # or a dict; resumes where it ended
+    run.selections["members"].n_selected
+
+    scores = seenset.score("my-model", texts)         # in a notebook: no files, no cluster
+    selected = seenset.select(scores, unseen=unseen_scores, alpha=0.1)
+
+`detector` and `procedure` extend both; the names beside them are what their authors need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.config.audit import AuditConfig
+    from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, REFERENCE, Evidence, detector
+    from pipeline.detectors.likelihood import mean_of_all, mean_of_lowest
+    from pipeline.errors import UserError
+    from pipeline.selection.procedures import Decision, decision, procedure
+    from pipeline.selection.rank_counts import RankCounts
+    from pipeline.selection.step_up import step_up
+    from seenset.notebook import Selected, score, select
+    from seenset.runs import Run, RunSelection, audit, open_run, trial
+
+__all__ = [
+    "FORWARD",
+    "GRADIENT",
+    "LOWERCASE",
+    "REFERENCE",
+    "AuditConfig",
+    "Decision",
+    "Evidence",
+    "RankCounts",
+    "Run",
+    "RunSelection",
+    "Selected",
+    "UserError",
+    "audit",
+    "decision",
+    "detector",
+    "mean_of_all",
+    "mean_of_lowest",
+    "open_run",
+    "procedure",
+    "score",
+    "select",
+    "step_up",
+    "trial",
+]
+
+_HOMES = {
+    "pipeline.config.audit": ("AuditConfig",),
+    "pipeline.detectors.base": ("FORWARD", "GRADIENT", "LOWERCASE", "REFERENCE", "Evidence", "detector"),
+    "pipeline.detectors.likelihood": ("mean_of_all", "mean_of_lowest"),
+    "pipeline.errors": ("UserError",),
+    "pipeline.selection.procedures": ("Decision", "decision", "procedure"),
+    "pipeline.selection.rank_counts": ("RankCounts",),
+    "pipeline.selection.step_up": ("step_up",),
+    "seenset.notebook": ("Selected", "score", "select"),
+    "seenset.runs": ("Run", "RunSelection", "audit", "open_run", "trial"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: torch and Ray take seconds."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'seenset' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,310 @@
+"""Scores and selections in memory: no files, no cluster. The same numbers as those of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipeline.audit.description import check_settings
+from pipeline.config.corpus import Role
+from pipeline.config.models import ModelConfig
+from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, Calibration, Direction, SelectionConfig
+from pipeline.config.yaml import build
+from pipeline.corpus.documents import Document, id_key, problem_of
+from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.errors import UserError, nearest
+from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.tokens import tokenize
+from pipeline.passes.forward import forward
+from pipeline.passes.gradient import gradient_norms
+from pipeline.selection.conformal import Ties
+from pipeline.selection.engine import Answer
+from pipeline.selection.fusion import Weights
+from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.stages.base import Entry, Output
+from pipeline.stages.process import work_through
+from pipeline.stages.score import BATCH_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A text that passed its checks."""
+
+    text: str  # the part that max_tokens keeps
+    ids: Mapping[Pass, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    """A model and the detectors that read it."""
+
+    model: LanguageModel
+    detectors: Sequence[Detector]
+    passes: Mapping[Pass, frozenset[str]]
+    budget: int  # padded tokens in a batch
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Note the scores of a batch, or why a document has none."""
+        statistics, norms = {}, {}
+        for needed, names in self.passes.items():
+            ids = [entry.work.ids[needed] for entry in batch]
+            if needed.kind == "gradient":
+                norms[needed] = gradient_norms(self.model, ids)
+            else:
+                statistics[needed] = forward(self.model, ids, names)
+        evidence = Evidence([entry.work.text for entry in batch], statistics, norms)
+        scores = {detector.column: detector.score(evidence).tolist() for detector in self.detectors}
+        for index, entry in enumerate(batch):
+            row = {column: values[index] for column, values in scores.items()}
+            if bad := [column for column, value in row.items() if not np.isfinite(value)]:
+                output.refuse(entry.document, "non_finite_score", f"not a finite number: {', '.join(bad)}")
+            else:
+                output.keep(entry.document, n_tokens=entry.tokens, **row)
+
+
+def score(
+    model: str | PathLike[str] | ModelConfig | LanguageModel,
+    texts: Sequence[Any],
+    detectors: Sequence[str | dict[str, dict[str, Any]]] = ("min_k_plus_plus",),
+    *,
+    ids: Sequence[str] | None = None,
+    max_tokens: int = 1024,
+    batch_tokens: int | None = None,
+) -> pa.Table:
+    """Score texts with a model at hand, on a GPU where there is one.
+
+    Args:
+        model: A folder, a file or a name on the hub, a `ModelConfig`, or a model that `pipeline.models.load` opened.
+        texts: The documents. One that cannot be scored never raises: its row says why.
+        detectors: As in a configuration, of those that read the model's own passes over the text.
+        ids: One a text, by default its position.
+        max_tokens: Texts are cut to this many tokens, >= 2.
+        batch_tokens: Padded tokens in a batch; by default 2048 on a CPU and 16384 on a GPU.
+
+    Returns:
+        One row a text, in order: doc_id, n_tokens, a float64 column a detector (higher = more member-like) and
+        `problem`; of a text without scores these and n_tokens are null, and `problem` says why.
+
+    Raises:
+        UserError: a model that cannot be opened, or a detector that needs more than the model's own passes.
+
+    Example:
+        >>> texts = ["A first text.", "A second one.", ""]
+        >>> scores = seenset.score(model, texts, detectors=["loss", {"min_k": {"k": 0.5}}])
+        >>> scores.column_names
+        ['doc_id', 'n_tokens', 'loss', 'min_k(k=0.5)', 'problem']
+        >>> scores["problem"].to_pylist()
+        [None, None, 'empty: nothing but white space']
+    """
+    parsed = parse_detectors(list(detectors))
+    for detector in parsed:
+        if any(needed not in (FORWARD, LOWERCASE, GRADIENT) for needed in detector.needs):
+            raise UserError(
+                f"seenset.score runs the model's own passes over a text, and detector {detector.column} needs more: "
+                "use seenset.audit"
+            )
+    if max_tokens < 2:
+        raise UserError(f"max_tokens must be at least 2, got {max_tokens}")
+    if ids is not None and len(ids) != len(texts):
+        raise UserError(f"ids must be one a text, got {len(ids)} ids for {len(texts)} texts")
+    if isinstance(model, (str, PathLike)):
+        model = ModelConfig(path=str(model))
+    lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
+    budget = batch_tokens or BATCH_TOKENS["cuda" if lm.device.type == "cuda" else "cpu"]
+    worker, output = _Scorer(lm, parsed, plan_passes(parsed), budget), Output()
+    names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
+    entries = _prepare(worker, texts, names, min(max_tokens, lm.max_tokens or max_tokens), output)
+    work_through(worker, entries, output)
+    problems = {number: f"{reason}: {message}" for number, (_, reason, message) in output.refused.items()}
+    rows = [
+        {"doc_id": name, "problem": problems.get(number), **output.rows.get(number, {})}
+        for number, name in enumerate(names)
+    ]
+    columns = [(detector.column, pa.float64()) for detector in parsed]
+    fields = [("doc_id", pa.string()), ("n_tokens", pa.int32()), *columns, ("problem", pa.string())]
+    return pa.Table.from_pylist(rows, schema=pa.schema(fields))
+
+
+def _prepare(
+    worker: _Scorer, texts: Sequence[Any], names: Sequence[str], max_tokens: int, output: Output
+) -> list[Entry]:
+    """Tokenise texts for every pass; those that cannot be scored are refused."""
+    documents = []
+    for number, (name, text) in enumerate(zip(names, texts, strict=True)):
+        if (problem := problem_of(text)) is not None:
+            output.refuse(Document(number, name, "", None), problem.reason, problem.message)
+        else:
+            documents.append(Document(number, name, text, None))
+    tokens = tokenize(worker.model.tokenizer, [document.text for document in documents], max_tokens)
+    kept = [document.text[: each.kept] for document, each in zip(documents, tokens, strict=True)]
+    lowered = tokens
+    if LOWERCASE in worker.passes:
+        lowered = tokenize(worker.model.tokenizer, [text.lower() for text in kept], max_tokens)
+    entries = []
+    for document, text, plain, lower in zip(documents, kept, tokens, lowered, strict=True):
+        ids = {needed: lower.ids if needed.text == "lowercase" else plain.ids for needed in worker.passes}
+        shortest = min(map(len, ids.values()))
+        if shortest < 2:
+            output.refuse(document, "too_short", f"{shortest} tokens; a score needs 2")
+        else:
+            entries.append(Entry(document, len(plain.ids), _Prepared(text, ids)))
+    return entries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+    """Which documents a selection selects, in their order."""
+
+    selected: np.ndarray  # bool, (documents,)
+    p_values: np.ndarray  # float64 in (0, 1], (documents,)
+    summary: Answer  # what is promised, and on which assumption
+
+
+def select(
+    scores: Any,
+    unseen: Any = None,
+    *,
+    seen: Any = None,
+    procedure: str = "storey",
+    alpha: float = 0.1,
+    direction: Direction = "members",
+    detectors: Sequence[str] | None = None,
+    calibration: Calibration = "pooled",
+    delta: float = 0.1,
+    ties: Ties = "conservative",
+    weights: Weights = "rejections",
+    reconformal: bool = False,
+    seed: int = 0,
+) -> Selected:
+    """Select documents by scores that are in memory, as a selection of an audit does.
+
+    Args:
+        scores: Of the documents to judge: a table of `score`, or numbers (documents,), higher = more member-like. A
+            null or NaN is a document that could not be scored: it counts as a hypothesis with p = 1.
+        unseen: The same of documents that the model has not seen.
+        seen: The same of documents that it was trained on; direction clean is calibrated on them.
+        procedure: How the selected are chosen.
+        alpha: Largest share of the selected that may be wrong, in (0, 1).
+        direction: `members` finds what was trained on, `clean` the reverse.
+        detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
+        calibration: Rank among all known documents, those of the column `group`, or for the known ones at hand.
+        delta: Of calibration conditional: share of calibration sets for which the guarantee may fail.
+        ties: Equal scores count against selection, or are ordered by a hash of the id.
+        weights: Of procedure td4eval: how the detectors are weighted.
+        reconformal: Of procedure td4eval: rank the fused statistic anew.
+        seed: Of what is random in ties, splits and weights.
+
+    Returns:
+        The selected, their p-values and the summary.
+
+    Raises:
+        UserError: an unknown column, procedure or setting, or no documents where some are needed.
+
+    Example:
+        >>> import numpy as np
+        >>> unseen = np.random.default_rng(0).normal(size=500)
+        >>> audited = np.concatenate([np.random.default_rng(1).normal(size=80), np.full(20, 6.0)])
+        >>> answer = seenset.select(audited, unseen=unseen, procedure="bh", alpha=0.1)
+        >>> int(answer.selected[80:].sum()), answer.summary.guarantee
+        (20, 'finite-sample')
+    """
+    values: dict[Role, Any] = {"audit": scores, "unseen": unseen, "seen": seen}
+    tables = {role: _table_of(value, role) for role, value in values.items() if value is not None}
+    selection = build(
+        SelectionConfig,
+        {
+            "name": "selection",
+            "direction": direction,
+            "detectors": _columns(tables, detectors, procedure),
+            "procedure": procedure,
+            "alpha": alpha,
+            "calibration": calibration,
+            "delta": delta,
+            "ties": ties,
+            "weights": weights,
+            "reconformal": reconformal,
+        },
+    )
+    check_settings(selection, "seenset.select")
+    _check_roles(selection, tables)
+    where = {role: _scored(table, selection.detectors) for role, table in tables.items()}
+    kept = {role: table.filter(pa.array(where[role])) for role, table in tables.items()}
+    ends = np.cumsum([len(table) for table in kept.values()])
+    roles = {role: np.arange(end - len(table), end) for (role, table), end in zip(kept.items(), ends, strict=True)}
+    everything = pa.concat_tables(kept.values(), promote_options="default")
+    documents = Scores(
+        {column: everything[column].to_numpy() for column in selection.detectors},
+        np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
+        everything["group"].combine_chunks() if "group" in everything.column_names else None,
+    )
+    audited = where["audit"]
+    quarantined = int((~audited).sum())
+    (verdict,) = answer_all([selection], documents, roles, quarantined, seed)
+    selected, p_values = np.zeros(audited.size, dtype=bool), np.ones(audited.size)
+    selected[audited], p_values[audited] = verdict.selected, verdict.p
+    return Selected(selected, p_values, verdict.answer)
+
+
+def _table_of(value: Any, role: Role) -> pa.Table:
+    """Scores as a table: doc_id, perhaps group, float64 columns.
+
+    Raises:
+        UserError: an array of another shape, or values that are no numbers.
+    """
+    if isinstance(value, pa.Table):
+        if "doc_id" in value.column_names:
+            return value
+        return value.append_column("doc_id", pa.array([f"{role}-{index}" for index in range(len(value))]))
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"{role}: scores must be a table or numbers, got {type(value).__name__}") from None
+    if numbers.ndim != 1:
+        raise UserError(f"{role}: scores must be a table or one number a document, got shape {numbers.shape}")
+    return pa.table({"doc_id": [f"{role}-{index}" for index in range(numbers.size)], "score": numbers})
+
+
+def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, procedure: str) -> list[str]:
+    """The score columns to read, which every table must have.
+
+    Raises:
+        UserError: an unknown column, or several to choose from.
+    """
+    known = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
+    columns = known if names is None else list(names)
+    for role, table in tables.items():
+        for column in columns or ["score"]:
+            if column not in table.column_names:
+                raise UserError(f"{role}: no score column {column!r}; {nearest(column, table.column_names)}")
+    if names is None and len(columns) != 1 and procedure not in FUSING:
+        raise UserError(f"the scores have the columns {', '.join(known)}: say which, such as detectors=[{known[0]!r}]")
+    return columns
+
+
+def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) -> None:
+    """Make sure that the documents which a selection is calibrated on are there.
+
+    Raises:
+        UserError: they are not, or have no groups.
+    """
+    role, other = NULL_ROLE[selection.direction], SOUGHT_ROLE[selection.direction]
+    if selection.procedure != "ktd" and role not in tables:
+        raise UserError(f"direction {selection.direction} is calibrated on {role} documents, which are not given")
+    if selection.procedure in TWO_SIDED and other not in tables:
+        raise UserError(f"procedure {selection.procedure} needs {other} documents too, which are not given")
+    if selection.calibration == "by_group":
+        for name in ("audit", role):
+            if "group" not in tables[name].column_names:
+                raise UserError(f"calibration by_group needs a column group, which the {name} documents do not have")
+
+
+def _scored(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
+    """Which documents have all scores, bool (documents,)."""
+    return np.all([np.isfinite(table[column].to_numpy().astype(np.float64)) for column in columns], axis=0)

@@ -1,0 +1,129 @@
+"""Audits and trials from Python: the same runs as those of the command, and their results as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+
+from pipeline.audit.description import build_config, load_config
+from pipeline.config.audit import AuditConfig
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.trial.config import TrialConfig, build_trial, load_trial
+from pipeline.trial.trial import TrialOutcome
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
+from ray_jobs.trial import run_trial
+
+
+@dataclass(frozen=True, slots=True)
+class RunSelection:
+    """The answer of one selection of a run."""
+
+    summary: Any
+    store: Store = field(repr=False)
+
+    @property
+    def n_selected(self) -> int:
+        """How many documents it selects."""
+        return int(self.summary["n_selected"])
+
+    def table(self) -> pa.Table:
+        """The selected documents by ascending p-value: doc_id, p_value, a column a detector, source and row."""
+        return self.store.read_table(f"selection/{self.summary['name']}/selected.parquet")
+
+    def documents(self) -> pa.Table:
+        """All audited documents, those without a score too: doc_id, p_value in (0, 1], selected."""
+        folder = f"selection/{self.summary['name']}/documents"
+        return pa.concat_tables([self.store.read_table(f"{folder}/{name}") for name in self.store.names(folder)])
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory whose selections are answered."""
+
+    path: str
+    state: str  # running, complete, incomplete or failed
+    selections: Mapping[str, RunSelection]  # by name, in the order of the configuration
+    report: str | None  # address of the report; None where none is written yet
+
+
+def audit(
+    config: str | PathLike[str] | Mapping[str, Any] | AuditConfig, *, limit: int | None = None, quiet: bool = False
+) -> Run:
+    """Do what is not done yet of an audit: score, select, report. The same call again resumes.
+
+    It runs on the cluster that RAY_ADDRESS names, or on this machine.
+
+    Args:
+        config: A YAML file, the mapping that it would hold, or an `AuditConfig`.
+        limit: Only the first documents of each role, as a trial run.
+        quiet: No progress; otherwise a bar on a terminal and lines elsewhere.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: what the user can mend, in one line.
+
+    Example:
+        >>> run = seenset.audit(config, quiet=True)
+        >>> run.selections["members"].n_selected
+        0
+        >>> run.selections["members"].documents().column_names
+        ['doc_id', 'p_value', 'selected']
+        >>> seenset.open_run(run.path).state
+        'complete'
+    """
+    described = load_config(str(config)) if isinstance(config, (str, PathLike)) else build_config(_mapping(config))
+    run_audit(described, Reporter(Console(), quiet=quiet), limit)
+    return open_run(described.run)
+
+
+def open_run(path: str | PathLike[str]) -> Run:
+    """The results of a run directory, without a model or a cluster.
+
+    Args:
+        path: A local path or an fsspec URL.
+
+    Raises:
+        UserError: not a run directory.
+    """
+    store = Store(str(path))
+    manifest, status = store.read_json("manifest.json"), store.read_json("status.json")
+    if manifest is None or status is None:
+        raise UserError(f"{path} is not a run directory: it has no manifest.json and status.json")
+    names = [selection["name"] for selection in manifest["config"]["selections"]]
+    summaries = {name: store.read_json(f"selection/{name}/summary.json") for name in names}
+    selections = {name: RunSelection(value, store) for name, value in summaries.items() if value is not None}
+    report = "report/report.html"
+    return Run(store.url, status["state"], selections, f"{store.url}/{report}" if store.exists(report) else None)
+
+
+def trial(
+    config: str | PathLike[str] | Mapping[str, Any] | TrialConfig, *, limit: int | None = None, quiet: bool = False
+) -> TrialOutcome:
+    """Hold the promise against the truth: train documents into a model, audit it, and compare. Resumes as `audit`.
+
+    Args:
+        config: A YAML file, the mapping that it would hold, or a `TrialConfig`.
+        limit: Only the first documents.
+        quiet: No progress.
+
+    Returns:
+        `facts` for machines, `tables` (rich) for people, `folder` and `reports`.
+
+    Raises:
+        UserError: what the user can mend, in one line.
+    """
+    source = load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config))
+    return run_trial(*source, Console(), quiet, limit)
+
+
+def _mapping(config: Mapping[str, Any] | AuditConfig | TrialConfig) -> dict[str, Any]:
+    return config.model_dump() if isinstance(config, (AuditConfig, TrialConfig)) else dict(config)

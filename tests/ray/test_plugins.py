@@ -1,0 +1,120 @@
+"""The worked examples of CONTRIBUTING.md run, on a cluster whose workers cannot see the user's file."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from finished import rows
+from made_up import write_audit
+from rich.console import Console
+
+from pipeline.audit.description import load_config
+from pipeline.config.models import ModelConfig
+from pipeline.detectors import plugins
+from pipeline.errors import ExitCode, UserError
+from pipeline.models.load import open_model
+from pipeline.models.tokens import tokenize
+from pipeline.passes.forward import forward
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+ALPHA = ["selections.0.alpha=0.48"]  # lets some of these documents be selected
+COLUMNS = ["log_prob_quantile(share=0.05)", "log_prob_quantile(share=0.1)"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", CONTRIBUTING.read_text(), re.S)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    """A cluster of two nodes of one CPU each, and no more room on the first than on the second."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    if ray.is_initialized():
+        ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    for plugin in plugins._loaded.values():
+        plugins._forget(plugin)
+    plugins._loaded.clear()
+
+
+def example(folder: Path, model: Path) -> Path:
+    """The file of the worked example, and an audit as its YAML says."""
+    (folder / "elsewhere").mkdir()
+    plugin = folder / "elsewhere" / "my_detectors.py"
+    plugin.write_text("\n\n".join(blocks("python")))
+    settings: dict[str, Any] = {}
+    for block in blocks("yaml"):
+        settings |= yaml.safe_load(block)
+    settings["import"] = [str(plugin)]
+    return write_audit(folder, model, **settings, resources={"shard_bytes": 500, "actors": 2})
+
+
+def quiet() -> Reporter:
+    return Reporter(Console(), quiet=True)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    path = example(tmp_path, tiny_model_folder)
+    plugin = tmp_path / "elsewhere" / "my_detectors.py"
+    source = plugin.read_text()
+    config = load_config(str(path), ALPHA)
+    plugin.unlink()
+    assert not any(Path(entry) == plugin.parent for entry in sys.path)
+    outcome = run_audit(config, quiet())
+    assert outcome.exit_code == ExitCode.DONE
+
+    scored = rows(tmp_path / "run")
+    assert len(scored) == 100
+    model = open_model(ModelConfig(path=str(tiny_model_folder)))
+    document = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[7])
+    ids = [tokens.ids for tokens in tokenize(model.tokenizer, [document["text"]], 1024)]
+    log_prob = forward(model, ids, frozenset({"log_prob"})).log_prob.double()
+    for column, share in zip(COLUMNS, (0.05, 0.1), strict=True):
+        expected = torch.quantile(log_prob, share).item()
+        assert scored[document["id"]][column] == pytest.approx(expected, rel=1e-5)
+
+    summary = json.loads((tmp_path / "run" / "selection" / "members" / "summary.json").read_text())
+    assert (summary["procedure"], summary["guarantee"], summary["null_proportion"]) == ("bh_half", "finite-sample", 0.5)
+    assert "at most half of the audited documents are nulls" in summary["assumption"]
+    documents = pq.read_table(tmp_path / "run" / "selection" / "members" / "documents").to_pylist()
+    p = sorted(row["p_value"] for row in documents)
+    chosen = max([k for k in range(1, 61) if p[k - 1] <= 0.48 * k / (0.5 * 60)], default=0)
+    assert summary["n_selected"] == sum(row["selected"] for row in documents) == chosen > 0
+    assert (tmp_path / "run" / "report" / "report.html").exists()
+
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["config"]["import"] == [str(plugin)]
+    assert list(manifest["fingerprint"]["plugins"]) == ["my_detectors.py"]
+
+    plugin.write_text(source + "\n# another text\n")
+    with pytest.raises(UserError, match="other settings: plugins: "):
+        run_audit(load_config(str(path), ALPHA), quiet())
+    plugin.write_text(source)
+    assert run_audit(load_config(str(path), ALPHA), quiet()).exit_code == ExitCode.DONE

@@ -1,0 +1,188 @@
+"""`seenset.score` and `seenset.select` say in memory what a run says."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import seenset
+from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
+from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.tokens import tokenize
+from pipeline.passes.forward import forward
+from pipeline.passes.gradient import gradient_norms
+
+TEXTS = ["The river of the village.", "seven Letters and a Bridge", "history, " * 40, "winter morning"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_folder: Path) -> LanguageModel:
+    return open_model(ModelConfig(path=str(tiny_model_folder)))
+
+
+def log_prob(model: LanguageModel, text: str) -> torch.Tensor:
+    (tokens,) = tokenize(model.tokenizer, [text], 1024)
+    return forward(model, [tokens.ids], frozenset({"log_prob"})).log_prob[0].double()
+
+
+@pytest.mark.parametrize("name", ["score", "select"])
+def test_the_examples_of_the_docstrings_run(name: str, tiny_model_folder: Path) -> None:
+    examples = doctest.DocTestFinder().find(
+        getattr(seenset, name), name, globs={"seenset": seenset, "model": str(tiny_model_folder)}
+    )
+    results = [doctest.DocTestRunner().run(example) for example in examples]
+    assert sum(result.attempted for result in results) > 0
+    assert sum(result.failed for result in results) == 0
+
+
+def test_the_package_is_imported_in_a_moment_and_names_what_is_stable() -> None:
+    code = "import seenset, sys; assert not {'torch', 'ray', 'pyarrow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert dir(seenset) == sorted(seenset.__all__)
+    assert all(getattr(seenset, name) is not None for name in seenset.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'scores'"):
+        seenset.scores  # noqa: B018
+
+
+def test_scores_are_those_of_the_passes_whatever_the_batch(model: LanguageModel) -> None:
+    detectors = ["loss", "lowercase", "gradient_norm", {"min_k": {"k": [0.5, 1.0]}}]
+    table = seenset.score(model, TEXTS, detectors)
+    one_by_one = seenset.score(model, TEXTS, detectors, batch_tokens=1)
+    assert table["doc_id"].to_pylist() == ["0", "1", "2", "3"]
+    assert table["problem"].null_count == len(TEXTS)
+    for index, text in enumerate(TEXTS):
+        own, lowered = log_prob(model, text), log_prob(model, text.lower())
+        (tokens,) = tokenize(model.tokenizer, [text], 1024)
+        expected = {
+            "loss": own.mean().item(),
+            "lowercase": (lowered.mean() / own.mean()).item(),
+            "gradient_norm": -gradient_norms(model, [tokens.ids]).item(),
+            "min_k(k=0.5)": own.sort().values[: max(1, len(own) // 2)].mean().item(),
+            "min_k(k=1.0)": own.mean().item(),
+        }
+        for column, value in expected.items():
+            assert table[column][index].as_py() == pytest.approx(value, rel=1e-4), column
+            assert one_by_one[column][index].as_py() == pytest.approx(value, rel=1e-4), column
+        assert table["n_tokens"][index].as_py() == len(tokens.ids)
+
+
+def test_a_bad_text_is_a_row_without_a_score(model: LanguageModel) -> None:
+    bad: list[Any] = [None, 7, " ", "\ud800", "a", "good enough to score"]
+    table = seenset.score(model, bad, ["loss"], ids=list("abcdef"))
+    assert table["doc_id"].to_pylist() == list("abcdef")
+    reasons = [None if problem is None else problem.split(":")[0] for problem in table["problem"].to_pylist()]
+    assert reasons == ["not_text", "not_text", "empty", "undecodable", "too_short", None]
+    assert [value is None for value in table["loss"].to_pylist()] == [True] * 5 + [False]
+    assert seenset.score(model, [], ["loss"]).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("detectors", "settings", "message"),
+    [
+        (["reference"], {}, "detector reference needs more: use seenset.audit"),
+        (["samia"], {}, "detector samia needs more"),
+        ([{"knockoff": {"base": "loss"}}], {}, "needs more"),
+        (["fsd"], {}, "needs more"),
+        (["losss"], {}, "did you mean 'loss'"),
+        (["loss"], {"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
+        (["loss"], {"ids": ["a"]}, "ids must be one a text, got 1 ids for 4 texts"),
+    ],
+)
+def test_what_scoring_in_memory_cannot_do_is_one_line(
+    model: LanguageModel, detectors: list[Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        seenset.score(model, TEXTS, detectors, **settings)
+
+
+def test_a_detector_of_a_notebook_scores_here(model: LanguageModel) -> None:
+    @seenset.detector(needs={seenset.FORWARD: "log_prob"})
+    def worst_token(evidence: seenset.Evidence) -> torch.Tensor:
+        return evidence[seenset.FORWARD].log_prob.amin(1)
+
+    table = seenset.score(model, TEXTS[:1], ["worst_token"])
+    assert table["worst_token"][0].as_py() == pytest.approx(log_prob(model, TEXTS[0]).min().item(), rel=1e-5)
+
+
+# --- selections
+
+
+def made_up(seed: int, members: int = 0, documents: int = 200) -> np.ndarray:
+    scores = np.random.default_rng(seed).normal(size=documents)
+    scores[:members] += 5
+    return scores
+
+
+def test_bh_selects_what_its_definition_says() -> None:
+    audited, unseen = made_up(1, members=40), made_up(2, documents=999)
+    answer = seenset.select(audited, unseen, procedure="bh", alpha=0.1)
+    p = np.array([(1 + (unseen >= score).sum()) / 1000 for score in audited])
+    assert np.allclose(answer.p_values, p)
+    last = max(k for k in range(1, 201) if np.sort(p)[k - 1] <= 0.1 * k / 200)
+    assert (answer.selected == (p <= np.sort(p)[last - 1])).all()
+    assert answer.selected[:40].all()
+    assert answer.summary.guarantee == "finite-sample"
+
+
+def test_a_document_without_a_score_is_a_hypothesis_with_p_1() -> None:
+    audited = made_up(1, members=40)
+    audited[[0, 100]] = math.nan
+    answer = seenset.select(audited, made_up(2), procedure="storey", alpha=0.1)
+    assert answer.p_values[[0, 100]].tolist() == [1.0, 1.0]
+    assert not answer.selected[[0, 100]].any()
+    assert answer.selected[1:40].all()
+
+
+def test_tables_of_several_detectors_are_fused_or_one_is_named() -> None:
+    def table(seed: int, members: int = 0) -> pa.Table:
+        columns = {"loss": made_up(seed, members), "min_k": made_up(seed + 100, members)}
+        return pa.table({"doc_id": [f"{seed}-{i}" for i in range(200)], **columns})
+
+    with pytest.raises(UserError, match="columns loss, min_k: say which"):
+        seenset.select(table(1, 40), table(2))
+    one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
+    assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()
+    both = seenset.select(table(1, 40), table(2), procedure="td4eval", reconformal=True)
+    assert both.selected[:40].mean() > 0.5
+    clean = seenset.select(-made_up(3, 40), seen=-made_up(4), direction="clean", procedure="bh")
+    assert clean.selected.shape == (200,)
+
+
+def test_groups_are_calibrated_each_on_its_own() -> None:
+    def table(seed: int, members: int = 0) -> pa.Table:
+        groups = ["a", "b"] * 100
+        return pa.table({"loss": made_up(seed, members) + np.array([0, 50] * 100), "group": groups})
+
+    answer = seenset.select(table(1, 40), table(2), calibration="by_group", alpha=0.2)
+    assert answer.selected[:40].mean() > 0.5
+    assert answer.selected[40:].mean() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": 1.5}, r"alpha: must be in \(0, 1\), got 1.5"),
+        ({"procedure": "storeyy"}, "unknown procedure 'storeyy'; did you mean 'storey'"),
+        ({"direction": "clean"}, "direction clean is calibrated on seen documents"),
+        ({"procedure": "ptdi_known_members"}, "needs seen documents too"),
+        ({"calibration": "by_group"}, "needs a column group"),
+        ({"detectors": ["los"]}, "no score column 'los'"),
+        ({"unseen": np.zeros((2, 2))}, r"unseen: scores must be a table or one number a document, got shape \(2, 2\)"),
+        ({"unseen": "abc"}, "scores must be a table or numbers, got str"),
+        ({"unseen": np.array([])}, "no calibration documents"),
+        ({"unseen": None}, "calibrated on unseen documents, which are not given"),
+    ],
+)
+def test_what_a_selection_cannot_do_is_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
