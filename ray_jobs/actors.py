@@ -39,12 +39,17 @@ class ShardActor:
         self.stage = stage
         self.store = Store(store_url)
         self.driver = driver
-        self.worker = stage.make(stage, placement)
+        try:
+            self.worker = stage.make(stage, placement)
+        except UserError as error:  # a node lacks a model or a plugin: one line, not the trace of a dead actor
+            self.worker = error
 
     def __call__(self, row: dict[str, Any]) -> dict[str, str]:
         """Finish the shard of one row. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
         shard = Shard.from_dict(json.loads(row["shard"]))
         try:
+            if isinstance(self.worker, UserError):
+                raise self.worker
             receipt = process(self.stage, self.worker, shard, self.store, self.driver)
             return {"failure": "", "receipt": json.dumps(asdict(receipt))}
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest

@@ -287,7 +287,8 @@ def null_share(summary: dict[str, Any]) -> tuple[float, bool]:
     details = summary.get("details") or {}
     if summary["procedure"] == "storey" and "null_proportion_unclipped" in details:
         return float(details["null_proportion_unclipped"]), True
-    return float(summary["null_proportion"]), summary["procedure"] in ESTIMATING
+    share = float(summary["null_proportion"])
+    return share, share != 1 or summary["procedure"] in ESTIMATING  # a plugin's procedure is in no list
 
 
 def not_covered(selections: Sequence[Selection]) -> list[str]:

@@ -14,12 +14,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pipeline.audit.description import build_config
+from pipeline.config.audit import AuditConfig
 from pipeline.detectors import plugins
 from pipeline.detectors.base import FORWARD, GRADIENT, Evidence, detector
 from pipeline.detectors.plugins import Plugin, imported, load_plugins, read_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
 from pipeline.passes.forward import TokenStatistics
+from pipeline.trial.config import audit_of, build_trial
 
 GOOD = """
 from pipeline.detectors.base import FORWARD, detector
@@ -343,3 +345,32 @@ def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monk
     plugin = plugin_fingerprint(config.import_, config.detectors)
     assert set(plugin) == {"their_package"}
     monkeypatch.delitem(sys.modules, "their_package")
+
+
+def test_a_trial_hands_its_plugins_to_its_audits(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    data = {
+        "run": "run",
+        "model": {"path": "m"},
+        "documents": {"path": "texts.jsonl"},
+        "import": [path],
+        "detectors": ["lowest"],
+        "selections": [{"name": "members", "detectors": ["lowest"]}],
+    }
+    trial, _ = build_trial(data)
+    files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
+    assert audit_of(trial, trial.model, files).import_ == [path]
+    assert "import" in trial.model_dump()
+
+
+def test_the_schema_lists_the_procedures_that_are_built_in_and_allows_others() -> None:
+    schema = AuditConfig.model_json_schema()
+    assert "import" in schema["properties"]
+    procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
+    assert [sorted(option) for option in procedure["anyOf"]] == [["enum", "type"], ["type"]]
+    assert "ptdi" in procedure["anyOf"][0]["enum"]
+
+
+def test_a_misspelt_import_names_the_key() -> None:
+    with pytest.raises(UserError, match="unknown key 'imports'; did you mean 'import'"):
+        build_config(audit(imports=[]))
