@@ -235,10 +235,10 @@ def select(
     check_settings(selection, "seenset.select")
     _check_roles(selection, tables)
     where = {role: _scored(table, selection.detectors) for role, table in tables.items()}
-    kept = {role: table.filter(pa.array(where[role])) for role, table in tables.items()}
+    kept = {role: _needed(table, selection).filter(pa.array(where[role])) for role, table in tables.items()}
     ends = np.cumsum([len(table) for table in kept.values()])
     roles = {role: np.arange(end - len(table), end) for (role, table), end in zip(kept.items(), ends, strict=True)}
-    everything = pa.concat_tables(kept.values(), promote_options="default")
+    everything = pa.concat_tables(kept.values())
     documents = Scores(
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
@@ -303,6 +303,14 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
         for name in ("audit", role):
             if "group" not in tables[name].column_names:
                 raise UserError(f"calibration by_group needs a column group, which the {name} documents do not have")
+
+
+def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
+    """The columns that a selection reads, each of one type in every table."""
+    kinds = dict.fromkeys(selection.detectors, pa.float64())
+    names = ["doc_id", *(["group"] if selection.calibration == "by_group" else [])]
+    schema = pa.schema([*((name, pa.string()) for name in names), *kinds.items()])
+    return table.select(schema.names).cast(schema)
 
 
 def _scored(table: pa.Table, columns: Sequence[str]) -> np.ndarray:

@@ -185,6 +185,8 @@ def detector(
         bound = {argument for values in (also or {}).values() for argument in values}
         arguments = arguments_of(function, checks or {}, bound)
         for name, values in {function.__name__: {}, **(also or {})}.items():
+            if not name.isidentifier():
+                raise UserError(f"a detector is named by its function, which cannot be {name}")
             if name in COLUMNS:
                 raise UserError(f"detector {name}: score files have a column of that name; rename the function")
             read = needs if callable(needs) else measurable(needs, f"detector {name}")

@@ -148,6 +148,9 @@ def test_tables_of_several_detectors_are_fused_or_one_is_named() -> None:
         columns = {"loss": made_up(seed, members), "min_k": made_up(seed + 100, members)}
         return pa.table({"doc_id": [f"{seed}-{i}" for i in range(200)], **columns})
 
+    assert (
+        seenset.select(table(1, 40), table(2).set_column(0, "doc_id", pa.array(range(200))), detectors=["loss"])
+    ).selected.any()
     with pytest.raises(UserError, match="columns loss, min_k: say which"):
         seenset.select(table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])

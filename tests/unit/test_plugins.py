@@ -152,6 +152,10 @@ def unchecked(evidence, thing: Thing = Thing()):  # noqa: B008
     return thing
 
 
+def plain_sum(evidence):
+    return evidence
+
+
 def group(evidence):
     return evidence
 
@@ -164,17 +168,18 @@ def group(evidence):
         (any_number, {FORWARD: ["log_prob"]}, r"cannot name the arguments of \*ks"),
         (bad_default, {FORWARD: ["log_prob"]}, "the default of k must be a valid integer, got 0.5"),
         (unchecked, {FORWARD: ["log_prob"]}, "argument thing of type Thing needs a check"),
-        (lambda evidence: evidence, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
+        (plain_sum, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
         (
-            lambda evidence: evidence,
+            plain_sum,
             {GRADIENT: ["log_prob"]},
             "a gradient pass measures no 'log_prob'; it measures: norm",
         ),
-        (lambda evidence: evidence, {FORWARD: []}, "leave the pass out"),
-        (lambda evidence: evidence, {FORWARD: 3}, "must be names of statistics, got 3"),
-        (lambda evidence: evidence, {FORWARD}, "needs must be {pass: names of statistics}"),
-        (lambda evidence: evidence, {"forward": ["log_prob"]}, "needs must be {pass: names of statistics}"),
+        (plain_sum, {FORWARD: []}, "leave the pass out"),
+        (plain_sum, {FORWARD: 3}, "must be names of statistics, got 3"),
+        (plain_sum, {FORWARD}, "needs must be {pass: names of statistics}"),
+        (plain_sum, {"forward": ["log_prob"]}, "needs must be {pass: names of statistics}"),
         (lambda: 0, {FORWARD: ["log_prob"]}, "must take the evidence"),
+        (lambda evidence: evidence, {FORWARD: ["log_prob"]}, "named by its function, which cannot be <lambda>"),
     ],
 )
 def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered(
