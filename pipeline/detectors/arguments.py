@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
@@ -82,12 +81,35 @@ def _type_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
 
 def _check_of_type(kind: Any) -> Check:
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+    limit = f"must be {_in_words(adapter.json_schema())}"
 
     def check(value: Any) -> Any:
         try:
             return adapter.validate_python(value)
-        except ValidationError as error:
-            messages = [re.sub(r"^(Input|String) should ", "", problem["msg"]) for problem in error.errors()]
-            raise ValueError(f"must {' or '.join(dict.fromkeys(messages))}") from None
+        except ValidationError:
+            raise ValueError(limit) from None
 
     return check
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    """What a JSON schema allows: its description, or a few words: `a number in (0, 1]`."""
+    if "description" in schema:
+        return str(schema["description"])
+    if "anyOf" in schema:
+        return " or ".join(map(_in_words, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return f"one of {', '.join(map(str, schema.get('enum', [schema.get('const')])))}"
+    nouns = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+    noun = nouns.get(schema.get("type", ""), schema.get("type", "anything"))
+    if schema.get("type") not in ("integer", "number"):
+        return noun + (f" that matches {schema['pattern']}" if "pattern" in schema else "")
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    if (low, above) != (None, None) and (high, below) != (None, None):
+        start = f"({above:g}" if low is None else f"[{low:g}"
+        return f"{noun} in {start}, " + (f"{below:g})" if high is None else f"{high:g}]")
+    for limit, words in ((low, "of at least"), (above, "above"), (high, "of at most"), (below, "below")):
+        if limit is not None:
+            return f"{noun} {words} {limit:g}"
+    return "a finite number" if schema["type"] == "number" else noun

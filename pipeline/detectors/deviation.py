@@ -12,8 +12,7 @@ from pipeline.config.yaml import NAME
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, variant
 from pipeline.detectors.knockoff import base_detector
 
-AdapterName = Annotated[str, Field(pattern=NAME)]
-"""A key of `fsd.adapters`, or `default`."""
+AdapterName = Annotated[str, Field(pattern=NAME, description="a name under fsd.adapters")]
 
 
 def likelihood_detector(value: Any) -> Detector:

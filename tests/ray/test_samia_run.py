@@ -77,7 +77,7 @@ def test_continuations_are_scored_stored_and_the_same_whatever_the_number_of_wor
         ({"kind": "f1"}, "kind must be one of recall, precision, got 'f1'"),
         ({"candidate_words": 3}, "candidate_words must be one of reference, all, got 3"),
         ({"temperature": -1}, "temperature must be a number of at least 0, got -1"),
-        ({"top_k": 0}, "top_k must be a whole number of at least 1, or null for no limit, got 0"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1 or null, got 0"),
         ({"top_p": 0}, "top_p must be a number in (0, 1], got 0"),
         ({"draw": 3}, "did you mean 'draws'"),
     ],

@@ -128,7 +128,7 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
         (["min_kk"], "unknown detector 'min_kk'; did you mean 'min_k'"),
         ([{"min_k": {"kk": 0.1}}], "detector min_k has no argument 'kk'; did you mean 'k'"),
         ([{"loss": {"k": 0.1}}], "detector loss has no argument 'k'; it takes none"),
-        ([{"min_k": {"k": 0}}], "min_k: k must be greater than 0, got 0"),
+        ([{"min_k": {"k": 0}}], r"min_k: k must be a number in \(0, 1\], got 0"),
         ([{"min_k": {"k": [0.1, 1.5]}}], "got 1.5"),
         ([{"min_k": {"k": "a"}}], "got 'a'"),
         ([{"min_k": {"k": math.nan}}], "got nan"),

@@ -115,17 +115,17 @@ def test_an_argument_is_checked_by_its_annotation_and_default() -> None:
     assert parsed.column == "plain(k=1.0, kind=y, limit=4)"
     assert parsed.arguments["share"] == 1.0
     for argument, value, limit in [
-        ("k", "0.1", "must be a valid number, got '0.1'"),
-        ("k", True, "must be a valid number, got True"),
+        ("k", "0.1", "must be a finite number, got '0.1'"),
+        ("k", True, "must be a finite number, got True"),
         ("k", math.inf, "must be a finite number, got inf"),
-        ("n", True, "must be a valid integer, got True"),
-        ("n", 1.5, "must be a valid integer, got 1.5"),
-        ("name", 3, "must be a valid string, got 3"),
-        ("flag", 1, "must be a valid boolean, got 1"),
-        ("kind", "z", "must be 'x' or 'y', got 'z'"),
-        ("limit", "a", "must be a valid integer, got 'a'"),
-        ("share", 2, "must be less than or equal to 1, got 2"),
-        ("bare", "b", "must be a valid integer, got 'b'"),
+        ("n", True, "must be a whole number, got True"),
+        ("n", 1.5, "must be a whole number, got 1.5"),
+        ("name", 3, "must be text, got 3"),
+        ("flag", 1, "must be true or false, got 1"),
+        ("kind", "z", "must be one of x, y, got 'z'"),
+        ("limit", "a", "must be a whole number or null, got 'a'"),
+        ("share", 2, "must be a number in (0, 1], got 2"),
+        ("bare", "b", "must be a whole number, got 'b'"),
     ]:
         with pytest.raises(UserError) as caught:
             parse_detectors([{"plain": {argument: value}}])
@@ -166,7 +166,7 @@ def group(evidence):
         (group, {FORWARD: ["log_probs"]}, "score files have a column"),
         (no_default, {FORWARD: ["log_prob"]}, "argument k has no default"),
         (any_number, {FORWARD: ["log_prob"]}, r"cannot name the arguments of \*ks"),
-        (bad_default, {FORWARD: ["log_prob"]}, "the default of k must be a valid integer, got 0.5"),
+        (bad_default, {FORWARD: ["log_prob"]}, "the default of k must be a whole number, got 0.5"),
         (unchecked, {FORWARD: ["log_prob"]}, "argument thing of type Thing needs a check"),
         (plain_sum, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
         (
