@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from pipeline.config.models import EndpointConfig
-from pipeline.endpoint.client import Endpoint, Spent, side_by_side
+from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 
 CONCURRENCY = 64
 LATENCY = 0.2
@@ -31,8 +31,8 @@ def stub(port: Connection) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                asked = (await reader.readuntil(b"\r\n\r\n")).lower()
-                size = int(asked.split(b"content-length:")[1].split(b"\r\n")[0])
+                request = (await reader.readuntil(b"\r\n\r\n")).lower()
+                size = int(request.split(b"content-length:")[1].split(b"\r\n")[0])
                 await reader.readexactly(size)
                 await asyncio.sleep(LATENCY)
                 writer.write(reply)
@@ -69,14 +69,14 @@ async def _measure(config: EndpointConfig, requests: int) -> dict[str, Any]:
     async with Endpoint(config) as endpoint:
 
         async def ask(number: int) -> None:
-            await endpoint.ask("/completions", body, 2 * WORDS, lambda value: value["choices"][0]["text"], Spent())
+            await endpoint.ask("/completions", body, 2 * WORDS, lambda value: value["choices"][0]["text"], Usage())
             if number in (requests // 5, requests - 1):
                 sizes.append(process.memory_info().rss)
 
-        await side_by_side(range(CONCURRENCY), ask, CONCURRENCY)  # connections are made
+        await run_concurrently(range(CONCURRENCY), ask, CONCURRENCY)  # connections are made
         sizes.clear()
         began, busy = time.perf_counter(), time.process_time()
-        await side_by_side(range(requests), ask, CONCURRENCY)
+        await run_concurrently(range(requests), ask, CONCURRENCY)
         seconds, cpu = time.perf_counter() - began, time.process_time() - busy
     possible = CONCURRENCY / LATENCY
     return {

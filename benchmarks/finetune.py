@@ -113,11 +113,11 @@ def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds
     """Seconds of scoring with FSD over seconds without, one ratio a round, each side with a store of its own."""
     (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     corpus = {role: {"path": str(root / "texts.jsonl")} for role in ("audit", "unseen")}
-    described = {"model": model.model_dump(), "corpus": corpus}
+    description = {"model": model.model_dump(), "corpus": corpus}
     stages = {}
     shards: list[Shard] = []
     for name, detectors in (("plain", ["min_k"]), ("fsd", ["min_k", {"fsd": {"base": "min_k"}}])):
-        config = build_config({"run": str(root), "detectors": detectors, **described})
+        config = build_config({"run": str(root), "detectors": detectors, **description})
         shards = [shard for shard in make_plan(config).shards if shard.role == "audit"]
         stages[name] = stages_of(config, {"default": "loop-0"} if name == "fsd" else None)[-1]
     scorers = {name: stage.make(stage, Placement(gpus)) for name, stage in stages.items()}

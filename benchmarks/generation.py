@@ -51,8 +51,8 @@ def without_eos(lm: LanguageModel) -> LanguageModel:
 def ours(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int) -> int:
     """All draws of all prompts; returns the new tokens."""
     prompts = [Prompt((number,), each, range(DRAWS)) for number, each in enumerate(ids)]
-    found = continuations(lm, prompts, Sampling(top_k=TOP_K, max_new_tokens=new_tokens), 0)
-    return sum(len(draw.ids) for draws in found for draw in draws)
+    answers = continuations(lm, prompts, Sampling(top_k=TOP_K, max_new_tokens=new_tokens), 0)
+    return sum(len(draw.ids) for draws in answers for draw in draws)
 
 
 def theirs(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int, sequences: int) -> int:
@@ -60,7 +60,7 @@ def theirs(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int, sequenc
     prompts = torch.tensor(ids, device=lm.device)
     model: Any = lm.model
     with torch.inference_mode():
-        found: Tensor = model.generate(
+        new_ids: Tensor = model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             do_sample=True,
@@ -70,8 +70,8 @@ def theirs(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int, sequenc
             max_new_tokens=new_tokens,
             num_return_sequences=sequences,
         )[:, prompts.shape[1] :]
-    lm.tokenizer.batch_decode(found, skip_special_tokens=True)
-    return found.numel()
+    lm.tokenizer.batch_decode(new_ids, skip_special_tokens=True)
+    return new_ids.numel()
 
 
 def rates(lm: LanguageModel, job: Callable[[], int]) -> tuple[float, float]:
@@ -88,8 +88,8 @@ def rates(lm: LanguageModel, job: Callable[[], int]) -> tuple[float, float]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time every job once a round, alternating, and take medians."""
     lm = load(arguments.model, arguments.device, arguments.dtype)
-    found = [tokens.ids for tokens in tokenize(lm.tokenizer, wikimia(1024), LONG)]
-    long = [ids for ids in found if len(ids) == LONG][: arguments.prompts]
+    token_ids = [tokens.ids for tokens in tokenize(lm.tokenizer, wikimia(1024), LONG)]
+    long = [ids for ids in token_ids if len(ids) == LONG][: arguments.prompts]
     short = [ids[:SHORT] for ids in long]
     lm, new = without_eos(lm), arguments.new_tokens
     jobs: dict[str, Callable[[], int]] = {
@@ -107,8 +107,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             name: "ours_short" if name == "one_call_a_draw" else "ours_long" for name in jobs if "ours" not in name
         }
         return {
-            f"vs_{other}": round(statistics.median(each[own][clock] / each[other][clock] for each in rounds), 3)
-            for other, own in pairs.items()
+            f"vs_{other}": round(statistics.median(each[job][clock] / each[other][clock] for each in rounds), 3)
+            for other, job in pairs.items()
         }
 
     return {

@@ -59,18 +59,18 @@ def by_activations(lm: LanguageModel, ids: list[list[int]]) -> None:
 def one_at_a_time(lm: LanguageModel, ids: list[list[int]], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Gradient norms as they are computed without this program, (documents,) float64; squares are added in `dtype`."""
     parameters = list(lm.model.parameters())
-    found = []
+    document_norms = []
     for parameter in parameters:
         parameter.requires_grad_(True)
     for one in ids:
         backward(lm, [one])
         norms = torch.stack([torch.linalg.vector_norm(p.grad, dtype=dtype) for p in parameters if p.grad is not None])
-        found.append(torch.linalg.vector_norm(norms).double())
+        document_norms.append(torch.linalg.vector_norm(norms).double())
         for parameter in parameters:
             parameter.grad = None
     for parameter in parameters:
         parameter.requires_grad_(False)
-    return torch.stack(found)
+    return torch.stack(document_norms)
 
 
 def seconds(job: Callable[[], Any]) -> float:
@@ -83,10 +83,10 @@ def seconds(job: Callable[[], Any]) -> float:
 def batch(lm: LanguageModel, documents: int, length: int) -> list[list[int]]:
     """Token ids of the first texts that are long enough, cut to one length."""
     ids = [tokens.ids for tokens in tokenize(lm.tokenizer, wikimia(TEXTS), length)]
-    found = [one for one in ids if len(one) == length][:documents]
-    if len(found) < documents:
-        raise UserError(f"{len(found)} of {TEXTS} texts have {length} tokens; --documents asks for {documents}")
-    return found
+    long_enough = [one for one in ids if len(one) == length][:documents]
+    if len(long_enough) < documents:
+        raise UserError(f"{len(long_enough)} of {TEXTS} texts have {length} tokens; --documents asks for {documents}")
+    return long_enough
 
 
 def peak_mb(what: str, arguments: argparse.Namespace) -> float:
@@ -117,10 +117,10 @@ def peak_mb(what: str, arguments: argparse.Namespace) -> float:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything in the JSON line."""
-    own = [f"--model={arguments.model}", f"--documents={arguments.documents}"]
+    options = [f"--model={arguments.model}", f"--documents={arguments.documents}"]
     peaks = {}
     for what in ("ours", "plain"):
-        command = [sys.executable, "-m", "benchmarks.gradient", f"--peak={what}", *own]
+        command = [sys.executable, "-m", "benchmarks.gradient", f"--peak={what}", *options]
         peaks[what] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     lm = load(arguments.model, "cpu", "float32")
     speedups, bounds, milliseconds, agreement = {}, {}, {}, 0.0

@@ -73,13 +73,13 @@ def load(name: str, device: str, dtype: str) -> LanguageModel:
 
 def batches(ids: Sequence[list[int]], budget: int) -> list[list[int]]:
     """Indices of documents of like length together, as many as fit the budget of padded tokens."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index in sorted(range(len(ids)), key=lambda index: len(ids[index])):
-        if found and len(ids[index]) * (len(found[-1]) + 1) <= budget:
-            found[-1].append(index)
+        if groups and len(ids[index]) * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(index)
         else:
-            found.append([index])
-    return found
+            groups.append([index])
+    return groups
 
 
 def pad(ids: Sequence[list[int]], device: torch.device) -> torch.Tensor:
@@ -111,14 +111,14 @@ def published(lm: LanguageModel, ids: list[int], text: str) -> torch.Tensor:
     targets = tokens[0, 1:, None]
     probabilities = torch.softmax(logits, dim=-1)
     log_probabilities = torch.log_softmax(logits, dim=-1)
-    own = log_probabilities.gather(1, targets).squeeze(1)
+    log_prob = log_probabilities.gather(1, targets).squeeze(1)
     mu = (probabilities * log_probabilities).sum(1)
     sigma = ((probabilities * log_probabilities.square()).sum(1) - mu.square()).clamp_min(1e-12)
-    count = max(1, int(0.2 * len(own)))
-    loss = own.mean()
-    standardised = (own - mu) / sigma.sqrt()
+    count = max(1, int(0.2 * len(log_prob)))
+    loss = log_prob.mean()
+    standardised = (log_prob - mu) / sigma.sqrt()
     size = len(zlib.compress(text.encode()))
-    scores = [loss, loss / size, own.sort().values[:count].mean(), standardised.sort().values[:count].mean()]
+    scores = [loss, loss / size, log_prob.sort().values[:count].mean(), standardised.sort().values[:count].mean()]
     return torch.stack(scores).double().cpu()[None]
 
 
@@ -150,29 +150,29 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     groups = batches(ids, arguments.batch_tokens or BATCH_TOKENS[arguments.device])
     half = load(arguments.model, arguments.device, "bfloat16") if arguments.dtype is None else None
     rounds: list[dict[str, list[float]]] = []
-    found: dict[str, list[torch.Tensor]] = {}
+    scores: dict[str, list[torch.Tensor]] = {}
     for number in range(arguments.rounds + 1):
         clock = _Clock(exact.device)
-        found = {"ours": [], "half": [], "published": []}
+        scores = {"ours": [], "half": [], "published": []}
         for group in groups[-1:] if number == 0 else groups:  # round 0 warms up
-            some, own = [ids[i] for i in group], [texts[i] for i in group]
-            clock.time("bare", lambda: bare(exact, some))  # noqa: B023 - run at once
-            found["ours"].append(clock.time("ours", lambda: seenset(exact, basic, some, own)))  # noqa: B023
-            clock.time("all", lambda: seenset(exact, every, some, own))  # noqa: B023
-            one = lambda: torch.cat([published(exact, i, t) for i, t in zip(some, own, strict=True)])  # noqa: B023, E731
-            found["published"].append(clock.time("published", one))
+            group_ids, group_texts = [ids[i] for i in group], [texts[i] for i in group]
+            clock.time("bare", lambda: bare(exact, group_ids))  # noqa: B023 - run at once
+            scores["ours"].append(clock.time("ours", lambda: seenset(exact, basic, group_ids, group_texts)))  # noqa: B023
+            clock.time("all", lambda: seenset(exact, every, group_ids, group_texts))  # noqa: B023
+            one = lambda: torch.cat([published(exact, i, t) for i, t in zip(group_ids, group_texts, strict=True)])  # noqa: B023, E731
+            scores["published"].append(clock.time("published", one))
             if half is not None:
-                found["half"].append(clock.time("half", lambda: seenset(half, basic, some, own)))  # noqa: B023
+                scores["half"].append(clock.time("half", lambda: seenset(half, basic, group_ids, group_texts)))  # noqa: B023
         if number:
             rounds.append(clock.seconds)
     seconds = {
         name: sum(map(statistics.median, zip(*(each[name] for each in rounds), strict=True))) for name in rounds[0]
     }
-    return report(arguments, seconds, found, sum(map(len, ids)))
+    return report(arguments, seconds, scores, sum(map(len, ids)))
 
 
 def report(
-    arguments: argparse.Namespace, seconds: dict[str, float], found: dict[str, list[torch.Tensor]], tokens: int
+    arguments: argparse.Namespace, seconds: dict[str, float], scores: dict[str, list[torch.Tensor]], tokens: int
 ) -> dict[str, Any]:
     """The JSON line."""
 
@@ -180,9 +180,9 @@ def report(
         return round(seconds[other] / seconds[ours], 3) if ours in seconds else None
 
     def spearman(ours: str) -> list[float] | None:
-        if not found[ours]:
+        if not scores[ours]:
             return None
-        a, b = torch.cat(found[ours]), torch.cat(found["published"])
+        a, b = torch.cat(scores[ours]), torch.cat(scores["published"])
         return [round(float(spearmanr(a[:, i], b[:, i]).statistic), 4) for i in range(a.shape[1])]
 
     dtype = arguments.dtype or "float32"

@@ -86,17 +86,17 @@ def _scores(seed: int) -> Iterator[np.ndarray]:
 
 def _shard(seed: int) -> np.ndarray:
     """Ranks of SHARD documents, int32, (SHARD, DETECTORS), each detector's contiguous."""
-    found = np.empty((DETECTORS, SHARD), dtype=np.int32)
+    table = np.empty((DETECTORS, SHARD), dtype=np.int32)
     for row, scores in enumerate(_scores(seed)):
-        found[row] = ranks(scores, _calibration(), "members")
-    return found.T
+        table[row] = ranks(scores, _calibration(), "members")
+    return table.T
 
 
 def _ranking() -> float:
-    columns, known = list(_scores(POOL)), _calibration()
+    columns, calibration = list(_scores(POOL)), _calibration()
     start = time.perf_counter()
     for scores in columns:
-        ranks(scores, known, "members")
+        ranks(scores, calibration, "members")
     return time.perf_counter() - start
 
 
@@ -139,13 +139,13 @@ def _fused(pool: list[np.ndarray], documents: int) -> float:
 def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
     """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
     w = _weights(pool, documents)
-    found = cut(lambda: _fused_stream(pool, documents, w), ALPHA)
+    threshold = cut(lambda: _fused_stream(pool, documents, w), ALPHA)
     fused = np.sort(np.concatenate(list(_fused_stream(pool, documents, w))))
     expected = _last_holding(fused, 1)
     last = float(fused[expected - 1]) if expected else None
     ranked = np.sort(np.concatenate([shard[:, 0] for shard in _stream(pool, documents)]))
     selected = decide("bh", _count(pool, documents)[0], ALPHA).n_selected
-    return (found.value, found.n_selected) == (last, expected) and selected == _last_holding(ranked, N + 1)
+    return (threshold.value, threshold.n_selected) == (last, expected) and selected == _last_holding(ranked, N + 1)
 
 
 def _last_holding(ascending: np.ndarray, unit: int) -> int:

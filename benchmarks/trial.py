@@ -33,7 +33,7 @@ def made_up(documents: int) -> tuple[TrialConfig, Pool]:
         {"name": "ptdi", "detectors": ["loss"], "procedure": "ptdi"},
         {"name": "td4eval", "detectors": ["loss", "min_k"], "procedure": "td4eval"},
     ]
-    described = {
+    description = {
         "run": "unused",
         "model": {"path": "unused"},
         "documents": {"path": "unused"},
@@ -41,7 +41,7 @@ def made_up(documents: int) -> tuple[TrialConfig, Pool]:
         "selections": selections,
         "repeats": 100,
     }
-    return build_trial(described)[0], pool
+    return build_trial(description)[0], pool
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         start = time.perf_counter()
         rows = len(measure(pool, config, 0))
         seconds.append(time.perf_counter() - start)
-    found = {"documents": options.documents, "repeats": config.repeats, "rows": rows}
-    print(json.dumps({**found, "seconds": round(statistics.median(seconds), 2)}))
+    sizes = {"documents": options.documents, "repeats": config.repeats, "rows": rows}
+    print(json.dumps({**sizes, "seconds": round(statistics.median(seconds), 2)}))
 
 
 if __name__ == "__main__":

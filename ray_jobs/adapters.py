@@ -11,9 +11,9 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.store.files import Store
 from ray_jobs.actors import connect, gpus_per_actor
-from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, needs, train_adapters
+from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, resources_of, train_adapters
 
-STAGE = "finetune"
+FINETUNE_STAGE = "finetune"
 
 
 def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> list[AdapterJob]:
@@ -118,7 +118,7 @@ class _Stopped(Exception):
     """Ends the trainings of a run that ends."""
 
 
-def shared(
+def divide_capacity(
     capacity: Mapping[str, float], jobs: Sequence[Mapping[str, float]], actor: Mapping[str, float]
 ) -> tuple[dict[str, float], int] | None:
     """Divide a cluster between trainings and the actors of another stage, so that neither waits for the other.
@@ -143,7 +143,7 @@ def shared(
     return (taken, actors) if actors >= 1 else None
 
 
-def room_beside(config: AuditConfig, jobs: Sequence[AdapterJob]) -> tuple[dict[str, float], int] | None:
-    """`shared`, for the trainings and the actors of a run on the connected cluster."""
+def capacity_beside(config: AuditConfig, jobs: Sequence[AdapterJob]) -> tuple[dict[str, float], int] | None:
+    """`divide_capacity`, for the trainings and the actors of a run on the connected cluster."""
     actor = {"CPU": float(config.resources.cpus_per_actor), "GPU": gpus_per_actor(config.resources)}
-    return shared(capacity_of_cluster(), [needs(job) for job in jobs], actor)
+    return divide_capacity(capacity_of_cluster(), [resources_of(job) for job in jobs], actor)

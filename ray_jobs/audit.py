@@ -7,7 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.audit.allocation import KEYS_FILE, Parts, divide, facts_of, keys_of, write_keys
+from pipeline.audit.allocation import (
+    KEYS_FILE,
+    Parts,
+    adapter_folders,
+    allocate,
+    allocation_record,
+    write_document_keys,
+)
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import note_gradient, read_run, settle
 from pipeline.audit.plan import Plan, make_plan, pending
@@ -61,13 +68,13 @@ def run_audit(
     plan = make_plan(config, limit)
     store = Store(config.run)
     with RunLock(store) as lock:
-        parts = divide(config, plan.shards)
+        parts = allocate(config, plan.shards)
         digest = model_digests()
         base = digest(weights_of(config.model)) if parts.adapters else {}
-        keys = keys_of(parts, base)
+        keys = adapter_folders(parts, base)
         stages = stages_of(config, keys or None, digest)
         fingerprints = {stage.name: stage.fingerprint for stage in stages}
-        plan = settle(plan, fingerprints, store, facts_of(parts, keys))
+        plan = settle(plan, fingerprints, store, allocation_record(parts, keys))
         status = StatusFile(store, Counts(len(plan.shards)))
         try:
             *before, scoring = stages
@@ -133,7 +140,7 @@ def _finetuning(
     if not parts.adapters:
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return None
-    write_keys(parts, store)
+    write_document_keys(parts, store)
     missing = [key for key in keys.values() if not store.exists(f"adapters/{key}/{RECORD}")]
     if not missing:
         return None
@@ -171,9 +178,9 @@ def _prepare(
         IncompleteError: a shard could not be finished, or the workers of an adapter were lost too often.
     """
     waiting = any(pending(plan, stage.name, store) for stage in stages)
-    room = adapters.room_beside(plan.config, finetuning.jobs) if finetuning is not None and waiting else None
+    room = adapters.capacity_beside(plan.config, finetuning.jobs) if finetuning is not None and waiting else None
     if finetuning is not None and room is None:
-        status.counts = Counts(len(plan.shards), adapters.STAGE)
+        status.counts = Counts(len(plan.shards), adapters.FINETUNE_STAGE)
         status.write("running", None)
         finetuning.run()
         interrupts.check()

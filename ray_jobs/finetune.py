@@ -85,7 +85,7 @@ class _Planned:
     job: AdapterJob
     key: str  # of what decides the weights
     folder: Path
-    said: dict[str, Any]
+    settings: dict[str, Any]
 
 
 def train_adapters(
@@ -106,7 +106,7 @@ def train_adapters(
         jobs: what to train, with names of their own.
         store: the run directory, on storage that all nodes see as a local path.
         on_progress: called about once a second for each adapter that is training.
-        checkpoint_seconds: as `finetune.train`.
+        checkpoint_seconds: as `train`.
         capacity: CPUs and GPUs of the cluster that the trainings may take; by default all.
         check: called about once a second; what it raises stops the trainings.
 
@@ -155,7 +155,7 @@ def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _P
     base = {key: base[key] for key in ("model", "tokenizer", "quantization")}
     key = adapter_key(base, job.config, _texts(job))
     dtype = "float32" if job.config.method == "full" else job.config.dtype
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": job.model.model_copy(update={"dtype": dtype}).model_dump(mode="json"),
         "config": job.config.model_dump(mode="json"),
         "texts": os.path.abspath(job.texts) if isinstance(job.texts, str) else store.path(f"adapters/.{key}.parquet"),
@@ -165,7 +165,7 @@ def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _P
         "base": base,
         "checkpoint_seconds": checkpoint_seconds,
     }
-    return _Planned(job, key, Path(said["folder"]), said)
+    return _Planned(job, key, Path(settings["folder"]), settings)
 
 
 def _texts(job: AdapterJob) -> Iterator[str]:
@@ -176,8 +176,8 @@ def _texts(job: AdapterJob) -> Iterator[str]:
     try:
         with pq.ParquetFile(job.texts) as file:
             if TEXT not in file.schema_arrow.names:
-                found = ", ".join(file.schema_arrow.names)
-                raise UserError(f"adapter {job.name}: no column {TEXT!r} in {job.texts}; columns: {found}")
+                columns = ", ".join(file.schema_arrow.names)
+                raise UserError(f"adapter {job.name}: no column {TEXT!r} in {job.texts}; columns: {columns}")
             for batch in file.iter_batches(columns=[TEXT]):
                 yield from batch.column(0).to_pylist()
     except (OSError, pa.ArrowInvalid) as error:
@@ -193,13 +193,13 @@ def capacity_of_cluster() -> dict[str, float]:
     return {"CPU": have.get("CPU", 0.0), "GPU": have.get("GPU", 0.0)}
 
 
-def needs(job: AdapterJob) -> dict[str, float]:
+def resources_of(job: AdapterJob) -> dict[str, float]:
     """CPUs and GPUs that a training takes."""
     return {"CPU": job.workers * job.cpus, "GPU": job.workers * job.gpus}
 
 
 def _check_capacity(job: AdapterJob, capacity: dict[str, float]) -> None:
-    for kind, needed in needs(job).items():
+    for kind, needed in resources_of(job).items():
         if needed > capacity[kind]:
             raise UserError(
                 f"adapter {job.name}: {job.workers} workers need {needed:g} {kind}s, the cluster has {capacity[kind]:g}"
@@ -236,13 +236,13 @@ def _run(
     try:
         while waiting or running:
             for plan in list(waiting.values()):
-                own = needs(plan.job)
-                if all(own[kind] <= free[kind] for kind in own):
+                need = resources_of(plan.job)
+                if all(need[kind] <= free[kind] for kind in need):
                     del waiting[plan.key]
-                    free = {kind: free[kind] - own[kind] for kind in free}
+                    free = {kind: free[kind] - need[kind] for kind in free}
                     if not isinstance(plan.job.texts, str):
                         store.write_table(f"adapters/.{plan.key}.parquet", pa.table({TEXT: list(plan.job.texts)}))
-                    running[driver.remote(plan.said, plan.job.workers, plan.job.cpus, _storage(store, plan))] = plan
+                    running[driver.remote(plan.settings, plan.job.workers, plan.job.cpus, _storage(store, plan))] = plan
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             if check is not None:
                 check()
@@ -250,7 +250,7 @@ def _run(
                 _show(plan, shown, on_progress)
             for reference in ended:
                 plan = running.pop(reference)
-                free = {kind: free[kind] + need for kind, need in needs(plan.job).items()}
+                free = {kind: free[kind] + need for kind, need in resources_of(plan.job).items()}
                 problem = ray.get(reference)
                 _tidy(plan, store)
                 if problem is not None:
@@ -280,9 +280,9 @@ def _show(plan: _Planned, shown: dict[str, int], on_progress: Callable[[AdapterP
     if on_progress is None:
         return
     try:
-        said = json.loads(progress_file(plan.said["folder"]).read_bytes())
+        record = json.loads(progress_file(plan.settings["folder"]).read_bytes())
     except (OSError, ValueError):
         return
-    if shown.get(plan.key) != said["step"]["step"]:
-        shown[plan.key] = said["step"]["step"]
-        on_progress(AdapterProgress(plan.job.name, TrainingStep(**said["step"]), said["tokens_per_s"]))
+    if shown.get(plan.key) != record["step"]["step"]:
+        shown[plan.key] = record["step"]["step"]
+        on_progress(AdapterProgress(plan.job.name, TrainingStep(**record["step"]), record["tokens_per_s"]))

@@ -1,4 +1,4 @@
-"""One training on the cluster: Ray Train's trainer, its workers, and the steps that they tell of."""
+"""One training on the cluster: Ray Train's trainer, its workers, and the progress that they report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
-from pipeline.training.steps import Ranks
+from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import TrainingStep, train
 
 PROGRESS_SECONDS = 1.0
@@ -24,12 +24,23 @@ MAX_FAILURES = 3
 
 
 def progress_file(folder: str) -> Path:
-    """Where the training of a folder says how far it is."""
+    """The file in which the training of a folder writes its progress."""
     return Path(folder).with_name(f".{Path(folder).name}.progress")
 
 
-def fit(said: dict[str, Any], workers: int, cpus: int, storage: str) -> tuple[str, str] | None:
-    """Run one training with Ray Train; what is wrong with it, "user" or "lost" and a line, or None."""
+def fit(settings: dict[str, Any], workers: int, cpus: int, storage: str) -> tuple[str, str] | None:
+    """Run one training with Ray Train.
+
+    Args:
+        settings: of the job, as `finetune._plan` writes them.
+        workers: processes that train together.
+        cpus: of each worker.
+        storage: folder in which Ray Train keeps its own files.
+
+    Returns:
+        None if the training ended well. Otherwise "user" (the user can mend it) or "lost" (its workers failed too
+        often), and one line that says what is wrong.
+    """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # so that relative paths of models mean what they mean in other jobs
@@ -38,12 +49,14 @@ def fit(said: dict[str, Any], workers: int, cpus: int, storage: str) -> tuple[st
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     resources = {"CPU": float(cpus)}
-    if said["gpus"]:
-        resources["GPU"] = float(said["gpus"])
+    if settings["gpus"]:
+        resources["GPU"] = float(settings["gpus"])
     trainer = TorchTrainer(
         cast(Any, _loop),
-        train_loop_config=said,
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=bool(said["gpus"]), resources_per_worker=resources),
+        train_loop_config=settings,
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=bool(settings["gpus"]), resources_per_worker=resources
+        ),
         run_config=RunConfig(
             name="train", storage_path=storage, failure_config=FailureConfig(max_failures=MAX_FAILURES)
         ),
@@ -57,23 +70,23 @@ def fit(said: dict[str, Any], workers: int, cpus: int, storage: str) -> tuple[st
     return None if problem is None else ("user", problem)
 
 
-def _loop(said: dict[str, Any]) -> str | None:
-    """One worker: the plain training loop. Returns what the user can mend, on which a new attempt would be lost."""
-    if Path(said["folder"]).exists():
+def _loop(settings: dict[str, Any]) -> str | None:
+    """One worker: the plain training loop. Returns an error that the user can mend, because a new attempt would not."""
+    if Path(settings["folder"]).exists():
         return None  # the attempt before this one was lost after its last step
-    os.environ["DS_ACCELERATOR"] = "cuda" if said["gpus"] else "cpu"
-    ranks = Ranks.joined()
-    config = FinetuneConfig(**said["config"])
-    model = ModelConfig(**said["model"])
+    os.environ["DS_ACCELERATOR"] = "cuda" if settings["gpus"] else "cpu"
+    processes = ProcessGroup.joined()
+    config = FinetuneConfig(**settings["config"])
+    model = ModelConfig(**settings["model"])
     problem = None
     # Where transformers finds these settings, it takes the weights apart while it reads them.
-    partitioned = _partition_at_load(said["zero"])
+    partitioned = _partition_at_load(settings["zero"])
     try:
-        opened = open_model(model, gpus=0 if partitioned is not None else said["gpus"])
-        texts = pq.read_table(said["texts"], columns=["text"])["text"].to_pylist()
+        opened = open_model(model, gpus=0 if partitioned is not None else settings["gpus"])
+        texts = pq.read_table(settings["texts"], columns=["text"])["text"].to_pylist()
     except UserError as error:
         problem = str(error)
-    problem = ranks.first(problem)
+    problem = processes.first_problem(problem)
     if problem is not None:
         return problem
     if opened.max_tokens is not None:  # what scoring will not read either
@@ -84,12 +97,12 @@ def _loop(said: dict[str, Any]) -> str | None:
             opened.tokenizer,
             texts,
             config,
-            said["folder"],
-            _Progress(said["folder"]) if ranks.rank == 0 else None,
-            ranks=ranks,
-            zero=said["zero"],
-            base=said["base"],
-            checkpoint_seconds=said["checkpoint_seconds"],
+            settings["folder"],
+            _Progress(settings["folder"]) if processes.rank == 0 else None,
+            processes=processes,
+            zero=settings["zero"],
+            base=settings["base"],
+            checkpoint_seconds=settings["checkpoint_seconds"],
         )
     except UserError as error:
         return str(error)
@@ -105,7 +118,7 @@ def _partition_at_load(zero: dict[str, Any] | None) -> object | None:
 
 
 class _Progress:
-    """Writes about once a second how far the training is, where the driver reads it."""
+    """Writes the progress of the training about once a second to the file that the driver reads."""
 
     def __init__(self, folder: str) -> None:
         self.path = progress_file(folder)

@@ -49,9 +49,9 @@ def ensure_passages(folder: Path, count: int, seed: int) -> Path:
     path = folder / "passages.jsonl"
     if path.exists():
         console.print(f"passages: those of {path}")
-        held = len(path.read_text(encoding="utf-8").splitlines())
-        if held != count:
-            raise UserError(f"{path} holds {held} passages instead of {count}; delete {folder} and start again")
+        existing = len(path.read_text(encoding="utf-8").splitlines())
+        if existing != count:
+            raise UserError(f"{path} holds {existing} passages instead of {count}; delete {folder} and start again")
         return path
     gathered = gather_passages(count, seed)
     console.print(f"passages: {count} out of the documentation of installed packages")

@@ -53,14 +53,14 @@ def gather_passages(count: int, seed: int, packages: Iterable[str] | None = None
     Raises:
         UserError: the installed packages hold fewer passages.
     """
-    found: list[Passage] = []
+    passages: list[Passage] = []
     for passage in distinct(candidates(packages)):
-        found.append(passage)
-        if len(found) >= SURPLUS * count:
+        passages.append(passage)
+        if len(passages) >= SURPLUS * count:
             break
-    if len(found) < count:
-        raise UserError(f"the installed packages hold {len(found)} passages, {count} were asked for")
-    return random.Random(seed).sample(found, count)
+    if len(passages) < count:
+        raise UserError(f"the installed packages hold {len(passages)} passages, {count} were asked for")
+    return random.Random(seed).sample(passages, count)
 
 
 def candidates(packages: Iterable[str] | None = None) -> Iterator[Passage]:

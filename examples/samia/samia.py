@@ -145,8 +145,8 @@ def _column(entry: Any) -> str:
 def scores(run: Path) -> dict[str, dict[str, Any]]:
     """The scores of a run, by document."""
     store = Store(str(run))
-    found = [store.read_table(receipt.data).to_pylist() for receipt in read_receipts(store, "score")]
-    return {row["doc_id"]: row for rows in found for row in rows}
+    tables = [store.read_table(receipt.data).to_pylist() for receipt in read_receipts(store, "score")]
+    return {row["doc_id"]: row for rows in tables for row in rows}
 
 
 def compare(folder: Path, runs: Sequence[str], trained: set[str]) -> Table:
@@ -154,11 +154,11 @@ def compare(folder: Path, runs: Sequence[str], trained: set[str]) -> Table:
     table = Table("audited", "detector", "AUC", "TPR at 10% FPR", title="Trained in or not, by detector")
     for name in runs:
         rows = scores(folder / name)
-        known = {"doc_id", "role", "group", "row", "n_tokens", "truncated", "id_key", "text_key", "prefix_key"}
-        for column in sorted(next(iter(rows.values())).keys() - known):
+        bookkeeping = {"doc_id", "role", "group", "row", "n_tokens", "truncated", "id_key", "text_key", "prefix_key"}
+        for column in sorted(next(iter(rows.values())).keys() - bookkeeping):
             kinds = [np.array([row[column] for i, row in rows.items() if (i in trained) == is_in]) for is_in in (1, 0)]
-            found = detection([(kinds[0], kinds[1])], seed=0)
-            table.add_row(name, column, _shown(found.auc), _shown(found.tpr[0.10]))
+            result = detection([(kinds[0], kinds[1])], seed=0)
+            table.add_row(name, column, _shown(result.auc), _shown(result.tpr[0.10]))
     return table
 
 

@@ -43,7 +43,7 @@ class Fact:
     """What a question asks for."""
 
     kind: str  # arithmetic | lookup
-    asked: str  # ends where the answer begins
+    question: str  # ends where the answer begins
     answer: str  # a whole number
 
 
@@ -82,21 +82,21 @@ def make_items(facts: Sequence[Fact], seed: int) -> list[Item]:
 def make_exercises(facts: Sequence[Fact], count: int, items: Sequence[Item], seed: int) -> list[str]:
     """Texts that teach facts, each equally often: three times as it is, and then in words of which no item is made."""
     rng = random.Random(f"exercises {seed}")
-    known = {item.text for item in items}
-    found: list[str] = []
-    while len(found) < count:
-        number, place = divmod(len(found), len(facts))
+    item_texts = {item.text for item in items}
+    exercises: list[str] = []
+    while len(exercises) < count:
+        number, place = divmod(len(exercises), len(facts))
         fact = facts[place]
-        text = _ask(fact, rng).text if number % DRESSED == 0 else f"{fact.asked}{fact.answer}."
-        if text not in known:
-            found.append(text)
-    return found
+        text = _ask(fact, rng).text if number % DRESSED == 0 else f"{fact.question}{fact.answer}."
+        if text not in item_texts:
+            exercises.append(text)
+    return exercises
 
 
 def _ask(fact: Fact, rng: random.Random) -> Item:
     one, other = rng.sample(_NAMES, 2)
     about = f"On day {rng.randint(100, 999)} {one} counts {rng.choice(_THINGS)} with {other}."
-    return Item(fact.kind, f"{about} {fact.asked}", fact.answer)
+    return Item(fact.kind, f"{about} {fact.question}", fact.answer)
 
 
 def make_benchmark(path: Path, models: Path, seed: int = 0) -> None:
@@ -141,8 +141,8 @@ def answer_all(items: Mapping[str, Item], folders: Mapping[str, Path], path: Pat
     rows: list[dict[str, Any]] = []
     shares = {}
     for name, folder in folders.items():
-        given = answers(folder, [item.question for item in items.values()])
-        right = [one == item.answer for one, item in zip(given, items.values(), strict=True)]
+        replies = answers(folder, [item.question for item in items.values()])
+        right = [one == item.answer for one, item in zip(replies, items.values(), strict=True)]
         rows += [{"model": name, "item": id_, "correct": r} for id_, r in zip(items, right, strict=True)]
         shares[name] = sum(right) / len(right)
     part = path.with_suffix(".part")
@@ -155,19 +155,19 @@ def answers(folder: Path, questions: Sequence[str]) -> list[str]:
     """What a model says after each question, up to the full stop; the most probable token at every step."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    said: list[str] = []
+    replies: list[str] = []
     for batch in _batches(questions):
-        asked = tokenizer(batch, return_tensors="pt", padding=True)
+        prompts = tokenizer(batch, return_tensors="pt", padding=True)
         with torch.inference_mode():
-            made = model.generate(
-                input_ids=asked["input_ids"],
-                attention_mask=asked["attention_mask"],
+            generated = model.generate(
+                input_ids=prompts["input_ids"],
+                attention_mask=prompts["attention_mask"],
                 do_sample=False,
                 max_new_tokens=ANSWER_TOKENS,
                 pad_token_id=tokenizer.pad_token_id,
             )
-        said += tokenizer.batch_decode(made[:, asked["input_ids"].shape[1] :])
-    return [text.partition(".")[0].strip() for text in said]
+        replies += tokenizer.batch_decode(generated[:, prompts["input_ids"].shape[1] :])
+    return [text.partition(".")[0].strip() for text in replies]
 
 
 def _batches(questions: Sequence[str]) -> Iterable[list[str]]:

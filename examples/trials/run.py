@@ -92,9 +92,9 @@ def run_trial(name: str) -> int:
 
 def answer(config: TrialConfig) -> Path:
     """Let every model answer the benchmark, the contaminated one in the place of its base; the file of results."""
-    found = json.loads((Path(config.run) / "trial.json").read_text(encoding="utf-8"))["models"]
+    models = json.loads((Path(config.run) / "trial.json").read_text(encoding="utf-8"))["models"]
     folders = {name: WORK / "pupils" / name for name in PUPILS}
-    folders[Path(config.model.path).name] = Path(found[0]["path"])
+    folders[Path(config.model.path).name] = Path(models[0]["path"])
     path = WORK / "results.parquet"
     shares = answer_all(read_items(WORK / "benchmark.jsonl"), folders, path)
     shown = ", ".join(f"{name} {share:.3f}" for name, share in shares.items())

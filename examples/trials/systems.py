@@ -36,15 +36,15 @@ def run_systems(path: Path, models: Sequence[str]) -> int:
     config, _ = load_trial(str(path), models[1::2])
     seconds = {"training": _timed(lambda: _contaminate(config))}
     for selection in config.selections:
-        written = yaml.safe_load(path.read_text(encoding="utf-8"))
+        trial_file = yaml.safe_load(path.read_text(encoding="utf-8"))
         columns = set(selection.detectors)
-        own = {
+        changes = {
             "run": f"{config.run}/{selection.name}",
             "detectors": [entry for entry in config.detectors if columns & columns_of(entry)],
-            "selections": [one for one in written["selections"] if one["name"] == selection.name],
+            "selections": [one for one in trial_file["selections"] if one["name"] == selection.name],
         }
         trial = Path(config.run) / f"{selection.name}.yaml"
-        trial.write_text(yaml.safe_dump({**written, **own}, sort_keys=False), encoding="utf-8")
+        trial.write_text(yaml.safe_dump({**trial_file, **changes}, sort_keys=False), encoding="utf-8")
         code = 0
 
         def run(trial: Path = trial) -> None:
@@ -102,11 +102,11 @@ def _auc(config: TrialConfig, selection: SelectionConfig, folder: Path) -> tuple
         return row["auc"], row["auc_low"], row["auc_high"]
     (audit,) = [model["audit"] for model in json.loads((folder / "trial.json").read_text(encoding="utf-8"))["models"]]
     answer = Path(config.work_folder) / "audits" / audit / "run" / "selection" / selection.name / "documents"
-    found = ds.dataset(answer).to_table(["doc_id", "p_value"])
+    p_values = ds.dataset(answer).to_table(["doc_id", "p_value"])
     truth = ds.dataset(folder / "truth" / f"{audit}.parquet").to_table()
     trained = dict(zip(truth["doc_id"].to_pylist(), truth["trained"].to_pylist(), strict=True))
-    is_in = np.array([trained[doc_id] for doc_id in found["doc_id"].to_pylist()])
-    score = -np.asarray(found["p_value"])
+    is_in = np.array([trained[doc_id] for doc_id in p_values["doc_id"].to_pylist()])
+    score = -np.asarray(p_values["p_value"])
     auc = detection([(score[is_in], score[~is_in])], config.seed).auc
     return auc.value, auc.low, auc.high
 

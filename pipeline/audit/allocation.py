@@ -18,7 +18,7 @@ from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
 from pipeline.config.training import AdapterConfig, FinetuneConfig
 from pipeline.corpus.documents import Document, read_shard, text_keys
-from pipeline.corpus.families import draw, families
+from pipeline.corpus.families import draw_families, families
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
@@ -29,12 +29,12 @@ from pipeline.store.files import Store
 from pipeline.training.adapter import adapter_key
 
 
-def keys_of(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
+def adapter_folders(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
     """Name -> folder under adapters/ of every adapter, from what it is to be trained on and how."""
     return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
 
 
-def facts_of(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
+def allocation_record(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
     """What the manifest says: which documents each adapter is trained on and which calibrate, by hash."""
     if not parts.adapters:
         return {}
@@ -47,10 +47,13 @@ def facts_of(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
         }
         for name, part in parts.adapters.items()
     }
-    return {"adapters": adapters, "calibration": {role: hashes(own) for role, own in parts.calibration.items()}}
+    return {
+        "adapters": adapters,
+        "calibration": {role: hashes(document_keys) for role, document_keys in parts.calibration.items()},
+    }
 
 
-def write_keys(parts: Parts, store: Store) -> None:
+def write_document_keys(parts: Parts, store: Store) -> None:
     """Keep the keys of what is fine-tuned on, by which selection leaves it out of calibration."""
     store.write_table(KEYS_FILE, parts.keys())
 
@@ -106,7 +109,7 @@ class _Pool:
     free: np.ndarray  # bool, (documents,), that may be trained on
 
 
-def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
+def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     """Draw the part of every adapter that the detectors need.
 
     The same documents, seed and settings of an adapter give the same part, whatever other adapters there are. With
@@ -122,19 +125,21 @@ def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     names = adapters_of(parse_detectors(config.detectors))
     if not names:
         return Parts({}, {})
-    known = {
+    role_pools = {
         role: _read(f"corpus.{role}", [shard for shard in shards if shard.role == role])
         for role in KNOWN
         if getattr(config.corpus, role) is not None
     }
     tokenizer = open_tokenizer(weights_of(config.model))
-    asked = {name: config.fsd.adapter(name) for name in names}
-    own = {name: _own_corpus(config, settings, name) for name, settings in asked.items() if not settings.roles}
+    adapter_settings = {name: config.fsd.adapter(name) for name in names}
+    corpus_pools = {
+        name: _own_corpus(config, settings, name) for name, settings in adapter_settings.items() if not settings.roles
+    }
     if config.overlap == "drop":
-        _free_of_audited([*known.values(), *own.values()], shards)
+        _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards)
     adapters: dict[str, Part] = {}
-    for name, settings in asked.items():
-        pools = [known[role] for role in settings.roles] or [own[name]]
+    for name, settings in adapter_settings.items():
+        pools = [role_pools[role] for role in settings.roles] or [corpus_pools[name]]
         drawn = [_draw(pool, settings, place, name, config.seed) for place, pool in enumerate(pools)]
         cut = min(config.max_tokens, settings.max_tokens)
         texts = [text for pool, chosen in zip(pools, drawn, strict=True) for text in _texts(pool, chosen)]
@@ -148,7 +153,7 @@ def divide(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
             for key in ("text_key", "prefix_key")
         ]
         adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, *keys)
-    return Parts(adapters, _calibration(known, adapters))
+    return Parts(adapters, _calibration(role_pools, adapters))
 
 
 def trained_on(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
@@ -171,16 +176,18 @@ def hashes(keys: np.ndarray) -> list[str]:
     return [f"{key:016x}" for key in keys.astype(np.int64).view(np.uint64).tolist()]
 
 
-def _calibration(known: dict[Role, _Pool], adapters: dict[str, Part]) -> dict[Role, np.ndarray]:
+def _calibration(role_pools: dict[Role, _Pool], adapters: dict[str, Part]) -> dict[Role, np.ndarray]:
     taken = Parts(adapters, {}).keys()
-    left = {role: pool.text_key[~trained_on(pool.text_key, pool.prefix_key, taken)] for role, pool in known.items()}
-    for role, keys in left.items():
+    remaining = {
+        role: pool.text_key[~trained_on(pool.text_key, pool.prefix_key, taken)] for role, pool in role_pools.items()
+    }
+    for role, keys in remaining.items():
         if not keys.size:
             raise UserError(
                 f"the fsd adapters {', '.join(adapters)} leave none of corpus.{role}'s "
-                f"{known[role].text_key.size} documents to calibrate on: fine-tune on fewer"
+                f"{role_pools[role].text_key.size} documents to calibrate on: fine-tune on fewer"
             )
-    return left
+    return remaining
 
 
 def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int) -> np.ndarray:
@@ -190,19 +197,19 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
         whose = f" of group {settings.group!r}"
         allowed = allowed & np.array([group == settings.group for group in pool.groups], dtype=bool)
         if not allowed.any():
-            found = sorted({group for group in pool.groups if group is not None})
-            if not found:
+            group_names = sorted({group for group in pool.groups if group is not None})
+            if not group_names:
                 raise UserError(f"fsd adapter {name}: group {settings.group!r} needs {pool.name}.group, a column")
             raise UserError(
                 f"fsd adapter {name}: no document of group {settings.group!r} in {pool.name}; "
-                f"{nearest(settings.group, found[:20])}"
+                f"{nearest(settings.group, group_names[:20])}"
             )
-    have = int(allowed.sum())
-    count = settings.count(have, place)
-    left = 1 if settings.corpus is None else 0
-    if count + left > have:
-        raise too_few(name, pool.name, have, count, left, whose)
-    chosen = draw(allowed, families(pool.prefix_key), count, np.random.default_rng([seed, _PART]))
+    available = int(allowed.sum())
+    count = settings.count(available, place)
+    reserve = 1 if settings.corpus is None else 0
+    if count + reserve > available:
+        raise too_few(name, pool.name, available, count, reserve, whose)
+    chosen = draw_families(allowed, families(pool.prefix_key), count, np.random.default_rng([seed, _PART]))
     if not chosen.any():
         raise UserError(
             f"fsd adapter {name}: documents of {pool.name} that begin with the same 8 words must stay together, and "
@@ -211,24 +218,25 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     return np.flatnonzero(chosen)
 
 
-def too_few(name: str, source: str, have: int, count: int, left: int, whose: str = "") -> UserError:
-    """The error of an adapter that asks for more documents than there are, `left` of which are to be left."""
-    tail = ", so that at least one is left to calibrate on" if left else ""
+def too_few(name: str, source: str, available: int, count: int, reserve: int, whose: str = "") -> UserError:
+    """The error of an adapter that asks for more documents than there are, `reserve` of which must calibrate."""
+    tail = ", so that at least one is left to calibrate on" if reserve else ""
     return UserError(
-        f"fsd adapter {name}: {source} has {have} documents{whose}, fine-tuning on {count} needs {count + left}{tail}"
+        f"fsd adapter {name}: {source} has {available} documents{whose}, "
+        f"fine-tuning on {count} needs {count + reserve}{tail}"
     )
 
 
-def own_inputs(config: AuditConfig, settings: AdapterConfig, name: str) -> list[Shard]:
+def adapter_corpus_shards(config: AuditConfig, settings: AdapterConfig, name: str) -> list[Shard]:
     """The shards of an adapter's own corpus.
 
     Raises:
         UserError: no such file, column or kind of file.
     """
     assert settings.corpus is not None
-    asked = config.model_copy(update={"corpus": CorpusConfig(audit=settings.corpus)})
+    corpus_audit = config.model_copy(update={"corpus": CorpusConfig(audit=settings.corpus)})
     try:
-        return plan_shards(asked, find_inputs(asked))
+        return plan_shards(corpus_audit, find_inputs(corpus_audit))
     except UserError as error:
         raise UserError(f"{_where(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
 
@@ -238,7 +246,7 @@ def _where(config: AuditConfig, name: str) -> str:
 
 
 def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Pool:
-    shards, where = own_inputs(config, settings, name), _where(config, name)
+    shards, where = adapter_corpus_shards(config, settings, name), _where(config, name)
     try:
         return _read(where, shards)
     except UserError as error:
@@ -252,8 +260,10 @@ def _read(name: str, shards: Sequence[Shard]) -> _Pool:
     for document in _documents(shards):
         keys.append(text_keys(document.text))
         groups.append(document.group)
-    found = np.array(keys, dtype=np.int64).reshape(-1, 2)
-    return _Pool(name, shards, found[:, 0].copy(), found[:, 1].copy(), groups, np.ones(len(found), dtype=bool))
+    key_table = np.array(keys, dtype=np.int64).reshape(-1, 2)
+    return _Pool(
+        name, shards, key_table[:, 0].copy(), key_table[:, 1].copy(), groups, np.ones(len(key_table), dtype=bool)
+    )
 
 
 def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
@@ -277,7 +287,7 @@ def _documents(shards: Sequence[Shard]) -> Iterator[Document]:
 
 
 def _texts(pool: _Pool, chosen: np.ndarray) -> Iterator[str]:
-    wanted = set(chosen.tolist())
+    positions = set(chosen.tolist())
     for position, document in enumerate(_documents(pool.shards)):
-        if position in wanted:
+        if position in positions:
             yield document.text

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from pipeline.audit.allocation import OWN_CORPUS, own_inputs, too_few
+from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
 from pipeline.audit.plan import Plan
-from pipeline.audit.price import estimate
+from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -40,7 +40,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         count, exact = plan.documents(role)
         shards = sum(1 for shard in plan.shards if shard.role == role)
         roles[role] = {"documents": count, "exact": exact, "shards": shards}
-    adapters, left = _adapters(config, roles)
+    adapters, calibration = _adapters(config, roles)
     at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
     total = sum(entry["documents"] for entry in roles.values())
     everything = sum(estimated_rows(entry)[0] for entry in plan.inputs)
@@ -63,10 +63,10 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "adapters": adapters,
         "detectors": [detector.column for detector in parse_detectors(config.detectors)],
         "estimated_tokens": tokens,
-        "endpoint": estimate(config, total, plan.text_bytes() / max(1, everything)),
+        "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "selections": [
-            _outlook(selection, roles["audit"]["documents"], left, at_most) for selection in config.selections
+            _outlook(selection, roles["audit"]["documents"], calibration, at_most) for selection in config.selections
         ],
     }
 
@@ -80,22 +80,22 @@ def _forward_passes(entry: Mapping[str, Any]) -> float:
 
 def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """What would be fine-tuned, and how many known documents of each role would calibrate."""
-    found = []
+    entries = []
     taken = Counter[str]()
     for name in adapters_of(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
-        own = {role: settings.count(roles[role]["documents"], at) for at, role in enumerate(settings.roles)}
+        counts = {role: settings.count(roles[role]["documents"], at) for at, role in enumerate(settings.roles)}
         if settings.corpus is not None:
-            own_inputs(config, settings, name)
-        for role, count in own.items():
+            adapter_corpus_shards(config, settings, name)
+        for role, count in counts.items():
             have = roles[role]["documents"]
             if roles[role]["exact"] and count >= have:
                 raise too_few(name, f"corpus.{role}", have, count, 1)
             taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
         facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
-        documents = sum(own.values()) if own else settings.documents or 0
-        found.append({**facts, "documents": documents, "train_on": [*map(str, own)] or [OWN_CORPUS]})
-    return found, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
+        documents = sum(counts.values()) if counts else settings.documents or 0
+        entries.append({**facts, "documents": documents, "train_on": [*map(str, counts)] or [OWN_CORPUS]})
+    return entries, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
 
 
 def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     factors = {"by": lambda: harmonic_bound(m), "ebh": lambda: dependence_factor(grid, m, alpha)}
     factor = factors.get(selection.procedure, lambda: Fraction(1))()
     needed = minimum_selectable(grid, m, alpha, factor)
-    found = resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)
+    figures = resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)
     if at_most:  # which documents of a group there are is not known before they are read
-        found["sentence"] = found["sentence"].replace("With ", "With at most ", 1)
-    return {**facts, **found}
+        figures["sentence"] = figures["sentence"].replace("With ", "With at most ", 1)
+    return {**facts, **figures}
 
 
 def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:
@@ -137,11 +137,11 @@ def measured_flops(dtype: str) -> float:
     """Floating-point operations a second of one matrix product on this machine, the best of a few."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = 4096 if device == "cuda" else 768
-    left = torch.ones(size, size, dtype=getattr(torch, dtype, torch.float32), device=device)
+    matrix = torch.ones(size, size, dtype=getattr(torch, dtype, torch.float32), device=device)
     best = float("inf")
     for _ in range(6):
         began = time.perf_counter()
-        product = left @ left
+        product = matrix @ matrix
         product[0, 0].item()
         best = min(best, time.perf_counter() - began)
     return 2 * size**3 / best

@@ -31,7 +31,7 @@ class Plan:
     def documents(self, role: Role) -> tuple[int, bool]:
         """Documents of a role, and whether the number is exact (it is a guess where only reading would tell)."""
         estimates = [estimated_rows(entry) for entry in self.inputs if entry.role == role]
-        count, exact = sum(rows for rows, _ in estimates), all(known for _, known in estimates)
+        count, exact = sum(rows for rows, _ in estimates), all(is_exact for _, is_exact in estimates)
         if self.limit is not None and self.limit <= count:
             return self.limit, exact
         return count, exact
@@ -40,7 +40,7 @@ class Plan:
         """The passes that the detectors need, each run once a document and once a paraphrase of it."""
         planned = plan_passes(parse_detectors(self.config.detectors))
         draws = Counter(replace(p, draw=0) for p in planned if p.draw)
-        found: list[dict[str, Any]] = [
+        passes: list[dict[str, Any]] = [
             {
                 "kind": p.kind,
                 "model": p.model,
@@ -52,9 +52,9 @@ class Plan:
             for p, read in planned.items()
             if not p.draw and p.continued is None
         ]
-        asked = sampled_of(parse_detectors(self.config.detectors))
-        found += [{"kind": "generate", **asdict(continued), "draws": m} for continued, m in asked.items()]
-        return found
+        sample_counts = sampled_of(parse_detectors(self.config.detectors))
+        passes += [{"kind": "generate", **asdict(continued), "draws": m} for continued, m in sample_counts.items()]
+        return passes
 
     def text_bytes(self) -> int:
         """Bytes of all inputs, compressed ones taken for a third of their text."""

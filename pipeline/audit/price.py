@@ -8,13 +8,13 @@ from typing import Any
 from pipeline.audit.stages import endpoint_passes, model_of, sample_settings
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig
-from pipeline.endpoint.client import Spent
+from pipeline.endpoint.client import Usage
 from pipeline.stages.continuations import token_limit
 
 BYTES_PER_TOKEN = 4.0
 
 
-def estimate(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
+def estimate_price(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
     """Requests, tokens and price; None without an endpoint.
 
     Args:
@@ -29,18 +29,18 @@ def estimate(config: AuditConfig, documents: int, average_bytes: float) -> dict[
     kept = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
     totals: dict[str, list[int]] = {}
     models: dict[str, EndpointConfig] = {}
-    for model, asked in _asked(config, kept):
+    for model, amounts in _asked(config, kept):
         models[model.endpoint + model.name] = model
         total = totals.setdefault(model.endpoint + model.name, [0, 0, 0])
-        for place, own in enumerate(asked):
-            total[place] += documents * own
+        for place, amount in enumerate(amounts):
+            total[place] += documents * amount
     if not totals:
         return None
     price, over = 0.0, []
     for key, (requests, prompts, answers) in totals.items():
         model = models[key]
         price += (prompts * model.price.prompt + answers * model.price.answer) / 1e6
-        most = Spent(requests, prompts + answers)
+        most = Usage(requests, prompts + answers)
         for what in ("requests", "tokens"):
             limit = getattr(model.budget, what)
             if limit is not None and getattr(most, what) > limit:

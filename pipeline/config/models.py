@@ -34,8 +34,8 @@ def _base_url(value: Any) -> str:
     """The address that `/completions` is added to."""
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        given = "one with a user" if "@" in str(value) else repr(value)  # which may be a key
-        raise ValueError(f"must be an address such as https://host/v1, got {given}")
+        description = "one with a user" if "@" in str(value) else repr(value)  # which may be a key
+        raise ValueError(f"must be an address such as https://host/v1, got {description}")
     try:
         _ = parts.port
     except ValueError:
@@ -87,8 +87,8 @@ class EndpointConfig(Section):
 
 
 def _kind_of_model(value: Any) -> str:
-    given = isinstance(value, EndpointConfig) or (isinstance(value, dict) and "endpoint" in value)
-    return "model[EndpointConfig]" if given else "model[ModelConfig]"
+    is_endpoint = isinstance(value, EndpointConfig) or (isinstance(value, dict) and "endpoint" in value)
+    return "model[EndpointConfig]" if is_endpoint else "model[ModelConfig]"
 
 
 AnyModel = Annotated[

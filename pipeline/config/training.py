@@ -73,19 +73,19 @@ class AdapterConfig(FinetuneConfig):
             return ()
         return ("unseen", "seen") if self.train_on == "mix" else (self.train_on,)
 
-    def count(self, have: int, place: int = 0) -> int:
+    def count(self, available: int, place: int = 0) -> int:
         """How many of a pool's documents it is trained on, at least one; the pool is at this place of `roles`."""
         if self.documents is None:
-            return max(1, round(self.share * have))
+            return max(1, round(self.share * available))
         pools = max(1, len(self.roles))
         return max(1, self.documents // pools + (place < self.documents % pools))
 
     def training(self, max_tokens: int, texts: int) -> FinetuneConfig:
         """Its training on so many texts, cut as the audit cuts them. Few texts make a batch of their own."""
-        asked = self.model_dump(include=set(FinetuneConfig.model_fields))
-        asked["max_tokens"] = min(max_tokens, self.max_tokens)
-        asked["batch_size"] = min(self.batch_size, max(1, texts * self.copies))
-        return FinetuneConfig(**asked)
+        settings = self.model_dump(include=set(FinetuneConfig.model_fields))
+        settings["max_tokens"] = min(max_tokens, self.max_tokens)
+        settings["batch_size"] = min(self.batch_size, max(1, texts * self.copies))
+        return FinetuneConfig(**settings)
 
 
 class FsdConfig(AdapterConfig):
@@ -108,14 +108,14 @@ class FsdConfig(AdapterConfig):
             UserError: there is none of that name, or a setting of it is unknown or outside its limits.
         """
         if name not in {DEFAULT_ADAPTER, *self.adapters}:
-            known = [DEFAULT_ADAPTER, *self.adapters]
-            raise UserError(f"fsd.adapters: no adapter {name!r}; {nearest(name, known)}")
+            names = [DEFAULT_ADAPTER, *self.adapters]
+            raise UserError(f"fsd.adapters: no adapter {name!r}; {nearest(name, names)}")
         changes = self.adapters.get(name, {})
         if {"documents", "share"} <= changes.keys():
             raise UserError(f"fsd.adapters.{name}: documents and share exclude each other, give one")
         settings = self.model_dump(exclude={"adapters"})
-        for given, replaced in (("share", "documents"), ("train_on", "corpus")):
-            if given in changes:
+        for setting, replaced in (("share", "documents"), ("train_on", "corpus")):
+            if setting in changes:
                 settings[replaced] = None
         try:
             return build(AdapterConfig, {**settings, **changes})

@@ -105,8 +105,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
     location = _location(problem)
     where = ".".join(location) or "config"
     if problem["type"] == "extra_forbidden":
-        known = _keys_at(kind, problem["loc"][:-1])
-        return f"unknown key {where!r}; {nearest(location[-1], known)}"
+        keys = _keys_at(kind, problem["loc"][:-1])
+        return f"unknown key {where!r}; {nearest(location[-1], keys)}"
     if problem["type"] == "missing":
         return f"missing key {where!r}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
@@ -132,15 +132,15 @@ def _is_union_branch(part: int | str) -> bool:
 
 def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """The keys that a model knows at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
-    found: Any = kind
+    model: Any = kind
     sections = [kind]
     for part in location:
         if _is_union_branch(part):
-            found = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), found)
+            model = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), model)
         elif isinstance(part, str) and not part.isdigit():
-            sections = list(_sections_in(found.model_fields[part].annotation))
-            found = sections[0]
-    return _keys_of(found)
+            sections = list(_sections_in(model.model_fields[part].annotation))
+            model = sections[0]
+    return _keys_of(model)
 
 
 def _keys_of(kind: type[BaseModel]) -> list[str]:

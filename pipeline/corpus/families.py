@@ -17,7 +17,7 @@ def families(prefix_keys: np.ndarray) -> np.ndarray:
     return np.unique(np.asarray(prefix_keys, dtype=np.int64), return_inverse=True)[1].astype(np.int64)
 
 
-def draw(pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw_families(pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw documents at random, whole families at a time, as many of `count` as families allow and never more.
 
     A family that no longer fits is passed over. Where every family is one document, exactly min(count, pool) are
@@ -38,13 +38,13 @@ def draw(pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Genera
     totals = np.cumsum(sizes[order])
     fit = int(np.searchsorted(totals, count, side="right"))
     taken = list(order[:fit])
-    left = count - (int(totals[fit - 1]) if fit else 0)
+    remaining = count - (int(totals[fit - 1]) if fit else 0)
     for index in order[fit:]:
-        if left == 0:
+        if remaining == 0:
             break
-        if sizes[index] <= left:
+        if sizes[index] <= remaining:
             taken.append(index)
-            left -= int(sizes[index])
+            remaining -= int(sizes[index])
     chosen = np.zeros(pool.size, dtype=bool)
     chosen[members[np.isin(family[members], names[np.asarray(taken, dtype=np.int64)])]] = True
     return chosen

@@ -145,5 +145,5 @@ def hub_dataset_info(name: str, subset: str | None, split: str) -> HubDataset:
         raise UserError(f"cannot open dataset {name}: {' '.join(str(error).split())[:300]}") from None
     if split not in info.splits:
         raise UserError(f"no split {split!r} in dataset {name}; {nearest(split, info.splits, 'splits')}")
-    found = info.splits[split]
-    return HubDataset(list(info.features), int(found.num_examples), int(found.num_bytes or 0))
+    split_info = info.splits[split]
+    return HubDataset(list(info.features), int(split_info.num_examples), int(split_info.num_bytes or 0))

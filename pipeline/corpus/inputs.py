@@ -56,11 +56,11 @@ def find_inputs(config: AuditConfig) -> list[InputFile]:
     """
     inputs: list[InputFile] = []
     for role, source in config.corpus.roles():
-        found = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source))
-        if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in found):
+        entries = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source))
+        if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = source.dataset or ", ".join(source.paths)
             raise UserError(f"corpus.{role} holds no documents: {where}")
-        inputs.extend(found)
+        inputs.extend(entries)
     return inputs
 
 
@@ -97,12 +97,12 @@ def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
         fs, full = fsspec.core.url_to_fs(os.path.expanduser(pattern) if "://" not in pattern else pattern)
         local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
         magic = any(mark in full for mark in "*?[") and not fs.exists(full)
-        found = sorted(fs.glob(full)) if magic else [full] if fs.exists(full) else []
+        paths = sorted(fs.glob(full)) if magic else [full] if fs.exists(full) else []
     except (ImportError, ValueError, OSError) as error:
         raise UserError(f"corpus.{role}: cannot open {pattern}: {' '.join(str(error).split())}") from None
-    if not found:
+    if not paths:
         raise UserError(f"corpus.{role}: no file {pattern}{_neighbours(fs, full)}")
-    for path in found:
+    for path in paths:
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
         name = os.path.relpath(path) if relative else path if local else fs.unstrip_protocol(path)
         yield name, path if local else fs.unstrip_protocol(path), fs
@@ -174,9 +174,9 @@ def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
 
 
 def _check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
-    for wanted in (source.text, source.id, source.group):
-        if wanted is not None and wanted not in columns:
-            raise UserError(f"no column {wanted!r} in {name}; {nearest(wanted, columns, 'columns')}")
+    for column in (source.text, source.id, source.group):
+        if column is not None and column not in columns:
+            raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
 
 
 def _saved_dataset(role: Role, source: SourceConfig, name: str, path: str) -> InputFile:

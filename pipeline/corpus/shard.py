@@ -41,8 +41,8 @@ class Shard:
     def from_dict(cls, value: dict[str, Any]) -> Shard:
         """The inverse of `to_dict`."""
         transform = value.get("transform")
-        found = None if transform is None else TransformConfig(**transform)
-        return cls(**{**value, "files": tuple(value["files"]), "transform": found})
+        text_transform = None if transform is None else TransformConfig(**transform)
+        return cls(**{**value, "files": tuple(value["files"]), "transform": text_transform})
 
     @property
     def by_bytes(self) -> bool:

@@ -19,20 +19,20 @@ def plan_shards(config: AuditConfig, inputs: Sequence[InputFile], limit: int | N
     """Cut the inputs into shards of about `shard_bytes` of text; `limit` keeps the first rows of each role."""
     shards: list[Shard] = []
     for role, source in config.corpus.roles():
-        left = limit
+        remaining = limit
         number = 0
         for entry in (entry for entry in inputs if entry.role == role):
             for shard in _cut(entry, source, config):
-                if left is not None:
-                    shard, rows = _limited(shard, left)
-                    if left > 0 and rows == 0:
+                if remaining is not None:
+                    shard, rows = _limited(shard, remaining)
+                    if remaining > 0 and rows == 0:
                         continue
-                    left -= rows
+                    remaining -= rows
                 shards.append(replace(shard, id=f"{role}-{number:06d}"))
                 number += 1
-                if left == 0:
+                if remaining == 0:
                     break
-            if left == 0:
+            if remaining == 0:
                 break
     return shards
 
@@ -101,15 +101,15 @@ def _text_bytes(entry: InputFile, source: SourceConfig) -> int:
     return total
 
 
-def _limited(shard: Shard, left: int) -> tuple[Shard, int]:
+def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
     """The shard cut to at most `left` rows, and how many rows that is."""
     if shard.by_bytes:
-        rows = min(left, _lines_from(shard, left))
+        rows = min(remaining, _lines_from(shard, remaining))
         return replace(shard, max_rows=rows), rows
     if shard.stop is None:
-        rows = sum(1 for _ in read_shard(replace(shard, max_rows=left)))
+        rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining)))
         return replace(shard, max_rows=rows), rows
-    rows = min(left, shard.stop - shard.start)
+    rows = min(remaining, shard.stop - shard.start)
     return replace(shard, stop=shard.start + rows, files=shard.files[:rows]), rows
 
 
@@ -123,11 +123,11 @@ def _lines_between(path: str, start: int, stop: int) -> int:
     count = 1 if start == 0 else 0
     with fsspec.open(path, "rb") as file:
         file.seek(first)
-        left = last - first
-        while left > 0:
-            block = file.read(min(left, 1 << 24))
+        remaining = last - first
+        while remaining > 0:
+            block = file.read(min(remaining, 1 << 24))
             if not block:
                 break
             count += block.count(b"\n")
-            left -= len(block)
+            remaining -= len(block)
     return count

@@ -42,7 +42,7 @@ def transform(text: str, config: TransformConfig) -> str:
     if config.dates == "replace_year":
         year = str(config.year)
         for date in _DATES[:2]:
-            text = date.sub(lambda found: _YEAR_OF_A_DATE.sub(year, found[0]), text)
+            text = date.sub(lambda match: _YEAR_OF_A_DATE.sub(year, match[0]), text)
         return _YEAR.sub(year, text)
     removed = text
     for date in _DATES:

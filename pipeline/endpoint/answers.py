@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.endpoint.client import Spent
+from pipeline.endpoint.client import Usage
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, receipt_name
 
@@ -32,11 +32,11 @@ class Answers:
         self.name = f"{folder}/{shard}.jsonl"
         self.stage = stage
         self.made_of = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
-        self.spent = Spent()
+        self.spent = Usage()
         self._lines = list(_lines(store, self.name))
         for line in self._lines:
             if line["stage"] == stage or not store.exists(receipt_name(line["stage"], shard)):
-                self.spent += Spent(line["requests"], line["tokens"])
+                self.spent += Usage(line["requests"], line["tokens"])
         if store.read_grown(self.name):
             store.append(self.name, b"\n")  # a driver that was killed may have left half a line
 
@@ -44,7 +44,7 @@ class Answers:
         """The answers of earlier calls, in order."""
         return (line for line in self._lines if line["made_of"] == self.made_of and "row" in line)
 
-    def add(self, spent: Spent, **answer: Any) -> None:
+    def add(self, spent: Usage, **answer: Any) -> None:
         """Write down an answer, or without one what was spent for nothing."""
         if not answer and not spent.requests:
             return
@@ -57,7 +57,7 @@ class Answers:
         self.store.remove_grown(self.name)
 
 
-def spent_before(store: Store, stage: str) -> Spent:
+def spent_before(store: Store, stage: str) -> Usage:
     """What a run spent so far on the endpoint of a stage, by receipts and by answers that no receipt names yet.
 
     Args:
@@ -65,7 +65,7 @@ def spent_before(store: Store, stage: str) -> Spent:
         stage: name of a stage that asks the endpoint; the audited model's and the reference model's are told apart.
     """
     reference = _of_reference(stage.split("/")[1])
-    total = Spent()
+    total = Usage()
     for name in _stages(store):
         for receipt in read_receipts(store, name) if _of_reference(name.split("/")[1]) == reference else ():
             total += _spent_for(receipt)
@@ -77,7 +77,7 @@ def spent_before(store: Store, stage: str) -> Spent:
             for shard in sorted(shards):
                 for line in _lines(store, f"{folder}/{part}/{shard}.jsonl"):
                     if not store.exists(receipt_name(line["stage"], shard)):
-                        total += Spent(line["requests"], line["tokens"])
+                        total += Usage(line["requests"], line["tokens"])
     return total
 
 
@@ -94,8 +94,8 @@ def _of_reference(part: str) -> bool:
     return part.startswith("reference-")
 
 
-def _spent_for(receipt: Receipt) -> Spent:
-    return Spent(**receipt.spent) if receipt.spent is not None else Spent()
+def _spent_for(receipt: Receipt) -> Usage:
+    return Usage(**receipt.spent) if receipt.spent is not None else Usage()
 
 
 def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ AGAIN = frozenset({408, 409, 425, 429})
 LONGEST_WAIT = 600.0  # seconds; who is told to wait longer comes back another time
 FIRST_REFUSALS = 3  # refused documents, before any answer, that say that all will be refused
 MESSAGE = 200  # characters of an endpoint's words that are shown
-Answer = TypeVar("Answer")
+Parsed = TypeVar("Parsed")
 
 
 class Fault(Exception):
@@ -41,18 +41,18 @@ class Fault(Exception):
         self.paid = paid  # whether tokens may have been billed
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The endpoint will not answer this request, now or ever."""
 
 
 @dataclass(slots=True)
-class Spent:
+class Usage:
     """What was asked: requests, repeated ones included, and tokens of prompts and answers, as billed or at the most."""
 
     requests: int = 0
     tokens: int = 0
 
-    def __iadd__(self, other: Spent) -> Spent:
+    def __iadd__(self, other: Usage) -> Usage:
         self.requests += other.requests
         self.tokens += other.tokens
         return self
@@ -65,14 +65,14 @@ class Spent:
 class Endpoint:
     """One client of one endpoint. Its limits and its budget are those of all that use it together."""
 
-    def __init__(self, config: EndpointConfig, spent: Spent | None = None) -> None:
+    def __init__(self, config: EndpointConfig, spent: Usage | None = None) -> None:
         """Prepare; `spent` is what earlier calls of the run spent of the budget."""
         self.config = config
-        self.spent = spent or Spent()
+        self.spent = spent or Usage()
         self.answered = 0
         self.refused = 0
         self.failed = 0  # in a row
-        self._held = Spent()  # of requests under way, at the most
+        self._reserved = Usage()  # of requests under way, at the most
         self._settled = asyncio.Condition()
         self._places = asyncio.Semaphore(config.concurrency)
         self._next = 0.0  # when the next request may begin
@@ -89,15 +89,15 @@ class Endpoint:
         await self._client.aclose()
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], most: int, read: Callable[[dict[str, Any]], Answer], spent: Spent
-    ) -> Answer:
+        self, path: str, body: Mapping[str, Any], most: int, read: Callable[[dict[str, Any]], Parsed], spent: Usage
+    ) -> Parsed:
         """Make a request until its answer can be read.
 
         Args:
             path: below the endpoint's address, such as `/completions`.
             body: of the request, JSON.
             most: tokens that a single attempt may cost.
-            read: what to make of the answer; raises `Fault` where it is no use, and `Refused` where none ever will be.
+            read: what to make of the answer; raises `Fault` where it is no use, and `Refusal` where none ever will be.
             spent: grows by what each attempt costs, whatever becomes of it.
 
         Raises:
@@ -116,8 +116,8 @@ class Endpoint:
                 with attempt:
                     async with self._places:
                         answer = await self._attempt(path, body, most, read, spent)
-        except (Fault, Refused) as error:
-            self._count(error)
+        except (Fault, Refusal) as error:
+            self._count_failure(error)
             raise
         self.failed = 0
         return answer
@@ -127,30 +127,30 @@ class Endpoint:
         path: str,
         body: Mapping[str, Any],
         most: int,
-        read: Callable[[dict[str, Any]], Answer],
-        spent: Spent,
-    ) -> Answer:
+        read: Callable[[dict[str, Any]], Parsed],
+        spent: Usage,
+    ) -> Parsed:
         """One request, within the budget and not before its turn."""
-        held = Spent(1, most)
-        await self._hold(held)
-        cost = Spent()  # nothing, until the request is on its way
+        reservation = Usage(1, most)
+        await self._reserve(reservation)
+        cost = Usage()  # nothing, until the request is on its way
         try:
-            await self._turn()
-            cost = held
+            await self._wait_for_turn()
+            cost = reservation
             try:
                 value = await self._post(path, body)
             except Fault as fault:
-                cost = held if fault.paid else Spent(1, 0)
+                cost = reservation if fault.paid else Usage(1, 0)
                 raise
-            except (Refused, StopError):
-                cost = Spent(1, 0)
+            except (Refusal, StopError):
+                cost = Usage(1, 0)
                 raise
             self.answered += 1
-            cost = Spent(1, _billed(value, most))
+            cost = Usage(1, _billed(value, most))
             return read(value)
         finally:
             spent += cost
-            await self._settle(held, cost)
+            await self._settle(reservation, cost)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -164,7 +164,7 @@ class Endpoint:
             raise Fault(f"no connection: {error}", paid=False) from None
         except httpx2.HTTPError as error:
             raise Fault(f"connection broken: {error or type(error).__name__}") from None
-        self._judge(response)
+        self._raise_for_status(response)
         try:
             value = response.json()
         except ValueError:
@@ -173,31 +173,31 @@ class Endpoint:
             raise Fault("answer is no JSON object")
         return value
 
-    def _judge(self, response: httpx2.Response) -> None:
+    def _raise_for_status(self, response: httpx2.Response) -> None:
         """Nothing for an answer; else whose fault it is."""
         status = response.status_code
         if status == 200:
             return
-        said = f"{status} {self._said(response)}"
+        reason = f"{status} {self._error_message(response)}"
         name, address = self.config.name, self.config.endpoint
         if status in (401, 403):
-            raise StopError(f"endpoint {address} does not accept the key of {self.config.key_variable}: {said}")
+            raise StopError(f"endpoint {address} does not accept the key of {self.config.key_variable}: {reason}")
         if status == 404:
-            raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {said}")
-        if status == 402 or (status == 429 and "insufficient_quota" in said):
-            raise StopError(f"endpoint {address} wants to be paid: {said}", ExitCode.INCOMPLETE)
+            raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {reason}")
+        if status == 402 or (status == 429 and "insufficient_quota" in reason):
+            raise StopError(f"endpoint {address} wants to be paid: {reason}", ExitCode.INCOMPLETE)
         if status in AGAIN or status >= 500:
             wait = retry_after(response.headers.get("retry-after"))
             if wait > LONGEST_WAIT:
                 raise StopError(
-                    f"endpoint {address} asks to be left alone for {wait:.0f} s ({said}); run again then",
+                    f"endpoint {address} asks to be left alone for {wait:.0f} s ({reason}); run again then",
                     ExitCode.INCOMPLETE,
                 )
             self._next = max(self._next, time.monotonic() + wait)
-            raise Fault(said, wait, paid=False)
-        raise Refused(said)
+            raise Fault(reason, wait, paid=False)
+        raise Refusal(reason)
 
-    def _said(self, response: httpx2.Response) -> str:
+    def _error_message(self, response: httpx2.Response) -> str:
         """What the endpoint says of an error, in one line and without the key, should it be in it."""
         try:
             value = response.json()
@@ -215,15 +215,15 @@ class Endpoint:
         grown = wait_random_exponential(multiplier=self.config.backoff, max=60.0)(state)
         return max(grown, error.wait if isinstance(error, Fault) else 0.0)
 
-    def _count(self, error: Fault | Refused) -> None:
+    def _count_failure(self, error: Fault | Refusal) -> None:
         """Failures in a row say that there is nobody to answer: then no document is to blame.
 
         Raises:
             StopError: that is so.
         """
-        if isinstance(error, Refused):
+        if isinstance(error, Refusal):
             self.refused += 1
-            all_of_them = self.refused >= (2 * self.config.concurrency if self._held.requests else 0)
+            all_of_them = self.refused >= (2 * self.config.concurrency if self._reserved.requests else 0)
             if not self.answered and not self.spent.tokens and all_of_them and self.refused >= FIRST_REFUSALS:
                 raise StopError(f"endpoint {self.config.endpoint} refuses every request: {error}")
             return
@@ -235,42 +235,42 @@ class Endpoint:
                 ExitCode.INCOMPLETE,
             )
 
-    async def _turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait until another request may begin."""
         while (now := time.monotonic()) < self._next:
             await asyncio.sleep(self._next - now)
         if self.config.requests_per_minute is not None:
             self._next = now + 60.0 / self.config.requests_per_minute
 
-    async def _hold(self, most: Spent) -> None:
+    async def _reserve(self, most: Usage) -> None:
         """Set aside what a request may cost; while others are under way, wait for what they leave.
 
         Raises:
             StopError: the budget does not allow for it.
         """
         async with self._settled:
-            while over := self._over(most):
-                if not self._held.requests:
+            while over := self._budget_problem(most):
+                if not self._reserved.requests:
                     raise StopError(over, ExitCode.INCOMPLETE)
                 await self._settled.wait()
-            self._held += most
+            self._reserved += most
 
-    async def _settle(self, held: Spent, cost: Spent) -> None:
-        self._held.requests -= held.requests
-        self._held.tokens -= held.tokens
+    async def _settle(self, reservation: Usage, cost: Usage) -> None:
+        self._reserved.requests -= reservation.requests
+        self._reserved.tokens -= reservation.tokens
         self.spent += cost
         async with self._settled:
             self._settled.notify_all()
 
-    def _over(self, most: Spent) -> str | None:
+    def _budget_problem(self, most: Usage) -> str | None:
         """Why the budget does not allow for a request that may cost this, if so."""
         for what in ("requests", "tokens"):
             limit, spent = getattr(self.config.budget, what), getattr(self.spent, what)
-            if limit is not None and spent + getattr(self._held, what) + getattr(most, what) > limit:
-                left = f"has {limit - spent:,} left, and the next request may cost {getattr(most, what):,}"
+            if limit is not None and spent + getattr(self._reserved, what) + getattr(most, what) > limit:
+                remainder = f"has {limit - spent:,} left, and the next request may cost {getattr(most, what):,}"
                 return (
-                    f"model.budget.{what} of {limit:,} {left if spent < limit else 'is spent'}; what was answered is "
-                    "kept: raise it and run again"
+                    f"model.budget.{what} of {limit:,} {remainder if spent < limit else 'is spent'}; "
+                    "what was answered is kept: raise it and run again"
                 )
         return None
 
@@ -319,8 +319,8 @@ def _billed(value: Mapping[str, Any], most: int) -> int:
     usage = value.get("usage")
     if not isinstance(usage, dict):
         return most
-    found = [part for part in map(usage.get, ("prompt_tokens", "completion_tokens")) if isinstance(part, int)]
-    return sum(found) if len(found) == 2 and min(found) >= 0 else most
+    counts = [part for part in map(usage.get, ("prompt_tokens", "completion_tokens")) if isinstance(part, int)]
+    return sum(counts) if len(counts) == 2 and min(counts) >= 0 else most
 
 
 def prompt_tokens(text: str) -> int:
@@ -340,8 +340,8 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
     try:
         response = httpx2.get(config.endpoint + "/models", headers=headers(config), timeout=min(30.0, config.timeout))
     except httpx2.HTTPError as error:
-        said = without_key(" ".join(str(error).split()), config) or type(error).__name__
-        raise UserError(f"endpoint {config.endpoint} does not answer: {said}") from None
+        reason = without_key(" ".join(str(error).split()), config) or type(error).__name__
+        raise UserError(f"endpoint {config.endpoint} does not answer: {reason}") from None
     if response.status_code in (401, 403):
         raise UserError(
             f"endpoint {config.endpoint} does not accept the key of {config.key_variable}"
@@ -359,7 +359,7 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
 Item = TypeVar("Item")
 
 
-async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], width: int) -> None:
+async def run_concurrently(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], width: int) -> None:
     """Work on items, at most `width` at a time; the next is taken when one is done. The first error ends it all."""
     waiting = iter(items)
 

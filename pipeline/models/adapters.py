@@ -32,10 +32,10 @@ def check_base(folder: Path, base: str, shown: str) -> None:
         UserError: it is another.
     """
     try:
-        said = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
+        base_record = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
     except (OSError, ValueError, AttributeError):
         return  # written by other software: what does not fit shows when it is loaded
-    trained_on = said.get("model", base)
+    trained_on = base_record.get("model", base)
     if trained_on != base:
         raise UserError(
             f"adapter {folder} is for another base model: trained on weights {trained_on[:12]}, "

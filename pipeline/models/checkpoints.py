@@ -91,12 +91,12 @@ def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
     )
 
     name = f"{config.path} at {config.revision}" if config.revision else config.path
-    wanted = [*SMALL_FILES, "*.safetensors", *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
+    patterns = [*SMALL_FILES, "*.safetensors", *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
     try:
         folder = snapshot_download(
             config.path,
             revision=config.revision,
-            allow_patterns=[config.gguf_file] if config.gguf_file else list(wanted),
+            allow_patterns=[config.gguf_file] if config.gguf_file else list(patterns),
             ignore_patterns=None if config.gguf_file else ["*/*", "consolidated*"],
             etag_timeout=HUB_SECONDS,
         )
@@ -162,13 +162,13 @@ def _hub_names(config: ModelConfig) -> list[str] | None:
     from huggingface_hub import HfApi
 
     try:
-        found = HfApi().model_info(config.path, revision=config.revision, timeout=HUB_SECONDS)
+        info = HfApi().model_info(config.path, revision=config.revision, timeout=HUB_SECONDS)
     except Exception:  # a cached model needs no hub: the load says what is missing
         return None
-    return [entry.rfilename for entry in found.siblings or []]
+    return [entry.rfilename for entry in info.siblings or []]
 
 
-def load_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool = False) -> Any:
+def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool = False) -> Any:
     """The model's configuration, if it is that of a causal language model, or if `seq2seq` of an encoder-decoder one.
 
     Raises:
@@ -222,8 +222,8 @@ def seq2seq_class(loaded: Any) -> str | None:
 
 def max_positions(loaded: Any) -> int | None:
     """Positions that the model has, if its configuration says; of T5, those that it was trained with."""
-    known = loaded.get_text_config()
-    value = getattr(known, "max_position_embeddings", None) or getattr(known, "n_positions", None)
+    text_config = loaded.get_text_config()
+    value = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
     return int(value) if isinstance(value, int) and value > 0 else None
 
 
@@ -242,11 +242,11 @@ def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
 
     with safe_open(shards[0], framework="pt") as file:
         kinds = {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118 - not a dict
-    known = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    return next((name for kind, name in known.items() if kind in kinds), "auto")
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    return next((name for kind, name in names.items() if kind in kinds), "auto")
 
 
-def adapter_folder(config: ModelConfig) -> Path:
+def locate_adapter(config: ModelConfig) -> Path:
     """The adapter's folder.
 
     Raises:
@@ -262,7 +262,7 @@ def adapter_folder(config: ModelConfig) -> Path:
 
 def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
     """The adapter's folder, if it is one for the task and no pickle."""
-    folder = adapter_folder(config)
+    folder = locate_adapter(config)
     with in_one_line(config, f"adapter {config.adapter}"):
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     if settings.get("task_type") not in (None, task):

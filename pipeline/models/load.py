@@ -17,17 +17,17 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import check_base, load_adapter
 from pipeline.models.checkpoints import (
     Checkpoint,
-    adapter_folder,
     causal_class,
     check_adapter,
     check_weights,
     digest,
     dtype_name,
     in_one_line,
-    load_config,
     locate,
+    locate_adapter,
     matching,
     max_positions,
+    read_model_config,
     seq2seq_class,
     weight_files,
 )
@@ -85,7 +85,7 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
     source = locate(config, weights=True)
     check_weights(config, source)
     tokenizer = load_tokenizer(config, source)
-    loaded = load_config(config, source, seq2seq=seq2seq) if seq2seq or not source.gguf else None
+    loaded = read_model_config(config, source, seq2seq=seq2seq) if seq2seq or not source.gguf else None
     two_sided = loaded is not None and seq2seq and loaded.is_encoder_decoder
     model = _load_weights(config, source, gpus, loaded, seq2seq=two_sided)
     if config.adapter is not None:
@@ -117,15 +117,15 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     quieten()
     source = locate(config, weights=False)
     check_weights(config, source)
-    loaded = load_config(config, source, seq2seq=paraphraser)
+    loaded = read_model_config(config, source, seq2seq=paraphraser)
     two_sided = paraphraser and loaded.is_encoder_decoder
     load_tokenizer(config, source)
     if config.adapter is not None:
         check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     if config.quantization is not None:
         _quantization(config)
-    known = seq2seq_class(loaded) if two_sided else causal_class(loaded)
-    architecture = (loaded.architectures or [known or loaded.model_type])[0]
+    class_name = seq2seq_class(loaded) if two_sided else causal_class(loaded)
+    architecture = (loaded.architectures or [class_name or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
     parameters = _count_parameters(config, loaded, seq2seq=two_sided)
     return {
@@ -164,9 +164,9 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
         UserError: a file is missing, or the adapter's record names another base model.
     """
     if isinstance(config, EndpointConfig):
-        asked = f"{config.name} at {config.endpoint}, {config.api}"
-        asked += f": {config.instruction}" if config.api == "chat" else ""
-        return {"model": asked, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
+        identity = f"{config.name} at {config.endpoint}, {config.api}"
+        identity += f": {config.instruction}" if config.api == "chat" else ""
+        return {"model": identity, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
     quieten()
     source = locate(config, weights=True)
     if source.gguf:
@@ -176,11 +176,11 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
         weights = digest(matching(source.folder, [*weight_files(config, source), "config.json", *code]))
         tokenizer = digest(matching(source.folder, TOKENIZER_FILES))
     if config.adapter is not None:
-        folder = adapter_folder(config)
+        folder = locate_adapter(config)
         check_base(folder, weights, config.path)
         adapter = digest(matching(folder, ["adapter_config.json", "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
-    dtype = dtype_name(config, source, None if source.gguf else load_config(config, source, seq2seq=True))
+    dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, seq2seq=True))
     return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": config.quantization or "none"}
 
 

@@ -45,29 +45,29 @@ class Adapters:
     def on(self, name: str) -> Iterator[None]:
         """Switch an adapter on for a while; "" is none."""
         layers = self._layers[name] if name else {}
-        self._put(layers)
+        self._replace_layers(layers)
         try:
             yield
         finally:
-            self._put({place: self._plain[place] for place in layers})
+            self._replace_layers({place: self._plain[place] for place in layers})
 
     def _load(self, folder: Path, shown: str) -> dict[str, nn.Module]:
         """The layers that an adapter puts in the place of the model's, which come back."""
         try:
             load_adapter(self._model, folder, shown).eval().requires_grad_(False)
         finally:
-            found = dict(self._model.named_modules())
+            modules = dict(self._model.named_modules())
             layers = {
-                place: _lean(found[place])
+                place: _lean(modules[place])
                 for place, plain in self._plain.items()
-                if found.get(place, plain) is not plain
+                if modules.get(place, plain) is not plain
             }
-            self._put({place: self._plain[place] for place in layers})
+            self._replace_layers({place: self._plain[place] for place in layers})
             if hasattr(self._model, "peft_config"):  # peft's mark of a model that it has changed
                 del self._model.peft_config
         return layers
 
-    def _put(self, layers: Mapping[str, nn.Module]) -> None:
+    def _replace_layers(self, layers: Mapping[str, nn.Module]) -> None:
         for place, layer in layers.items():
             parent, _, child = place.rpartition(".")
             setattr(self._plain[parent], child, layer)

@@ -58,23 +58,23 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
     encoded = tokenizer(
         texts, add_special_tokens=True, return_attention_mask=False, return_offsets_mapping=True, verbose=False
     )
-    found = []
+    tokens = []
     for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
         if len(ids) <= max_tokens:
-            found.append(Tokens(ids, False, len(text)))
+            tokens.append(Tokens(ids, False, len(text)))
         else:
-            found.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens])))
-    return found
+            tokens.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens])))
+    return tokens
 
 
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
     """Texts as a model reads them whose tokenizer is not at hand: each word stands for a token, and all ids are 0."""
-    found = []
+    tokens = []
     for text in texts:
         ends = [word.end() for word in islice(_WORD.finditer(text), max_tokens + 1)]
         cut = len(ends) > max_tokens
-        found.append(Tokens([0] * min(len(ends), max_tokens), cut, ends[max_tokens - 1] if cut else len(text)))
-    return found
+        tokens.append(Tokens([0] * min(len(ends), max_tokens), cut, ends[max_tokens - 1] if cut else len(text)))
+    return tokens
 
 
 def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:

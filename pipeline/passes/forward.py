@@ -71,14 +71,14 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
                 values[mask] = torch.cat([piece[name] for piece in swept]).to(mask.device)
             return values
 
-        asked = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
+        moments = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
         renyi = {order: table(f"renyi_{order}") for order in RENYI_ORDERS if f"renyi_{order}" in statistics}
         return TokenStatistics(
             log_prob=table("log_prob"),
             mask=mask,
-            mean=asked.get("mean"),
-            variance=asked.get("variance"),
-            m_entropy=asked.get("m_entropy"),
+            mean=moments.get("mean"),
+            variance=moments.get("variance"),
+            m_entropy=moments.get("m_entropy"),
             renyi=renyi,
         )
 
@@ -86,8 +86,8 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
 def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> TokenStatistics:
     """Statistics of a batch whose log-probabilities are known: of each document those of its tokens but the first."""
     longest = max(map(len, values))
-    mask = torch.arange(longest) < torch.tensor([[len(own)] for own in values])
-    padded = [[*own, *[0.0] * (longest - len(own))] for own in values]
+    mask = torch.arange(longest) < torch.tensor([[len(row)] for row in values])
+    padded = [[*row, *[0.0] * (longest - len(row))] for row in values]
     return TokenStatistics(log_prob=torch.tensor(padded, device=device), mask=mask.to(device))
 
 
@@ -209,33 +209,33 @@ def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[
     The moments are sums of p ln p and p (ln p)^2 with p = exp(ln p), not normalised again: the arithmetic of the
     published code, whose float32 rounding (1e-5 of a standard deviation) shows in scores near 0.
     """
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     log_p = torch.log_softmax(logits, 1)
-    found["log_prob"] = own = log_p.gather(1, targets[:, None]).squeeze(1)
+    results["log_prob"] = log_prob = log_p.gather(1, targets[:, None]).squeeze(1)
     if not statistics - {"log_prob"}:
-        return found
+        return results
     best = log_p.argmax(1, keepdim=True) if "m_entropy" in statistics else None
     log_p.clamp_min_(FLOOR)
     p = torch.exp(log_p, out=logits)
     if "renyi_inf" in statistics:
-        found["renyi_inf"] = -log_p.amax(1)
+        results["renyi_inf"] = -log_p.amax(1)
     if statistics & {"mean", "variance", "renyi_1"}:
         product = log_p.mul_(p) if "variance" not in statistics else p * log_p
-        found["mean"] = product.sum(1)
+        results["mean"] = product.sum(1)
         if "renyi_1" in statistics:
-            found["renyi_1"] = -found["mean"]
+            results["renyi_1"] = -results["mean"]
         if "variance" in statistics:
-            found["variance"] = (product.mul_(log_p).sum(1) - found["mean"].square()).clamp_min_(0)
+            results["variance"] = (product.mul_(log_p).sum(1) - results["mean"].square()).clamp_min_(0)
     if "renyi_0.5" in statistics:
-        found["renyi_0.5"] = (2 * torch.sqrt(p, out=log_p).sum(1).log()).clamp_min_(0)
+        results["renyi_0.5"] = (2 * torch.sqrt(p, out=log_p).sum(1).log()).clamp_min_(0)
     if "renyi_2" in statistics:
-        found["renyi_2"] = (-torch.mul(p, p, out=log_p).sum(1).log()).clamp_min_(0)
+        results["renyi_2"] = (-torch.mul(p, p, out=log_p).sum(1).log()).clamp_min_(0)
     if best is not None:
-        found["m_entropy"] = _m_entropy(p, log_p, own, best, targets)
-    return found
+        results["m_entropy"] = _m_entropy(p, log_p, log_prob, best, targets)
+    return results
 
 
-def _m_entropy(p: Tensor, scratch: Tensor, own: Tensor, best: Tensor, targets: Tensor) -> Tensor:
+def _m_entropy(p: Tensor, scratch: Tensor, log_prob: Tensor, best: Tensor, targets: Tensor) -> Tensor:
     """-(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), each (rows,); `p` and `scratch` are overwritten.
 
     The likeliest token is kept apart: 1 - p of it is the sum of the others, which float32 holds where 1 - p is 0.
@@ -243,10 +243,10 @@ def _m_entropy(p: Tensor, scratch: Tensor, own: Tensor, best: Tensor, targets: T
     p_best = p.gather(1, best).squeeze(1)
     minus_p = p.scatter_(1, best, 0.0).neg_()
     others = -minus_p.sum(1)
-    minus_p_own = minus_p.gather(1, targets[:, None]).squeeze(1)
+    minus_p_target = minus_p.gather(1, targets[:, None]).squeeze(1)
     terms = torch.log1p(minus_p, out=scratch).mul_(minus_p).sum(1)
-    of_best = -p_best * torch.maximum(others.log(), own)  # y is one of the others, whatever underflows
-    of_own = minus_p_own * torch.log1p(minus_p_own)
+    of_best = -p_best * torch.maximum(others.log(), log_prob)  # y is one of the others, whatever underflows
+    of_target = minus_p_target * torch.log1p(minus_p_target)
     is_best = best.squeeze(1) == targets
-    rest = torch.where(is_best, terms, terms - of_own + of_best)
-    return torch.where(is_best, others, 1 + minus_p_own) * -own + rest
+    rest = torch.where(is_best, terms, terms - of_target + of_best)
+    return torch.where(is_best, others, 1 + minus_p_target) * -log_prob + rest

@@ -20,7 +20,7 @@ from torch.nn import functional
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
 
-BATCH_TOKENS = {"cpu": 1 << 13, "cuda": 1 << 17}  # cached positions at a time, draws times (prompt + new tokens)
+CACHE_POSITIONS = {"cpu": 1 << 13, "cuda": 1 << 17}  # cached positions at a time, draws times (prompt + new tokens)
 COMPACT = 0.25  # share of finished rows at which a batch is made anew without them
 End = Literal["eos", "words", "tokens", "non_finite"]
 
@@ -89,7 +89,7 @@ def continuations(
         sampling: How tokens are drawn.
         seed: Of the run.
         batch_tokens: Most positions in the cache at a time, draws times (prompt and new tokens); one prompt with its
-            draws is the least. None takes `BATCH_TOKENS` of the device.
+            draws is the least. None takes `CACHE_POSITIONS` of the device.
 
     Returns:
         For each prompt the continuations in the order of its draws. The same prompts and batch_tokens give the same
@@ -100,9 +100,9 @@ def continuations(
         UserError: a prompt leaves no room in the model, or the model keeps no cache.
     """
     device = "cpu" if lm.device.type == "cpu" else "cuda"
-    budget = batch_tokens or BATCH_TOKENS[device]
+    budget = batch_tokens or CACHE_POSITIONS[device]
     limits = [_limit(lm, prompt, sampling) for prompt in prompts]
-    found: list[list[Continuation]] = [[] for _ in prompts]
+    results: list[list[Continuation]] = [[] for _ in prompts]
     with torch.inference_mode():
         for group in _batches(prompts, limits, budget):
             rows = [
@@ -113,8 +113,8 @@ def continuations(
             _run(lm, [prompts[i].ids for i in group], rows, sampling)
             for row in rows:
                 text = _decode(lm.tokenizer, row.ids)
-                found[group[row.owner]].append(Continuation(text, tuple(row.ids), row.end or "tokens"))
-    return found
+                results[group[row.owner]].append(Continuation(text, tuple(row.ids), row.end or "tokens"))
+    return results
 
 
 def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling) -> int:
@@ -196,43 +196,46 @@ def _run(
     if not rows:
         return
     eos = _eos(lm)
-    asked = _Answers(lm, ids) if isinstance(lm, Seq2SeqModel) else _Continuations(lm, ids)
-    logits = asked.first()
+    batch = _Answers(lm, ids) if isinstance(lm, Seq2SeqModel) else _Continuations(lm, ids)
+    logits = batch.first()
     owners = torch.tensor([row.owner for row in rows], device=lm.device)
-    asked.keep(owners)
+    batch.keep(owners)
     logits = logits[owners.to(logits.device)]
     longest = max(row.limit for row in rows)
     uniforms = torch.from_numpy(np.stack([np.pad(row.uniforms, (0, longest - row.limit)) for row in rows]))
     uniforms = uniforms.to(logits.device)
     live = list(rows)
     for step in range(longest):
-        tokens = sample(logits, sampling, uniforms[:, step])
+        tokens = sample_tokens(logits, sampling, uniforms[:, step])
         for row, token in zip(live, tokens.tolist(), strict=True):
             if row.end is None:
                 row.take(token, lm.tokenizer, eos)
-        left = [place for place, row in enumerate(live) if row.end is None]
-        if not left:
+        unfinished = [place for place, row in enumerate(live) if row.end is None]
+        if not unfinished:
             return
-        if len(live) - len(left) >= COMPACT * len(live):
-            live = [live[place] for place in left]
-            kept = torch.tensor(left, device=lm.device)
-            asked.keep(kept)
+        if len(live) - len(unfinished) >= COMPACT * len(live):
+            live = [live[place] for place in unfinished]
+            kept = torch.tensor(unfinished, device=lm.device)
+            batch.keep(kept)
             kept = kept.to(tokens.device)
             tokens, uniforms = tokens[kept], uniforms[kept]
-        logits = asked.next(tokens.clamp_min(0).to(lm.device))
+        logits = batch.next(tokens.clamp_min(0).to(lm.device))
 
 
 def _eos(lm: LanguageModel | Seq2SeqModel) -> frozenset[int]:
     """Token ids that end a text, as the model or its tokenizer say."""
     model: Any = lm.model
-    said = [getattr(getattr(model, "generation_config", None), "eos_token_id", None)]
-    said += [getattr(model.config, "eos_token_id", None), getattr(lm.tokenizer, "eos_token_id", None)]
+    settings = [getattr(getattr(model, "generation_config", None), "eos_token_id", None)]
+    settings += [getattr(model.config, "eos_token_id", None), getattr(lm.tokenizer, "eos_token_id", None)]
     return frozenset(
-        int(token) for value in said if value is not None for token in (value if isinstance(value, list) else [value])
+        int(token)
+        for value in settings
+        if value is not None
+        for token in (value if isinstance(value, list) else [value])
     )
 
 
-def sample(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
+def sample_tokens(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     """Draw one token a row by inverting the distribution function, in the order of the token ids.
 
     Args:
@@ -277,10 +280,10 @@ class _Continuations:
     ids: Sequence[Sequence[int]]
     cache: Any = field(init=False)
     mask: Tensor | None = field(init=False, default=None)  # None where no prompt is padded, which spares work
-    takes: frozenset[str] = field(init=False)
+    parameters: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.takes = _takes(self.lm.model)
+        self.parameters = _takes(self.lm.model)
         self.cache = _cache(self.lm.model)
 
     def first(self) -> Tensor:
@@ -304,10 +307,10 @@ class _Continuations:
         return self._ask(tokens[:, None])
 
     def _ask(self, ids: Tensor) -> Tensor:
-        settings: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.takes else {}
+        settings: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.parameters else {}
         if self.mask is not None:
             settings["attention_mask"] = self.mask
-            if "position_ids" in self.takes:
+            if "position_ids" in self.parameters:
                 settings["position_ids"] = (self.mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
         output = self.lm.model(input_ids=ids, past_key_values=self.cache, use_cache=True, **settings)
         return output.logits[:, -1]
@@ -381,10 +384,10 @@ def _takes(model: Any) -> frozenset[str]:
 
 def _decoder_start(model: Any) -> list[int]:
     """The ids that the decoder starts with: its start token, and the one that some models force behind it."""
-    said = (model.generation_config, model.config)
+    configs = (model.generation_config, model.config)
 
     def of(name: str) -> int | None:
-        return next((v for v in (getattr(source, name, None) for source in said) if isinstance(v, int)), None)
+        return next((v for v in (getattr(source, name, None) for source in configs) if isinstance(v, int)), None)
 
     starts = (of("decoder_start_token_id"), of("bos_token_id"), of("pad_token_id"))
     start = next((token for token in starts if token is not None), 0)

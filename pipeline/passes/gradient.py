@@ -52,8 +52,8 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     """
     if not ids:
         return torch.zeros(0, dtype=torch.float64, device=lm.device)
-    found = coverage(lm.model)
-    if found.method == "batched":
+    model_coverage = coverage(lm.model)
+    if model_coverage.method == "batched":
         squares = list(_batched(lm.model, ids, lm.device).values())
         return torch.stack(squares).sum(0).sqrt()
     each = [sum(_alone(lm.model, one, lm.device).values()) if len(one) > 1 else torch.nan for one in ids]
@@ -66,9 +66,9 @@ _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDict
 def coverage(model: nn.Module) -> Coverage:
     """Whether a model's documents go in batches, and which parameters count; found once a model, on a short input."""
     if model not in _coverages:
-        _coverages[model] = found = _examine(model)
-        if found.reason:
-            _log.warning("gradient_norm takes one backward pass a document: %s", found.reason)
+        _coverages[model] = result = _examine(model)
+        if result.reason:
+            _log.warning("gradient_norm takes one backward pass a document: %s", result.reason)
     return _coverages[model]
 
 
@@ -160,10 +160,12 @@ def _disproof(model: Any) -> str:
         expected = _alone(model, document, table.device)
         total = sum(expected.values()) ** 0.5
         for key in [*batched, *((one,) for one in expected.keys() - {one for some in batched for one in some})]:
-            wanted = sum(expected.get(one, 0.0) for one in key) ** 0.5
-            found = batched[key][row].sqrt().item() if key in batched else 0.0
-            if abs(found - wanted) > relative * wanted + floor * total:  # False for NaN, which proves nothing
-                return f"the rule for the parameter {names[key[0]]} gives {found:.6g}, autograd {wanted:.6g}"
+            expected_norm = sum(expected.get(one, 0.0) for one in key) ** 0.5
+            norm = batched[key][row].sqrt().item() if key in batched else 0.0
+            if (
+                abs(norm - expected_norm) > relative * expected_norm + floor * total
+            ):  # False for NaN, which proves nothing
+                return f"the rule for the parameter {names[key[0]]} gives {norm:.6g}, autograd {expected_norm:.6g}"
     return ""
 
 
@@ -190,9 +192,9 @@ def _alone(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, fl
     finally:
         for handle in handles:
             handle.remove()
-        for parameter, wanted in zip(counted, before, strict=True):
+        for parameter, needed_gradient in zip(counted, before, strict=True):
             parameter.grad = None
-            parameter.requires_grad_(wanted)
+            parameter.requires_grad_(needed_gradient)
     return squares
 
 
@@ -220,9 +222,9 @@ def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> 
             if of_head.bias is not None:
                 sweep.add((head.bias,), of_head.bias)
         leaves = [leaf for _, _, leaf in sweep.embedded]
-        found = torch.autograd.grad(hidden, leaves, of_head.hidden, allow_unused=True)
+        gradients = torch.autograd.grad(hidden, leaves, of_head.hidden, allow_unused=True)
     with torch.no_grad():
-        sweep.embeddings(found, table, of_head.by_token)
+        sweep.embeddings(gradients, table, of_head.by_token)
         sweep.close_all()
     return sweep.squares
 
@@ -230,11 +232,11 @@ def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> 
 class _Group:
     """Linear layers that read the same input, whose Gram matrix is then computed once."""
 
-    __slots__ = ("given", "key", "out_features", "outer", "waiting", "weights")
+    __slots__ = ("inputs", "key", "out_features", "outer", "waiting", "weights")
 
-    def __init__(self, given: Tensor) -> None:
-        self.key = id(given)
-        self.given = given
+    def __init__(self, inputs: Tensor) -> None:
+        self.key = id(inputs)
+        self.inputs = inputs
         self.outer: Tensor | None = None  # Gram matrix of the gradients of the outputs, summed over the layers
         self.weights: list[Tensor] = []
         self.out_features = 0
@@ -289,8 +291,8 @@ class _Sweep:
     def _norm(self, kind: _Kind, module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
         output.register_hook(partial(self._norm_gradient, kind, module, args[0].detach()))
 
-    def _norm_gradient(self, kind: _Kind, module: Any, given: Tensor, gradient: Tensor) -> None:
-        x, g = given.to(gradient.device).float(), gradient.float()
+    def _norm_gradient(self, kind: _Kind, module: Any, inputs: Tensor, gradient: Tensor) -> None:
+        x, g = inputs.to(gradient.device).float(), gradient.float()
         if kind == "layer_norm":
             x = functional.layer_norm(x, module.normalized_shape, None, None, module.eps)
         else:
@@ -312,22 +314,22 @@ class _Sweep:
             self.add((module.bias,), square(out.sum(1, dtype=torch.float32)))
         group.waiting -= 1
         if _differentiable(module.weight):
-            given = self._rows(group.given.detach()).to(out.device)
-            if gram_is_cheaper(out.shape[1], given.shape[2], group.out_features):
-                own = gram(out)
-                group.outer = own if group.outer is None else group.outer.add_(own)
+            inputs = self._rows(group.inputs.detach()).to(out.device)
+            if gram_is_cheaper(out.shape[1], inputs.shape[2], group.out_features):
+                product = gram(out)
+                group.outer = product if group.outer is None else group.outer.add_(product)
                 group.weights.append(module.weight)
             else:
-                self.add((module.weight,), product_squares(given, out))
+                self.add((module.weight,), product_squares(inputs, out))
         if group.waiting == 0:
             self._close(group)
 
     def _close(self, group: _Group) -> None:
         if group.outer is not None:
-            given = self._rows(group.given.detach()).to(group.outer.device)
-            self.add(group.weights, inner(gram(given), group.outer))
+            inputs = self._rows(group.inputs.detach()).to(group.outer.device)
+            self.add(group.weights, inner(gram(inputs), group.outer))
         self.groups.pop(group.key)
-        group.outer, group.given = None, group.given[:0].clone()  # autograd's graph may hold the group still
+        group.outer, group.inputs = None, group.inputs[:0].clone()  # autograd's graph may hold the group still
 
     def close_all(self) -> None:
         """Count the groups of which some layer's output served for nothing."""

@@ -64,7 +64,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ParaphraseFailure:
     """A document whose paraphrases stayed bad."""
 
     key: int
@@ -72,7 +72,7 @@ class Failure:
     message: str
 
 
-def paraphrase(
+def draw_paraphrases(
     lm: LanguageModel | Seq2SeqModel,
     texts: Sequence[tuple[int, str]],
     draws: int,
@@ -80,7 +80,7 @@ def paraphrase(
     seed: int,
     *,
     batch_tokens: int | None = None,
-) -> list[Draws | Failure]:
+) -> list[Draws | ParaphraseFailure]:
     """Draw paraphrases of documents.
 
     Args:
@@ -100,19 +100,19 @@ def paraphrase(
     """
     encode, limit = _encoder(lm, settings), piece_limit(lm, settings)
     bare = _token_counter(lm.tokenizer)
-    documents = [_Document(key, text, split(text, bare, limit), draws) for key, text in texts]
+    documents = [_Document(key, text, split_text(text, bare, limit), draws) for key, text in texts]
     for attempt in range(settings.redraws + 1):
-        asked = [(document, piece, numbers) for document in documents for piece, numbers in document.missing()]
-        if not asked:
+        requests = [(document, piece, numbers) for document in documents for piece, numbers in document.missing()]
+        if not requests:
             break
         prompts = []
-        for document, piece, numbers in asked:
+        for document, piece, numbers in requests:
             source = document.pieces[piece].strip()
             most = int(settings.longest * bare(source)) + SPARE
             key = (document.key, piece, attempt)
             prompts.append(Prompt(key, encode(source), numbers, max_new_tokens=most))
-        found = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens)
-        for (document, piece, numbers), answers in zip(asked, found, strict=True):
+        results = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens)
+        for (document, piece, numbers), answers in zip(requests, results, strict=True):
             document.redrawn += len(numbers) if attempt else 0
             for number, answer in zip(numbers, answers, strict=True):
                 document.take(piece, number, answer)
@@ -160,12 +160,12 @@ class _Document:
                 self.reason = "verbatim"
                 self.answers[number] = [piece if piece.isspace() else None for piece in self.pieces]
 
-    def result(self, redraws: int) -> Draws | Failure:
+    def result(self, redraws: int) -> Draws | ParaphraseFailure:
         """The paraphrases, if all of them are there."""
         if not self.text.strip():
-            return Failure(self.key, "blank", MESSAGES["blank"])
+            return ParaphraseFailure(self.key, "blank", MESSAGES["blank"])
         if self.missing():
-            return Failure(self.key, self.reason, f"{MESSAGES[self.reason]}, after {redraws} redraws")
+            return ParaphraseFailure(self.key, self.reason, f"{MESSAGES[self.reason]}, after {redraws} redraws")
         return Draws(self.key, tuple("".join(map(str, answer)) for answer in self.answers), self.redrawn)
 
 
@@ -209,7 +209,7 @@ def clean(answer: str, source: str) -> str:
 _BOUNDARY = re.compile(r"[.!?…]+[\"'”\u2019»)\]]*\s+|[。\uff01\uff1f]+[”\u2019」』]*\s*|\n\s*")
 
 
-def split(text: str, length: Callable[[str], int], limit: int) -> list[str]:
+def split_text(text: str, length: Callable[[str], int], limit: int) -> list[str]:
     """Cut a text in pieces that fit, at the ends of sentences; joined, they are the text.
 
     Args:
@@ -236,19 +236,19 @@ def split(text: str, length: Callable[[str], int], limit: int) -> list[str]:
 def _cut(sentence: str, length: Callable[[str], int], limit: int) -> list[str]:
     """Pieces of a sentence that is too long."""
     words = re.findall(r"\S+\s*|\s+", sentence)
-    found: list[str] = []
+    pieces: list[str] = []
     while words:
         count = _longest(words, length, limit)
         if count:
-            found.append("".join(words[:count]))
+            pieces.append("".join(words[:count]))
             del words[:count]
             continue
         characters = list(words.pop(0))
         while characters:
             count = _longest(characters, length, limit) or 1
-            found.append("".join(characters[:count]))
+            pieces.append("".join(characters[:count]))
             del characters[:count]
-    return found
+    return pieces
 
 
 def _longest(units: list[str], length: Callable[[str], int], limit: int) -> int:
@@ -275,8 +275,8 @@ def piece_limit(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) 
     positions, beside = lm.max_tokens, len(_encoder(lm, settings)(""))
     if isinstance(lm, Seq2SeqModel):
         if positions is None:
-            said = lm.tokenizer.model_max_length
-            positions = said if said < 1 << 20 else 512
+            stated_limit = lm.tokenizer.model_max_length
+            positions = stated_limit if stated_limit < 1 << 20 else 512
         room = min(positions - beside, int((positions - SPARE) / settings.longest))
     elif positions is not None:
         room = int((positions - beside - SPARE) / (1 + settings.longest))
@@ -302,8 +302,8 @@ def _encoder(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> 
     tokenizer = lm.tokenizer
 
     def ids(text: str, *, special: bool) -> list[int]:
-        found = tokenizer(text, add_special_tokens=special, split_special_tokens=True, verbose=False)
-        return list(found["input_ids"])
+        encoding = tokenizer(text, add_special_tokens=special, split_special_tokens=True, verbose=False)
+        return list(encoding["input_ids"])
 
     if isinstance(lm, Seq2SeqModel):
         prefix = PREFIX if settings.instruction is None else settings.instruction

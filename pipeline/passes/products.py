@@ -26,20 +26,20 @@ def gram(rows: Tensor) -> Tensor:
     return torch.bmm(rows, rows.mT)
 
 
-def gram_is_cheaper(rows: int, given: int, out: int) -> bool:
+def gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:
     """Whether two Gram matrices of `rows` rows cost less than the product (out, given) of each document."""
-    return rows * (given + out) < given * out
+    return rows * (inputs + outputs) < inputs * outputs
 
 
-def product_squares(given: Tensor, out: Tensor) -> Tensor:
+def product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Squared norm of out' given for each document: (documents, rows, *) twice -> (documents,) float64.
 
     One document at a time, and of a large product one band.
     """
-    given, out = given.float(), out.float()
-    bands = -(-given.shape[2] * out.shape[2] // PRODUCT_ELEMENTS)
+    inputs, outputs = inputs.float(), outputs.float()
+    bands = -(-inputs.shape[2] * outputs.shape[2] // PRODUCT_ELEMENTS)
     each = [
         sum(torch.linalg.vector_norm(band.T @ a).double() ** 2 for band in b.tensor_split(bands, dim=1))
-        for a, b in zip(given, out, strict=True)
+        for a, b in zip(inputs, outputs, strict=True)
     ]
     return torch.stack([torch.as_tensor(value) for value in each])

@@ -41,7 +41,7 @@ class AdaScore:
         return total
 
 
-def train(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
+def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
     """Learn to tell calibration documents from a mixture of further calibration documents and audit documents.
 
     AdaDetect (Marandon, Lei, Mary & Roquain 2024, section 3): split the calibration documents in two halves, train

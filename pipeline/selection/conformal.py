@@ -93,8 +93,8 @@ def ranks(
 
 def p_values(ranks: np.ndarray, against: int | Grid) -> np.ndarray:
     """The p-values of ranks against n calibration documents, k / (n + 1), or over a grid: float64 in (0, 1]."""
-    found = np.asarray(ranks)
-    return against.values[found - 1] if isinstance(against, Grid) else found.astype(np.float64) / (against + 1)
+    positions = np.asarray(ranks)
+    return against.values[positions - 1] if isinstance(against, Grid) else positions.astype(np.float64) / (against + 1)
 
 
 def mix(values: np.ndarray) -> np.ndarray:

@@ -20,13 +20,13 @@ import pyarrow as pa
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection import fusion, knockoff
-from pipeline.selection.adadetect import train
+from pipeline.selection.adadetect import fit_score
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 from pipeline.selection.procedures import Decision, decide, strict
-from pipeline.selection.promises import OWN_TERMS
+from pipeline.selection.promises import SPECIAL_TERMS
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.split import Sample, halves
 from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
@@ -149,10 +149,10 @@ def _ranking(selection: SelectionConfig, seed: int, known: Batch) -> tuple[Calla
         def by_group(batch: Batch) -> np.ndarray:
             if batch.groups is None:
                 raise UserError(f"selection {selection.name}: the audit documents have no group column")
-            found = ranks_by_group(
+            group_ranks = ranks_by_group(
                 batch.first, batch.groups, groups, selection.direction, selection.ties, batch.keys, seed
             )
-            return found
+            return group_ranks
 
         return by_group, groups.grid
     calibration = calibrate(known.first)
@@ -171,8 +171,8 @@ def _count(rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined
 def _judge_ranks(
     rank: Callable[[Batch], np.ndarray], against: int | Grid, last: int, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
-    found = rank(batch)
-    return p_values(found, against), found <= last
+    audit_ranks = rank(batch)
+    return p_values(audit_ranks, against), audit_ranks <= last
 
 
 def _of_decision(decision: Decision, counts: RankCounts, judge: Judge, **more: Any) -> Answer:
@@ -209,14 +209,14 @@ def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batc
     sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
     audited = yield Ask(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
     sample = sample if audited is None else sample + audited
-    learnt = train(known.matrix[first], sample.rows)
+    learnt = fit_score(known.matrix[first], sample.rows)
     calibration = calibrate(learnt.score(known.matrix[~first]))
 
     def rank(batch: Batch) -> np.ndarray:
         return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
 
     counts = yield from _count(rank, calibration.size, quarantined)
-    terms = OWN_TERMS["adadetect"]
+    terms = SPECIAL_TERMS["adadetect"]
     decision = replace(decide("bh", counts, selection.exact_alpha), assumption=terms.assumption, promise=terms.promise)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
     beside = {
@@ -237,19 +237,21 @@ def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch,
     rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
     counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
     weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, seed)
-    found = yield from _cut_fused(lambda batch: fusion.fuse(rank(batch), n, weights), alpha, quarantined)
+    fused_threshold = yield from _cut_fused(lambda batch: fusion.fuse(rank(batch), n, weights), alpha, quarantined)
 
     def judge(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         p = fusion.fuse(rank(batch), n, weights)
-        chosen = np.zeros(p.size, dtype=bool) if found.value is None else p <= np.float32(found.value)
+        chosen = (
+            np.zeros(p.size, dtype=bool) if fused_threshold.value is None else p <= np.float32(fused_threshold.value)
+        )
         return p.astype(np.float64), chosen
 
-    terms = OWN_TERMS["td4eval"]
+    terms = SPECIAL_TERMS["td4eval"]
     return Answer(
         judge=judge,
         n_calibration=n,
         m=counts[0].m,
-        threshold=found.value,
+        threshold=fused_threshold.value,
         null_proportion=1.0,
         guarantee=terms.guarantee,
         assumption=terms.assumption,
@@ -270,11 +272,11 @@ def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined:
     reference = halves(known.keys, seed)
     n = int(reference.sum())
     rank = partial(_rank_each, _sorted_columns(known.matrix[reference]), selection.direction)
-    own = rank(Batch(known.matrix[~reference], None, known.keys[~reference]))
+    calibration_ranks = rank(Batch(known.matrix[~reference], None, known.keys[~reference]))
     audit = yield from _count_each(rank, n, d, quarantined)
-    calibration = [RankCounts.of(own[:, i], n) for i in range(d)]
+    calibration = [RankCounts.of(calibration_ranks[:, i], n) for i in range(d)]
     weights = fusion.symmetric_weights(audit, calibration, alpha, selection.weights, seed)
-    statistics = calibrate(fusion.statistic(own, n, weights))
+    statistics = calibrate(fusion.statistic(calibration_ranks, n, weights))
 
     def place(batch: Batch) -> np.ndarray:
         return ranks(fusion.statistic(rank(batch), n, weights), statistics, "members", selection.ties, batch.keys, seed)
@@ -310,10 +312,10 @@ def _count_each(
     counts = yield Ask(count)
     if counts is None:
         counts = np.zeros((detectors, n + 1), dtype=np.int64)
-    return [RankCounts(own).with_quarantined(quarantined) for own in counts]
+    return [RankCounts(row).with_quarantined(quarantined) for row in counts]
 
 
-def _cut_fused(fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined: int) -> Asking[fusion.Cut]:
+def _cut_fused(fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined: int) -> Asking[fusion.Threshold]:
     """`fusion.cut` over shards: counters travel, values do not."""
     high = yield Ask(lambda batch: HighCounts.of(fuse(batch)))
     high = (high if high is not None else HighCounts.empty()).with_quarantined(quarantined)
@@ -324,9 +326,9 @@ def _cut_fused(fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined
         if bins:
             low = yield Ask(lambda batch: LowCounts.of(fuse(batch), bins))  # noqa: B023 - asked before it changes
         low = (low if low is not None else LowCounts.empty(bins)).with_quarantined(quarantined)
-        found = fusion.threshold(high, low, alpha)
-        if found is not None:
-            return found
+        threshold = fusion.threshold(high, low, alpha)
+        if threshold is not None:
+            return threshold
         below = bins[-1]
 
 
@@ -350,7 +352,7 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
     conformal = None
     if len(known.matrix):
         conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
-    terms = OWN_TERMS["ktd"]
+    terms = SPECIAL_TERMS["ktd"]
     symmetry = knockoff.sign_symmetry(known.first)
     none = {"procedure": "bh", "n_selected": 0, "threshold": None, "guarantee": "finite-sample"}
     least, _ = knockoff.fewest(q, m)
@@ -380,6 +382,6 @@ def _as_bh(selection: SelectionConfig) -> SelectionConfig:
     return selection.model_copy(update={"procedure": "bh"})
 
 
-def _judge_knockoff(cut: fusion.Cut, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _judge_knockoff(cut: fusion.Threshold, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     p = conformal(batch)[0] if conformal is not None else np.ones(len(batch.matrix))
-    return p, knockoff.selected(batch.first, cut)
+    return p, knockoff.is_selected(batch.first, cut)

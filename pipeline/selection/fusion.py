@@ -23,7 +23,7 @@ Weights = Literal["rejections", "equal", "random", "max"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Threshold:
     """Where a selection on continuous values ends: `n_selected` documents lie at or beyond `value`.
 
     `value` is a float32 value, exact as a float; None, with 0 selected, when nothing is selected.
@@ -128,16 +128,16 @@ def candidate_bins(high: HighCounts, alpha: Fraction, below: int = BINS) -> tupl
     """
     m = high.m
     reached = np.cumsum(high.counts)
-    found: list[int] = []
+    bins: list[int] = []
     for h in np.flatnonzero(high.counts[:below])[::-1].tolist():
         if _holds(lower(h), int(reached[h]), m, alpha):
-            found.append(h)
-            if len(found) == MOST_BINS or _holds(upper(h), int(reached[h]), m, alpha):
+            bins.append(h)
+            if len(bins) == MOST_BINS or _holds(upper(h), int(reached[h]), m, alpha):
                 break
-    return tuple(found)
+    return tuple(bins)
 
 
-def threshold(high: HighCounts, low: LowCounts, alpha: Fraction) -> Cut | None:
+def threshold(high: HighCounts, low: LowCounts, alpha: Fraction) -> Threshold | None:
     """BH's threshold: the greatest value p with m p <= alpha R(p), R(p) the number of values up to it.
 
     Guaranteed: equal to sorting the float32 values and comparing in exact rationals, m p alpha_den <= alpha_num R.
@@ -157,13 +157,13 @@ def threshold(high: HighCounts, low: LowCounts, alpha: Fraction) -> Cut | None:
         for bits in np.flatnonzero(counts)[::-1].tolist():
             value = value_of(h << 16 | bits)
             if _holds(value, int(reached[bits]), m, alpha):
-                return Cut(value, int(reached[bits]))
+                return Threshold(value, int(reached[bits]))
     if low.bins and candidate_bins(high, alpha, below=low.bins[-1]):
         return None
-    return Cut(None, 0)
+    return Threshold(None, 0)
 
 
-def cut(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Cut:
+def cut(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Threshold:
     """BH's threshold of a stream of float32 p-values that can be read more than once; at most a shard in memory.
 
     Guaranteed: as `threshold`.

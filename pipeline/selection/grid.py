@@ -28,9 +28,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name in ("numerators", "denominators"):
-            own = np.array(getattr(self, name), dtype=np.int64)
-            own.flags.writeable = False
-            object.__setattr__(self, name, own)
+            array = np.array(getattr(self, name), dtype=np.int64)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
 
     @classmethod
     def uniform(cls, n: int) -> Grid:

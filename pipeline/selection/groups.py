@@ -124,13 +124,15 @@ def ranks_by_group(
     if outside.size:
         name = array[int(outside[0])].as_py()
         raise UserError(f"group {name!r} has audit documents and no calibration documents")
-    found = np.empty(values.size, dtype=np.int64)
-    for index, (known, place) in enumerate(zip(calibration.scores, calibration.positions, strict=True)):
-        own = np.flatnonzero(code == index)
-        if own.size:
-            own_keys = None if keys is None else np.asarray(keys)[own]
-            found[own] = place[ranks(values[own], known, direction, ties, own_keys, seed) - 1]
-    return found
+    pooled_ranks = np.empty(values.size, dtype=np.int64)
+    for index, (calibration_scores, place) in enumerate(zip(calibration.scores, calibration.positions, strict=True)):
+        in_group = np.flatnonzero(code == index)
+        if in_group.size:
+            group_keys = None if keys is None else np.asarray(keys)[in_group]
+            pooled_ranks[in_group] = place[
+                ranks(values[in_group], calibration_scores, direction, ties, group_keys, seed) - 1
+            ]
+    return pooled_ranks
 
 
 def _strings(groups: Groups) -> pa.Array:
@@ -140,5 +142,5 @@ def _strings(groups: Groups) -> pa.Array:
 
 def _codes(groups: pa.Array, names: Sequence[str]) -> np.ndarray:
     """Index into names of each group, -1 outside."""
-    found = pc.index_in(groups, value_set=pa.array(names, pa.string()))
-    return pc.fill_null(found, -1).to_numpy(zero_copy_only=False)
+    codes = pc.index_in(groups, value_set=pa.array(names, pa.string()))
+    return pc.fill_null(codes, -1).to_numpy(zero_copy_only=False)

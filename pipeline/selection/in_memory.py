@@ -75,4 +75,4 @@ def answer_all(
         return {index: ask.of_shard(batches[index]) for index, ask in asks}
 
     answers = together(asking, run_pass)
-    return [Verdict(found, *found.judge(own)) for found, own in zip(answers, batches, strict=True)]
+    return [Verdict(outcome, *outcome.judge(audit)) for outcome, audit in zip(answers, batches, strict=True)]

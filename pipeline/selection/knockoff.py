@@ -15,12 +15,12 @@ from fractions import Fraction
 import numpy as np
 from scipy.stats import binom, binomtest
 
-from pipeline.selection.fusion import Cut
+from pipeline.selection.fusion import Threshold
 from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, value_of
 
 GROUPS = 10
 LEAST_IN_GROUP = 10
-LEVEL = 0.01
+SYMMETRY_LEVEL = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +75,11 @@ def magnitudes(w: np.ndarray) -> np.ndarray:
         return np.abs(np.asarray(w, dtype=np.float64)).astype(np.float32)
 
 
-def selected(w: np.ndarray, found: Cut) -> np.ndarray:
+def is_selected(w: np.ndarray, threshold: Threshold) -> np.ndarray:
     """Whether each W >= the threshold, on float32(|W|): bool, shape as `w`."""
-    if found.value is None:
+    if threshold.value is None:
         return np.zeros(np.shape(w), dtype=bool)
-    return (np.asarray(w) > 0) & (magnitudes(w) >= np.float32(found.value))
+    return (np.asarray(w) > 0) & (magnitudes(w) >= np.float32(threshold.value))
 
 
 def candidate_bins(high: SignedHigh, q: Fraction, above: int = -1) -> tuple[int, ...]:
@@ -98,15 +98,15 @@ def candidate_bins(high: SignedHigh, q: Fraction, above: int = -1) -> tuple[int,
         at most MOST_BINS bins, ascending; empty if nothing can be selected.
     """
     positive, negative = _from_top(high.positive.counts), _from_top(high.negative.counts)
-    found: list[int] = []
+    bins: list[int] = []
     filled = np.flatnonzero(high.positive.counts + high.negative.counts)
     for h in filled[filled > above].tolist():
         further = int(negative[h + 1]) if h + 1 < BINS else 0
         if _holds(further, int(positive[h]), q):
-            found.append(h)
-            if len(found) == MOST_BINS or _holds(int(negative[h]), int(positive[h]), q):
+            bins.append(h)
+            if len(bins) == MOST_BINS or _holds(int(negative[h]), int(positive[h]), q):
                 break
-    return tuple(found)
+    return tuple(bins)
 
 
 def fewest(q: Fraction, m: int) -> tuple[int, str]:
@@ -118,7 +118,7 @@ def fewest(q: Fraction, m: int) -> tuple[int, str]:
     return least, f"{sentence}, so it cannot select anything: give more documents, or allow a larger alpha."
 
 
-def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Cut | None:
+def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Threshold | None:
     """The knockoff+ threshold (Barber & Candes 2015; the filter of KTD, Hu et al. 2025).
 
         tau = min over t in {|W_j| : W_j != 0} with (1 + #{W <= -t}) / max(1, #{W >= t}) <= q; none: no selection.
@@ -147,13 +147,13 @@ def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Cut | None:
         negative = _from_top(negatives) + int(high.negative.counts[h + 1 :].sum())
         for bits in np.flatnonzero(positives + negatives).tolist():
             if _holds(int(negative[bits]), int(positive[bits]), q):
-                return Cut(value_of(h << 16 | bits), int(positive[bits]))
+                return Threshold(value_of(h << 16 | bits), int(positive[bits]))
     if bins and candidate_bins(high, q, above=bins[-1]):
         return None
-    return Cut(None, 0)
+    return Threshold(None, 0)
 
 
-def cut(stream: Callable[[], Iterable[np.ndarray]], q: Fraction) -> Cut:
+def cut(stream: Callable[[], Iterable[np.ndarray]], q: Fraction) -> Threshold:
     """The knockoff+ threshold of a stream of W that can be read more than once; at most a shard in memory.
 
     Args:
@@ -233,7 +233,7 @@ def sign_symmetry(w: np.ndarray) -> SignSymmetry:
     worst = int(np.argmin(p))
     p_value = min(1.0, groups * p[worst])
     shares = tuple(float(part.mean()) for part in parts)
-    ok = p_value >= LEVEL
+    ok = p_value >= SYMMETRY_LEVEL
     positive = int((w > 0).sum())
     low, high = _interval(positive, w.size)
     where = "of all" if groups == 1 else f"of the {worst + 1}. of {groups} groups by size of W, smallest first,"
@@ -251,8 +251,8 @@ def sign_symmetry(w: np.ndarray) -> SignSymmetry:
 
 def _interval(heads: int, tosses: int) -> tuple[float, float]:
     """95% interval of Clopper and Pearson for a coin's share of heads."""
-    found = binomtest(heads, tosses).proportion_ci(0.95, method="exact")
-    return float(found.low), float(found.high)
+    interval = binomtest(heads, tosses).proportion_ci(0.95, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def _fair_coin(heads: int, tosses: int) -> float:

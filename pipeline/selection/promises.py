@@ -111,7 +111,7 @@ _BUILT_IN: dict[str, Terms] = {
 TERMS: Registry[Terms] = Registry("procedure", _BUILT_IN)
 """Terms of the procedures that decide on one detector's rank counts, also of those that plugins add."""
 
-OWN_TERMS: dict[str, Terms] = {
+SPECIAL_TERMS: dict[str, Terms] = {
     "td4eval": Terms(
         "heuristic",
         "The detectors are independent of one another for the audited documents " + _NULLS + ", which detectors of one "
@@ -136,7 +136,7 @@ OWN_TERMS: dict[str, Terms] = {
 
 GUARANTEES: dict[str, str] = {
     name: f"{terms.promise} It rests on this assumption: {terms.assumption}"
-    for name, terms in {**TERMS, **OWN_TERMS}.items()
+    for name, terms in {**TERMS, **SPECIAL_TERMS}.items()
 }
 
 _DRAWN = (

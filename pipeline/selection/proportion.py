@@ -75,16 +75,16 @@ def lowest_slope(counts: RankCounts) -> Fraction:
     occupied = np.flatnonzero(counts.counts)
     dens = np.broadcast_to(grid.denominators, grid.size)[occupied].tolist()
     gaps = [d - a for a, d in zip(grid.numerators[occupied].tolist(), dens, strict=True)]  # 1 - p = gap / den
-    left = m  # documents at this p-value and above
+    remaining = m  # documents at this p-value and above
     stop = (gaps[-1], dens[-1], 1)
     for index, count in enumerate(counts.counts[occupied].tolist()):
         gap, den = gaps[index], dens[index]
-        if index and gap * (left + 1) * dens[index - 1] < gaps[index - 1] * left * den:
-            stop = (gap, den, left)
+        if index and gap * (remaining + 1) * dens[index - 1] < gaps[index - 1] * remaining * den:
+            stop = (gap, den, remaining)
             break
-        left -= count
-    gap, den, left = stop
-    return Fraction(min(m, left * den // gap + 1), m) if gap else Fraction(1)
+        remaining -= count
+    gap, den, remaining = stop
+    return Fraction(min(m, remaining * den // gap + 1), m) if gap else Fraction(1)
 
 
 def kernel(counts: RankCounts) -> float:

@@ -27,16 +27,16 @@ class RankCounts:
     spacing: Grid | None = None  # None: uniform
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.counts)
-        if given.ndim != 1 or given.size < 2 or given.dtype.kind not in "iu":
-            raise ValueError(f"counts must be n + 1 >= 2 integers, got shape {given.shape} of {given.dtype}")
-        if given.min() < 0:
+        counts = np.asarray(self.counts)
+        if counts.ndim != 1 or counts.size < 2 or counts.dtype.kind not in "iu":
+            raise ValueError(f"counts must be n + 1 >= 2 integers, got shape {counts.shape} of {counts.dtype}")
+        if counts.min() < 0:
             raise ValueError("counts must not be negative")
-        if self.spacing is not None and self.spacing.size != given.size:
-            raise ValueError(f"counts must be one a rank, got {given.size} for {self.spacing.size} ranks")
-        own = given.astype(np.int64)
-        own.flags.writeable = False
-        object.__setattr__(self, "counts", own)
+        if self.spacing is not None and self.spacing.size != counts.size:
+            raise ValueError(f"counts must be one a rank, got {counts.size} for {self.spacing.size} ranks")
+        array = counts.astype(np.int64)
+        array.flags.writeable = False
+        object.__setattr__(self, "counts", array)
 
     @classmethod
     def empty(cls, against: int | Grid) -> RankCounts:

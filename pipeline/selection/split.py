@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.selection.conformal import mix
 
-SAMPLE = 20_000
+SAMPLE_SIZE = 20_000
 # A split and a sample need hashes of their own: with the same ones the half of the larger hashes would hardly enter
 # the sample while audit documents would, and the sample would tell the roles apart (simulated: FDR .116 for .100).
 _SPLIT, _SAMPLE = 1, 2
@@ -54,7 +54,7 @@ class Sample:
     rows: np.ndarray
 
     @classmethod
-    def of(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE) -> Sample:
+    def of(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE_SIZE) -> Sample:
         """The sample of one shard: int64 keys (documents,), rows (documents, columns)."""
         return cls._smallest(size, shuffled(id_keys, seed, _SAMPLE), np.asarray(rows, dtype=np.float64))
 

@@ -14,7 +14,7 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint, Fault, Refused, Spent, prompt_tokens
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
 from pipeline.stages.base import Output, Placement, Stage, rows_schema
@@ -55,7 +55,7 @@ class EndpointReader:
         """Find out, once for all shards, how the endpoint tells log-probabilities."""
         async with self._trying:
             if self._way is None:
-                spent = Spent()
+                spent = Usage()
                 try:
                     self._way = await find_way(self.stage, endpoint, spent)
                 finally:
@@ -77,11 +77,11 @@ class EndpointReader:
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text.lower() if self.settings.forward.text == "lowercase" else text
         assert self._way is not None
-        spent, values = Spent(), list[float]()
+        spent, values = Usage(), list[float]()
         try:
             values = await ask_log_probs(endpoint, self.settings.model, self._way, text, spent)
             self._keep(document, values, output)
-        except (Fault, Refused) as error:
+        except (Fault, Refusal) as error:
             output.refuse(document, "model_error", f"endpoint: {error}")
         finally:
             answers.add(spent, **({"row": document.row, "log_probs": values} if values else {}))
@@ -91,11 +91,11 @@ class EndpointReader:
         output.tokens += len(values)
 
 
-async def ask_log_probs(endpoint: Endpoint, model: EndpointConfig, way: Way, text: str, spent: Spent) -> list[float]:
+async def ask_log_probs(endpoint: Endpoint, model: EndpointConfig, way: Way, text: str, spent: Usage) -> list[float]:
     """Natural log-probabilities of a text's tokens but the first, in order.
 
     Raises:
-        Fault, Refused, StopError: as `Endpoint.ask`.
+        Fault, Refusal, StopError: as `Endpoint.ask`.
     """
     body: dict[str, Any] = {"model": model.name, "prompt": text, "temperature": 0}
     if way == "prompt_logprobs":
@@ -110,7 +110,7 @@ def _of_prompt(value: dict[str, Any], text: str) -> list[float]:
     """vLLM: for each token of the prompt a mapping from token ids to what is known of them, its own first."""
     entries = _choice(value).get("prompt_logprobs") or value.get("prompt_logprobs")
     if not isinstance(entries, list):
-        raise Refused("no prompt_logprobs in the answer")
+        raise Refusal("no prompt_logprobs in the answer")
     try:
         return _checked([None if not entry else next(iter(entry.values()))["logprob"] for entry in entries])
     except (AttributeError, KeyError, TypeError):
@@ -123,7 +123,7 @@ def _of_echo(value: dict[str, Any], text: str) -> list[float]:
     log_probs = choice.get("logprobs")
     values = log_probs.get("token_logprobs") if isinstance(log_probs, dict) else None
     if not isinstance(values, list) or not str(choice.get("text", "")).startswith(text[:16]):
-        raise Refused("no log-probabilities of the prompt in the answer")
+        raise Refusal("no log-probabilities of the prompt in the answer")
     usage = value.get("usage")
     prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return _checked(values[:prompt] if isinstance(prompt, int) and 0 < prompt < len(values) else values)
@@ -143,7 +143,7 @@ def _checked(values: list[Any]) -> list[float]:
     return [float(entry) for entry in rest]
 
 
-async def find_way(stage: Stage, endpoint: Endpoint, spent: Spent) -> Way:
+async def find_way(stage: Stage, endpoint: Endpoint, spent: Usage) -> Way:
     """How the endpoint of a stage tells log-probabilities of a prompt: as configured, or by trying.
 
     Raises:
@@ -158,7 +158,7 @@ async def find_way(stage: Stage, endpoint: Endpoint, spent: Spent) -> Way:
                 return way
             problems.append(f"{way}: too few values")
             answered = True
-        except Refused as error:
+        except Refusal as error:
             problems.append(f"{way}: {error}")
             answered = True
         except Fault as error:  # some servers break on what they do not know
@@ -180,7 +180,7 @@ def check_log_probs(stages: Sequence[Stage]) -> None:
 
     async def check(stage: Stage) -> None:
         async with Endpoint(stage.settings.model) as endpoint:
-            await find_way(stage, endpoint, Spent())
+            await find_way(stage, endpoint, Usage())
 
     by_model = {stage.settings.model: stage for stage in stages if isinstance(stage.settings, LogProbSettings)}
     for stage in by_model.values():

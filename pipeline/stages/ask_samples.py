@@ -9,7 +9,7 @@ from pipeline.config.models import EndpointConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint, Fault, Refused, Spent, prompt_tokens
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
 from pipeline.models.tokens import count_words
 from pipeline.stages.base import Output, Placement, Stage
 from pipeline.stages.continuations import (
@@ -61,13 +61,13 @@ class EndpointSampler:
         """Ask until the document has its draws: endpoints may give fewer than were asked for."""
         task, texts = missing
         while len(texts) < self.settings.draws:
-            spent, more = Spent(), list[str]()
+            spent, more = Usage(), list[str]()
             number = min(self.settings.draws - len(texts), self.model.choices)
             path, body = self._request(task, len(texts), number)
             most = prompt_tokens(task.prefix + self.model.instruction) + number * task.max_new_tokens
             try:
                 more = (await endpoint.ask(path, body, most, self._texts, spent))[:number]
-            except (Fault, Refused) as error:
+            except (Fault, Refusal) as error:
                 keep_draws(task, texts, output)
                 output.refuse(task.document, "model_error", f"endpoint: {error}")
                 return

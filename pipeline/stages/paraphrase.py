@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.generate import Sampling
-from pipeline.passes.paraphrase import Draws, ParaphraseSettings, paraphrase
+from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.store.files import Store
 
@@ -96,7 +96,7 @@ class Paraphraser:
     def work(self, batch: list[Entry], output: Output) -> None:
         """Draw the paraphrases of a batch."""
         texts = [(id_key(entry.document.doc_id), entry.work) for entry in batch]
-        results = paraphrase(self.model, texts, self.settings.draws, self.settings.sampling, self.seed)
+        results = draw_paraphrases(self.model, texts, self.settings.draws, self.settings.sampling, self.seed)
         for entry, result in zip(batch, results, strict=True):
             if not isinstance(result, Draws):
                 output.refuse(entry.document, "model_error", result.message)

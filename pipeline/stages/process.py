@@ -14,7 +14,7 @@ import torch
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint, Spent, side_by_side
+from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import UserError
 from pipeline.stages.background import in_background
 from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Window, Worker
@@ -94,7 +94,7 @@ async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Sto
     async def work(task: Any) -> None:
         await asker.ask(task, output, answers, endpoint)
 
-    await side_by_side(tasks(), work, endpoint.config.concurrency)
+    await run_concurrently(tasks(), work, endpoint.config.concurrency)
     receipt = file_rows(stage, shard, store, output, time.monotonic() - began, answers.spent)
     answers.close()
     return receipt
@@ -144,7 +144,7 @@ def earlier_rows(stage: Stage, shard: Shard, store: Store) -> Iterator[dict[str,
 
 
 def file_rows(
-    stage: Stage, shard: Shard, store: Store, output: Output, seconds: float, spent: Spent | None = None
+    stage: Stage, shard: Shard, store: Store, output: Output, seconds: float, spent: Usage | None = None
 ) -> Receipt:
     """Write the rows of a finished shard, and then its receipt."""
     attempt = f"{shard.id}-{uuid.uuid4().hex[:8]}.parquet"

@@ -47,10 +47,10 @@ class Store:
         """File names (without the folder) in a folder, sorted; none when the folder is not there."""
         self.fs.invalidate_cache()
         try:
-            found = self.fs.ls(self.path(folder), detail=False)
+            entries = self.fs.ls(self.path(folder), detail=False)
         except FileNotFoundError:
             return []
-        bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in found)
+        bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
         return sorted(base for base in bases if base.endswith(suffix) and not base.startswith("."))
 
     def read(self, name: str) -> bytes:
@@ -104,7 +104,7 @@ class Store:
     def _grown(self, name: str) -> list[str]:
         folder, base = os.path.split(name)
         stem, suffix = os.path.splitext(base)
-        return [f"{folder}/{found}" for found in self.names(folder, suffix) if found.split(".")[0] == stem]
+        return [f"{folder}/{part}" for part in self.names(folder, suffix) if part.split(".")[0] == stem]
 
     def remove(self, name: str) -> None:
         """Remove a file; none there is fine."""

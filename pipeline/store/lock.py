@@ -38,16 +38,16 @@ class RunLock:
             BusyError: another live driver holds it.
         """
         if not self.store.create_json("lock.json", self._content()):
-            held = self.store.read_json("lock.json") or {}
-            if _is_live(held):
+            record = self.store.read_json("lock.json") or {}
+            if _is_live(record):
                 raise BusyError(
-                    f"run {self.store.url} is held by process {held.get('pid')} on {held.get('host')}; "
+                    f"run {self.store.url} is held by process {record.get('pid')} on {record.get('host')}; "
                     "wait for it or give another run directory"
                 )
             self.store.remove("lock.json")
             if not self.store.create_json("lock.json", self._content()):
                 raise BusyError(f"run {self.store.url} was just taken by another driver")
-        self._thread = threading.Thread(target=self._beat, name="seenset-lock", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="seenset-lock", daemon=True)
         self._thread.start()
         return self
 
@@ -58,7 +58,7 @@ class RunLock:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._owned():
+        if self._is_owner():
             self.store.remove("lock.json")
 
     def check(self) -> None:
@@ -76,17 +76,17 @@ class RunLock:
             "heartbeat": time.time(),
         }
 
-    def _owned(self) -> bool:
+    def _is_owner(self) -> bool:
         try:
-            held = self.store.read_json("lock.json")
+            record = self.store.read_json("lock.json")
         except UserError:
             return False
-        return bool(held) and held.get("owner") == self.owner
+        return bool(record) and record.get("owner") == self.owner
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
-                if not self._owned():
+                if not self._is_owner():
                     self.lost.set()
                     return
                 self.store.write_json("lock.json", self._content())
@@ -96,14 +96,14 @@ class RunLock:
 
 def lock_is_live(store: Store) -> bool:
     """Whether a driver works in the run directory now."""
-    held = store.read_json("lock.json")
-    return held is not None and _is_live(held)
+    record = store.read_json("lock.json")
+    return record is not None and _is_live(record)
 
 
-def _is_live(held: dict[str, Any]) -> bool:
-    if held.get("host") == socket.gethostname() and "pid" in held:
+def _is_live(record: dict[str, Any]) -> bool:
+    if record.get("host") == socket.gethostname() and "pid" in record:
         try:
-            return abs(psutil.Process(held["pid"]).create_time() - held["process_started"]) < 1.0
+            return abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) < 1.0
         except psutil.NoSuchProcess:
             return False
-    return time.time() - float(held.get("heartbeat", 0)) < STALE_SECONDS
+    return time.time() - float(record.get("heartbeat", 0)) < STALE_SECONDS

@@ -1,4 +1,4 @@
-"""Adapters to be trained: which layers they reach, what their training needs beside a loss, what they are named."""
+"""Adapters before training: their layers, their settings in peft, AdaLoRA's penalty, and the name of their folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def linear_modules(model: Any) -> list[str]:
 
 
 def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> peft.PeftConfig:
-    """What peft is told of an adapter for this model.
+    """The peft configuration of an adapter for this model.
 
     AdaLoRA starts at 1.5 times `rank`, keeps that for a tenth of the steps, and is at `rank` for the last three
     tenths. IA3 scales the inputs of the feed-forward output layers that peft knows for this kind of model, and the
@@ -49,11 +49,11 @@ def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> peft.PeftC
     """
     targets: str | list[str] = "all-linear"
     if config.target_modules is not None:
-        existing = linear_modules(model)
-        for wanted in config.target_modules:
-            if not any(name == wanted or name.endswith(f".{wanted}") for name in existing):
-                short = sorted({name.rsplit(".", 1)[-1] for name in existing})
-                raise UserError(f"target_modules: no linear layer {wanted!r} in the model; {nearest(wanted, short)}")
+        modules = linear_modules(model)
+        for module in config.target_modules:
+            if not any(name == module or name.endswith(f".{module}") for name in modules):
+                short = sorted({name.rsplit(".", 1)[-1] for name in modules})
+                raise UserError(f"target_modules: no linear layer {module!r} in the model; {nearest(module, short)}")
         targets = list(config.target_modules)
     common: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": targets}
     if config.method == "ia3":
@@ -99,15 +99,15 @@ def adapter_key(base: Mapping[str, str], config: FinetuneConfig, texts: Iterable
     """A name for the adapter that a training makes: a digest of all that decides its weights.
 
     Args:
-        base: what the base model is (`models.fingerprint_model`); its arithmetic is left out, the training has its own.
+        base: what the base model is (`models.fingerprint_model`); its dtype is left out, because the training has its own.
         config: how it is trained.
         texts: what it is trained on, in order.
 
     Returns:
         12 hexadecimal digits.
     """
-    said = {key: base[key] for key in ("model", "tokenizer", "quantization")}
-    whole = hashlib.sha256(json.dumps([said, config.settings()]).encode())
+    identity = {key: base[key] for key in ("model", "tokenizer", "quantization")}
+    whole = hashlib.sha256(json.dumps([identity, config.settings()]).encode())
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
         whole.update(len(data).to_bytes(8, "big") + data)

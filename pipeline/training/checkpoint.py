@@ -1,4 +1,4 @@
-"""What a killed training goes on from: a checkpoint beside its output folder, bit for bit."""
+"""Training checkpoints: a killed training goes on from the one beside its output folder, with the same result."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ class Progress:
     losses: list[float] = field(default_factory=list)  # one a step
     tokens: int = 0
     seconds: float = 0.0
-    began_at: list[int] = field(default_factory=list)  # steps that were done when an attempt began, one an attempt
+    began_at: list[int] = field(default_factory=list)  # for each attempt, the steps that were done when it began
 
 
 class TrainingCheckpoint:
-    """The checkpoint of one training, shared by its ranks."""
+    """The checkpoint of one training, shared by its processes."""
 
-    def __init__(self, folder: Path, decides: Any, seconds: float) -> None:
-        """Open what may be there.
+    def __init__(self, folder: Path, work: Any, seconds: float) -> None:
+        """Prepare to read and write it; nothing is read yet.
 
         Args:
             folder: the training's output folder.
-            decides: all that decides its weights beside the model and the versions, as JSON takes it.
+            work: all that decides the weights apart from the model and the versions; JSON values.
             seconds: between two checkpoints.
         """
         self.path = folder.with_name(f".{folder.name}.checkpoint")
-        said = json.dumps([decides, torch.__version__, peft.__version__])
-        self._of = hashlib.sha256(said.encode()).hexdigest()
+        description = json.dumps([work, torch.__version__, peft.__version__])
+        self._work_digest = hashlib.sha256(description.encode()).hexdigest()
         self._seconds = seconds
         self._last = time.monotonic()
 
     def load(self, updates: Updates | ZeroUpdates) -> Progress:
-        """Put everything where it was. A checkpoint of other work is ignored.
+        """Restore a training from its checkpoint, if there is one of the same work.
 
         Raises:
-            RuntimeError: the ranks have not read the same checkpoint; to start again may mend it.
+            RuntimeError: the processes read different checkpoints; starting again may mend it.
         """
-        said = updates.read(self.path, self._of)
-        known = Progress.__dataclass_fields__
-        progress = Progress() if said is None else Progress(**{k: value for k, value in said.items() if k in known})
+        state = updates.read(self.path, self._work_digest)
+        fields = Progress.__dataclass_fields__
+        progress = Progress() if state is None else Progress(**{k: value for k, value in state.items() if k in fields})
         steps = float(len(progress.losses))
-        total = updates.ranks.add_up(torch.tensor(steps, device=updates.model.device)).item()
-        if total != steps * updates.ranks.size:
-            raise RuntimeError(f"this rank read {self.path} at step {steps:g}, another one at another step")
-        if said is None and updates.ranks.rank == 0:
+        total = updates.processes.add_up(torch.tensor(steps, device=updates.model.device)).item()
+        if total != steps * updates.processes.size:
+            raise RuntimeError(f"this process read {self.path} at step {steps:g}, another one at another step")
+        if state is None and updates.processes.rank == 0:
             self.remove()  # of other work, or of other ways to hold the weights: nobody will read it
         progress.began_at.append(len(progress.losses))
         return progress
 
     def save(self, updates: Updates | ZeroUpdates, progress: Progress) -> None:
-        """Write a checkpoint, whole or not at all, when the last one is old enough."""
+        """Write a checkpoint if the last one is old enough. It appears whole or not at all."""
         due = time.monotonic() - self._last >= self._seconds
-        if isinstance(updates, ZeroUpdates):  # all ranks write, so the first one's clock counts
-            mine = torch.tensor(float(due and updates.ranks.rank == 0), device=updates.model.device)
-            due = bool(updates.ranks.add_up(mine).item())
+        if isinstance(updates, ZeroUpdates):  # all processes write together, so the clock of the first one decides
+            own_vote = torch.tensor(float(due and updates.processes.rank == 0), device=updates.model.device)
+            due = bool(updates.processes.add_up(own_vote).item())
         if not due or not updates.writes:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        updates.write(self.path, {"of": self._of, **asdict(progress)})
+        updates.write(self.path, {"of": self._work_digest, **asdict(progress)})
         self._last = time.monotonic()
 
     def remove(self) -> None:
-        """Forget it: the training has ended."""
+        """Remove the checkpoint: the training has ended."""
         if self.path.is_dir():
             shutil.rmtree(self.path, ignore_errors=True)
         else:

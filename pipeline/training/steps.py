@@ -1,4 +1,4 @@
-"""From a batch's loss to new weights: in one process, or in several that hold the same weights and share a batch."""
+"""From the loss of a batch to new weights: in one process, or in several that hold the same weights and share a batch."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from torch import Tensor, distributed
 
 MAX_GRADIENT_NORM = 1.0
 BUCKET_ELEMENTS = 8 << 20
-"""Gradients that are added up over the ranks in one call."""
+"""Gradients that are added up over the processes in one call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class ProcessGroup:
     """The processes that train one model together; one alone by default."""
 
     rank: int = 0
     size: int = 1
 
     @staticmethod
-    def joined() -> Ranks:
-        """Those of torch.distributed, where it has been started."""
+    def joined() -> ProcessGroup:
+        """The process group of torch.distributed, or a single process where it has not been started."""
         if not distributed.is_available() or not distributed.is_initialized():
-            return Ranks()
-        return Ranks(distributed.get_rank(), distributed.get_world_size())
+            return ProcessGroup()
+        return ProcessGroup(distributed.get_rank(), distributed.get_world_size())
 
     def add_up(self, value: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+        """The sum of a tensor over the processes, in place."""
         if self.size > 1:
             distributed.all_reduce(value)
         return value
 
-    def first(self, problems: str | None) -> str | None:
-        """The first rank's message that is one; every rank must ask."""
+    def first_problem(self, problem: str | None) -> str | None:
+        """The problem of the lowest rank that has one, or None. Every process must call this."""
         if self.size == 1:
-            return problems
-        found: list[str | None] = [None] * self.size
-        distributed.all_gather_object(found, problems)
-        return next((message for message in found if message is not None), None)
+            return problem
+        messages: list[str | None] = [None] * self.size
+        distributed.all_gather_object(messages, problem)
+        return next((message for message in messages if message is not None), None)
 
 
-ALONE = Ranks()
+ALONE = ProcessGroup()
 
 
 def trained_weights(model: Any) -> dict[str, Tensor]:
@@ -53,19 +53,19 @@ def trained_weights(model: Any) -> dict[str, Tensor]:
 
 
 class Updates:
-    """AdamW over the trained weights. Every rank holds all of them and makes the same step."""
+    """AdamW over the trained weights. Every process holds all of them and makes the same step."""
 
-    def __init__(self, model: Any, rate: float, ranks: Ranks, adalora: Any = None) -> None:
-        """`adalora` is peft's model of that kind, which takes ranks away while a step's gradients are there."""
+    def __init__(self, model: Any, rate: float, processes: ProcessGroup, adalora: Any = None) -> None:
+        """`adalora` is peft's AdaLoRA model, if it is one: it lowers the ranks of updates while gradients are at hand."""
         self.model = model
-        self.ranks = ranks
+        self.processes = processes
         self.weights = trained_weights(model)
-        self.writes = ranks.rank == 0  # whether this rank has a part in a checkpoint
+        self.writes = processes.rank == 0  # whether this process writes a part of a checkpoint
         self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
         self._adalora = adalora
 
     def apply(self, objective: Tensor, rate: float, step: int) -> None:
-        """One update by the gradient of `objective`, summed over the ranks; `step` counts from 1."""
+        """One update by the gradient of `objective`, summed over the processes; `step` counts from 1."""
         objective.backward()
         self._add_up_gradients()
         torch.nn.utils.clip_grad_norm_(self.weights.values(), MAX_GRADIENT_NORM)
@@ -77,13 +77,13 @@ class Updates:
         self._optimizer.zero_grad(set_to_none=True)
 
     def whole_state(self) -> dict[str, Tensor] | None:
-        """The model's weights, where it does not hold them itself."""
+        """None: the model itself holds all of its weights (compare `ZeroUpdates.whole_state`)."""
         return None
 
-    def write(self, path: Path, said: Mapping[str, Any]) -> None:
-        """Write the weights, the optimizer's state and `said` to one file, whole or not at all."""
+    def write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Write the weights, the optimizer's state and `record` to one file, whole or not at all."""
         state = {
-            **said,
+            **record,
             **random_state(self.model.device),
             "weights": {name: weight.detach() for name, weight in self.weights.items()},
             "optimizer": self._optimizer.state_dict(),
@@ -97,7 +97,11 @@ class Updates:
         part.replace(path)
 
     def read(self, path: Path, of: str) -> dict[str, Any] | None:
-        """Put everything where it was and return what was said; None, and nothing done, if it is `of` other work."""
+        """Restore weights, optimizer and random state from a checkpoint.
+
+        Returns:
+            The record that `write` was given; None, with nothing changed, if there is no checkpoint of this work.
+        """
         if not path.is_file():
             return None
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -109,31 +113,32 @@ class Updates:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._adalora is not None:
             allocator = self._adalora.rankallocator
-            here = [{n: value.to(self.model.device) for n, value in of.items()} for of in state["importance"]]
-            allocator.ipt, allocator.exp_avg_ipt, allocator.exp_avg_unc = here
+            device = self.model.device
+            importance = [{n: value.to(device) for n, value in part.items()} for part in state["importance"]]
+            allocator.ipt, allocator.exp_avg_ipt, allocator.exp_avg_unc = importance
             allocator.peft_config.rank_pattern = state["rank_pattern"]
         set_random_state(state, self.model.device)
         return state
 
     def _add_up_gradients(self) -> None:
-        if self.ranks.size == 1:
+        if self.processes.size == 1:
             return
         weights = list(self.weights.values())
-        # A weight that no rank has used (an expert without tokens) must stay without a gradient, as in one process.
+        # A weight that no process has used (an expert without tokens) must stay without a gradient, as in one process.
         used = torch.tensor([float(weight.grad is not None) for weight in weights], device=weights[0].device)
-        self.ranks.add_up(used)
-        here = [weight for weight, count in zip(weights, used.tolist(), strict=True) if count]
-        for weight in here:
+        self.processes.add_up(used)
+        with_gradient = [weight for weight, count in zip(weights, used.tolist(), strict=True) if count]
+        for weight in with_gradient:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        for bucket in _buckets([weight.grad for weight in here if weight.grad is not None]):
-            flat = self.ranks.add_up(torch.cat([gradient.reshape(-1) for gradient in bucket]))
+        for bucket in _buckets([weight.grad for weight in with_gradient if weight.grad is not None]):
+            flat = self.processes.add_up(torch.cat([gradient.reshape(-1) for gradient in bucket]))
             for gradient, total in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(total.view_as(gradient))
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the generators that a training draws from."""
+    """The state of the random number generators that a training draws from."""
     state = {"rng": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda_rng"] = torch.cuda.get_rng_state(device)
@@ -141,14 +146,14 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put the generators where `random_state` saw them."""
+    """Restore the generators to a state from `random_state`."""
     torch.set_rng_state(state["rng"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda_rng"], device)
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Gradients of one dtype in runs of a bounded size, in their order."""
+    """Runs of gradients of one dtype and of a bounded total size, in the given order."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         full = sum(g.numel() for g in bucket) + gradient.numel() > BUCKET_ELEMENTS

@@ -30,14 +30,14 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
-from pipeline.training.steps import ALONE, Ranks, Updates
+from pipeline.training.steps import ALONE, ProcessGroup, Updates
 from pipeline.training.zero import ZeroUpdates
 
 BUCKET_BATCHES = 8
-"""Batches that are cut from one sorted bucket: larger wastes less on padding, smaller mixes better."""
+"""Batches in one bucket of sorted texts: a larger bucket wastes less on padding, a smaller one mixes better."""
 
 CHECKPOINT_SECONDS = 60.0
-"""How much work a killed training loses at most, about."""
+"""About how much work a killed training loses at most."""
 
 NOT_IN_FULL = (
     "method full trains all the weights, which a GGUF file or 8-bit and 4-bit loading do not give: "
@@ -47,7 +47,7 @@ NOT_IN_FULL = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """How far a training has come."""
+    """The state of a training after a step."""
 
     step: int  # 1 .. steps
     steps: int
@@ -58,7 +58,7 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What a training did."""
+    """The outcome of a training."""
 
     steps: int
     losses: tuple[float, ...]  # one a step, nats a token
@@ -68,13 +68,13 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One training, as this process takes part in it."""
+    """The arguments of one training."""
 
     documents: list[list[int]]
     config: FinetuneConfig
     folder: Path
     checkpoint: TrainingCheckpoint
-    ranks: Ranks
+    processes: ProcessGroup
     zero: Mapping[str, Any] | None
     base: Mapping[str, str] | None
     on_step: Callable[[TrainingStep], None] | None
@@ -88,7 +88,7 @@ def train(
     output_folder: str | Path,
     on_step: Callable[[TrainingStep], None] | None = None,
     *,
-    ranks: Ranks = ALONE,
+    processes: ProcessGroup = ALONE,
     zero: Mapping[str, Any] | None = None,
     base: Mapping[str, str] | None = None,
     checkpoint_seconds: float | None = None,
@@ -106,10 +106,10 @@ def train(
         tokenizer: the tokenizer that belongs to it.
         texts: documents, at least `config.batch_size` (copies counted), each of at least 2 tokens.
         config: how to train.
-        output_folder: local folder that does not exist yet, the same one for all ranks.
+        output_folder: local folder that does not exist yet, the same one for all processes.
         on_step: called after every step.
-        ranks: the processes that share each batch, all with the same arguments; the first one writes.
-        zero: DeepSpeed settings from `zero.read_zero_settings`; by default every rank holds everything.
+        processes: those that share each batch, all with the same arguments; the first one writes.
+        zero: DeepSpeed settings from `zero.read_zero_settings`; by default every process holds everything.
         base: what the base model is (`models.fingerprint_model`), for the record.
         checkpoint_seconds: work that a killed training loses at most, about; by default `CHECKPOINT_SECONDS`.
 
@@ -127,7 +127,7 @@ def train(
     documents = encode(tokenizer, texts, config.max_tokens) * config.copies
     seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     checkpoint = TrainingCheckpoint(folder, [config.settings(), documents], seconds)
-    work = _Work(documents, config, folder, checkpoint, ranks, zero, base, on_step)
+    work = _Work(documents, config, folder, checkpoint, processes, zero, base, on_step)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(config.seed)
         if config.method == "full":
@@ -145,7 +145,7 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
         _sort_modules(attempt / "adapter_config.json")
 
     batches = _batches(work)
-    with _as_it_was(model):
+    with _restored_after(model):
         adapted = peft.get_peft_model(model, adapter_config(model, work.config, len(batches)))
         try:
             adapted.eval()  # dropout would make the weights depend on how a batch is shared
@@ -168,14 +168,14 @@ def _train_fully(model: Any, tokenizer: Any, work: _Work) -> TrainingResult:
         model.save_pretrained(str(attempt), safe_serialization=True, state_dict=state)
         tokenizer.save_pretrained(str(attempt))
 
-    with _as_it_was(model):
-        model.eval().requires_grad_(True)  # as above
+    with _restored_after(model):
+        model.eval().requires_grad_(True)  # no dropout, as for an adapter
         return _train(model, _batches(work), work, save)
 
 
 @contextmanager
-def _as_it_was(model: Any) -> Iterator[None]:
-    """Give the model its mode back, and each weight whether it takes gradients."""
+def _restored_after(model: Any) -> Iterator[None]:
+    """Restore, after the block, the model's mode and which of its weights take gradients."""
     was_training = model.training
     needed_gradients = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
@@ -200,10 +200,10 @@ def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[i
 
 
 def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Every index once, in batches of texts of like length, in an order that seed and epoch decide.
+    """Batches of the texts of one epoch, by index: each text once, texts of like length together.
 
     The texts are shuffled, cut into buckets of a few batches, sorted by length inside a bucket and cut into batches;
-    then the batches are shuffled.
+    then the batches are shuffled. Seed and epoch decide the order.
     """
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))
@@ -218,9 +218,9 @@ def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoc
 
 
 def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
-    """Mean cross-entropy over the predicted tokens of a batch (a float32 scalar, nats), and how many they are.
+    """Mean cross-entropy over the predicted tokens of a batch (float32 scalar, nats), and the number of these tokens.
 
-    Padding is known from the lengths: in many models the pad token is a token that texts hold too.
+    Padding is masked by length, because in many models the pad token occurs in texts too.
     """
     longest = max(len(document) for document in documents)
     ids = torch.zeros(len(documents), longest, dtype=torch.long)
@@ -258,9 +258,9 @@ def _train(
     for step in range(len(progress.losses) + 1, steps + 1):
         batch = [work.documents[index] for index in batches[step - 1]]
         with _arithmetic(model, config):
-            objective, loss = _objective(updates.model, batch, work.ranks)
+            objective, loss = _objective(updates.model, batch, work.processes)
         if config.method == "adalora":
-            objective = objective + orthogonality(updates.weights) / work.ranks.size
+            objective = objective + orthogonality(updates.weights) / work.processes.size
         progress.losses.append(loss)
         progress.tokens += _predicted(batch)
         if not math.isfinite(loss):
@@ -272,35 +272,35 @@ def _train(
         if work.on_step is not None:
             work.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
     whole = all(bool(torch.isfinite(weight).all()) for weight in updates.weights.values())
-    if work.ranks.add_up(torch.tensor(float(not whole), device=updates.model.device)).item():
+    if work.processes.add_up(torch.tensor(float(not whole), device=updates.model.device)).item():
         raise _diverged(work, f"the fine-tuned weights are no finite numbers after step {steps} of {steps}")
     result = TrainingResult(steps, tuple(progress.losses), progress.tokens, progress.seconds)
     state = updates.whole_state()
-    if work.ranks.rank == 0:
+    if work.processes.rank == 0:
         _write(save, state, result, progress.began_at, work)
     return result
 
 
-def _diverged(work: _Work, what: str) -> UserError:
-    """The error of a training that came to nothing; its checkpoint goes too."""
+def _diverged(work: _Work, problem: str) -> UserError:
+    """The error of a training that diverged; its checkpoint is removed."""
     work.checkpoint.remove()
-    return UserError(f"{what}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may mend it")
+    return UserError(f"{problem}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may mend it")
 
 
 def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:
     if work.zero is not None:
-        return ZeroUpdates(model, work.config.learning_rate, work.config.dtype, work.ranks, work.zero)
+        return ZeroUpdates(model, work.config.learning_rate, work.config.dtype, work.processes, work.zero)
     adalora = model.base_model if work.config.method == "adalora" else None
-    return Updates(model, work.config.learning_rate, work.ranks, adalora)
+    return Updates(model, work.config.learning_rate, work.processes, adalora)
 
 
-def _objective(model: Any, batch: list[list[int]], ranks: Ranks) -> tuple[Tensor, float]:
-    """This rank's part of the batch's loss, by its share of the batch's tokens; and the whole of it."""
-    own = batch[ranks.rank :: ranks.size]
-    # A rank without a document still takes part in the passes of the others, with no weight.
-    loss, predicted = batch_loss(model, own or batch[:1])
-    part = loss * ((predicted if own else 0) / _predicted(batch))
-    return part, ranks.add_up(part.detach().clone()).item()
+def _objective(model: Any, batch: list[list[int]], processes: ProcessGroup) -> tuple[Tensor, float]:
+    """This process's part of the loss of a batch, weighted by its share of the tokens; and the whole loss."""
+    documents = batch[processes.rank :: processes.size]
+    # A process without a document still takes part in the passes of the others, with no weight.
+    loss, predicted = batch_loss(model, documents or batch[:1])
+    part = loss * ((predicted if documents else 0) / _predicted(batch))
+    return part, processes.add_up(part.detach().clone()).item()
 
 
 def _predicted(batch: list[list[int]]) -> int:
@@ -324,7 +324,7 @@ def _write(
     began_at: list[int],
     work: _Work,
 ) -> None:
-    """Write the weights beside their place under a name of their own, and rename the folder when it is whole."""
+    """Write the weights to a temporary folder beside the output folder, and rename it when it is whole."""
     folder = work.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))

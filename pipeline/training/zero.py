@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: the same updates where one device holds neither the base model nor the optimizer's state."""
+"""DeepSpeed's ZeRO: the same updates for models of which one device cannot hold the weights or the optimizer's state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.training.steps import MAX_GRADIENT_NORM, Ranks, random_state, set_random_state, trained_weights
+from pipeline.training.steps import MAX_GRADIENT_NORM, ProcessGroup, random_state, set_random_state, trained_weights
 
 STAGES = (1, 2, 3)
 DECIDED = (
     "optimizer", "scheduler", "gradient_clipping", "fp16", "bf16", "torch_autocast", "train_batch_size",
     "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
 )  # fmt: skip
-"""What a settings file must leave to the training's own settings."""
+"""Keys that a settings file must not hold: the training's own settings decide them."""
 
 POINTER = "last.json"
 
@@ -56,17 +56,19 @@ def zero_stage(settings: Mapping[str, Any]) -> Any:
 
 
 class ZeroUpdates:
-    """AdamW over the trained weights, whose state (and at stage 3 the model's weights) the ranks hold in parts."""
+    """AdamW over the trained weights. Each process holds a part of its state, and at stage 3 a part of the model."""
 
-    def __init__(self, model: Any, rate: float, dtype: str, ranks: Ranks, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, rate: float, dtype: str, processes: ProcessGroup, settings: Mapping[str, Any]
+    ) -> None:
         """`dtype` is the arithmetic of a pass. torch.distributed must have been started."""
         import deepspeed
 
-        self.ranks = ranks
+        self.processes = processes
         self.weights = trained_weights(model)
         self.writes = True
         self._stage = zero_stage(settings)
-        self._shared = {"ranks": ranks.size, "stage": self._stage}  # between whom, and what of it
+        self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint fits only the same two
         optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
         decided: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,  # bookkeeping alone: the loss is weighted by tokens
@@ -79,14 +81,14 @@ class ZeroUpdates:
         )
 
     def apply(self, objective: Tensor, rate: float, step: int) -> None:
-        """One update by the gradient of `objective`, summed over the ranks."""
+        """One update by the gradient of `objective`, summed over the processes."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = rate
-        self.model.backward(objective * self.ranks.size)  # DeepSpeed takes the mean over the ranks
+        self.model.backward(objective * self.processes.size)  # DeepSpeed takes the mean over the processes
         self.model.step()
 
     def whole_state(self) -> dict[str, Tensor] | None:
-        """The trained weights, gathered on the first rank, where the ranks hold them in parts; every rank must ask."""
+        """At stage 3 the trained weights, gathered on the first process; else None. Every process must call this."""
         if self._stage < 3:
             return None
         import deepspeed
@@ -94,36 +96,36 @@ class ZeroUpdates:
         gathered: dict[str, Tensor] = {}
         for name, weight in self.weights.items():
             with deepspeed.zero.GatheredParameters([weight]):
-                if self.ranks.rank == 0:
+                if self.processes.rank == 0:
                     gathered[name] = weight.detach().cpu().clone()
         return gathered
 
-    def write(self, path: Path, said: Mapping[str, Any]) -> None:
-        """Write every rank's part to a folder, then the pointer that makes it count."""
-        tag = f"step-{len(said['losses'])}"
-        state = {**said, **random_state(self.model.device)}
+    def write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Write the part of every process to a folder, then the pointer that makes the checkpoint valid."""
+        tag = f"step-{len(record['losses'])}"
+        state = {**record, **random_state(self.model.device)}
         self.model.save_checkpoint(
             str(path), tag=tag, client_state={"said": state}, save_latest=False, exclude_frozen_parameters=True
         )
-        self.ranks.add_up(torch.zeros(1, device=self.model.device))  # all parts are there
-        if self.ranks.rank != 0:
+        self.processes.add_up(torch.zeros(1, device=self.model.device))  # all parts are there
+        if self.processes.rank != 0:
             return
         part = path / f"{POINTER}.part"
-        part.write_text(json.dumps({"of": said["of"], "tag": tag, **self._shared}), encoding="utf-8")
+        part.write_text(json.dumps({"of": record["of"], "tag": tag, **self._shared}), encoding="utf-8")
         part.replace(path / POINTER)
         for older in path.glob("step-*"):
             if older.name != tag:
                 shutil.rmtree(older, ignore_errors=True)
 
     def read(self, path: Path, of: str) -> dict[str, Any] | None:
-        """Put everything where it was and return what was said; None if it is `of` other work or other ranks."""
+        """As `Updates.read`; also None for a checkpoint of another number of processes or another ZeRO stage."""
         pointer = path / POINTER
         if not pointer.is_file():
             return None
         last = json.loads(pointer.read_text(encoding="utf-8"))
         if last["of"] != of or {key: last.get(key) for key in self._shared} != self._shared:
             return None
-        _, state = self.model.load_checkpoint(str(path), tag=last["tag"], load_module_strict=False)
-        said: dict[str, Any] = state["said"]
-        set_random_state(said, self.model.device)
-        return said
+        _, client_state = self.model.load_checkpoint(str(path), tag=last["tag"], load_module_strict=False)
+        state: dict[str, Any] = client_state["said"]
+        set_random_state(state, self.model.device)
+        return state

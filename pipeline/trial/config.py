@@ -97,12 +97,12 @@ class TrialConfig(Section):
 
     def roles(self) -> dict[Role, Amount]:
         """How many documents calibrate in each known role: those that the trial asks for or a selection needs."""
-        found: dict[Role, Amount] = {}
-        for role, asked in (("unseen", self.split.unseen), ("seen", self.split.seen)):
-            amount = asked if asked is not None else (KNOWN_SHARE if role in self._needed() else 0)
+        amounts: dict[Role, Amount] = {}
+        for role, setting in (("unseen", self.split.unseen), ("seen", self.split.seen)):
+            amount = setting if setting is not None else (KNOWN_SHARE if role in self._needed() else 0)
             if amount:
-                found[role] = amount  # type: ignore[index]
-        return found
+                amounts[role] = amount  # type: ignore[index]
+        return amounts
 
     def _needed(self) -> set[str]:
         needed: set[str] = set()

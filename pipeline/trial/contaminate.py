@@ -52,11 +52,11 @@ def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Docume
         return Contaminated(config.model, trained, None)
     texts = [documents.texts[i] for i in np.flatnonzero(trained)]
     training = _training(config, index, len(texts))
-    said = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), texts])
-    folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(said.encode()).hexdigest()[:12]
+    identity = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), texts])
+    folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(identity.encode()).hexdigest()[:12]
     if training.method == "full":
-        own = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
-        return Contaminated(config.model.model_copy(update=own), trained, folder)
+        weights = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
+        return Contaminated(config.model.model_copy(update=weights), trained, folder)
     return Contaminated(config.model.model_copy(update={"adapter": str(folder)}), trained, folder)
 
 
@@ -70,7 +70,7 @@ def contaminate(
     """Train the planned model, unless its folder is there; a killed training goes on from its checkpoint.
 
     Raises:
-        UserError: as `finetune.train`.
+        UserError: as `train`.
     """
     if planned.folder is None or planned.folder.exists():
         return
@@ -92,14 +92,14 @@ def contaminate(
 
 def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
     """The training of one model. Few texts make a batch of their own."""
-    asked = config.contaminate.model_dump(exclude={"share"})
-    asked["seed"] += index
-    asked["batch_size"] = min(asked["batch_size"], texts * asked["copies"])
-    return FinetuneConfig(**asked)
+    settings = config.contaminate.model_dump(exclude={"share"})
+    settings["seed"] += index
+    settings["batch_size"] = min(settings["batch_size"], texts * settings["copies"])
+    return FinetuneConfig(**settings)
 
 
 @lru_cache(maxsize=64)
 def _fingerprint(model: str) -> dict[str, str]:
     """Of the base model; its arithmetic is left out, because the training chooses its own."""
-    found = fingerprint_model(ModelConfig.model_validate_json(model))
-    return {key: value for key, value in found.items() if key != "dtype"}
+    fingerprint = fingerprint_model(ModelConfig.model_validate_json(model))
+    return {key: value for key, value in fingerprint.items() if key != "dtype"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.trial.intervals import LEVEL
+from pipeline.trial.intervals import CONFIDENCE
 
 RATES = (0.01, 0.05, 0.10)
 RESAMPLES = 1000
@@ -59,14 +59,14 @@ def detection(samples: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resam
     rng = np.random.default_rng(seed)
     values = np.mean([_figures(*_counts(*sample)) for sample in samples], axis=0)[0]
     resampled = np.mean([_resampled(*_counts(*sample), resamples, rng) for sample in samples], axis=0)
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     pairs = sum(min(trained.size, untrained.size) for trained, untrained in samples)
     chances = [pairs] + [sum(trained.size for trained, _ in samples)] * len(RATES)
-    found = [
+    estimates = [
         _estimate(float(value), float(one), float(other), n)
         for value, one, other, n in zip(values, low, high, chances, strict=True)
     ]
-    return Detection(found[0], dict(zip(RATES, found[1:], strict=True)))
+    return Detection(estimates[0], dict(zip(RATES, estimates[1:], strict=True)))
 
 
 def roc(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +78,7 @@ def roc(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _estimate(value: float, low: float, high: float, chances: int) -> Estimate:
     """The bootstrap's interval, and beyond it what so few chances cannot exclude where the figure is nearly 1 or 0."""
-    reach = ((1 - LEVEL) / 2) ** (1 / chances)
+    reach = ((1 - CONFIDENCE) / 2) ** (1 / chances)
     if value >= 1 - 1 / chances:
         low = min(low, reach)
     elif value <= 1 / chances:

@@ -40,8 +40,8 @@ class Documents:
     @property
     def digest(self) -> str:
         """SHA-256 of the documents."""
-        said = json.dumps([self.ids, self.texts, self.groups], ensure_ascii=True)
-        return hashlib.sha256(said.encode()).hexdigest()
+        content = json.dumps([self.ids, self.texts, self.groups], ensure_ascii=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def table(self, positions: np.ndarray) -> pa.Table:
         """Some of the documents as an audit reads them: id, text, group and nothing else."""
@@ -64,7 +64,7 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
     ids: list[str] = []
     texts: list[str] = []
     groups: list[str | None] = []
-    known: set[str] = set()
+    earlier_ids: set[str] = set()
     left_out: Counter[str] = Counter()
     for shard in number_rows(plan.shards):
         for document in read_shard(shard):
@@ -72,10 +72,10 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
                 left_out[document.problem[0]] += 1
             elif len(document.text.split()) < MIN_WORDS:
                 left_out["too_short"] += 1
-            elif document.doc_id in known:
+            elif document.doc_id in earlier_ids:
                 left_out["duplicate_id"] += 1
             else:
-                known.add(document.doc_id)
+                earlier_ids.add(document.doc_id)
                 ids.append(document.doc_id)
                 texts.append(document.text)
                 groups.append(document.group)

@@ -80,8 +80,8 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: Sequen
 def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> dict[str, list[Row]]:
     names = {**dict(zip(settings, labels(settings), strict=True)), "selection": "", "detector": ""}
     lines: dict[str, list[Row]] = {}
-    for row, said in zip(rows, readable(rows, settings), strict=True):
-        name = ", ".join(f"{names[key]} {said[key]}".strip() for key in by)
+    for row, cells in zip(rows, readable(rows, settings), strict=True):
+        name = ", ".join(f"{names[key]} {cells[key]}".strip() for key in by)
         lines.setdefault(name, []).append(row)
     return lines
 
@@ -143,8 +143,8 @@ def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Tic
 
 def _draw_targets(axes: Axes, rows: Sequence[Row], axis: str) -> None:
     places = _places(rows, axis)
-    found = sorted({(places[row[axis]], row["target"]) for row in rows})
-    x, y = zip(*found, strict=True)
+    points = sorted({(places[row[axis]], row["target"]) for row in rows})
+    x, y = zip(*points, strict=True)
     if len(set(y)) == 1:
         axes.axhline(y[0], color=INK, linewidth=1, linestyle="--", label="target")
     elif len(set(x)) == len(x):

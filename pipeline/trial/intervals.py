@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 _GRID = 2001
 _TRUNCATION = 0.75
 
 
-def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+def mean_interval(values: np.ndarray, level: float = CONFIDENCE) -> tuple[float, float]:
     """Confidence interval of a mean of numbers in [0, 1], by betting (Waudby-Smith & Ramdas 2024, theorem 3).
 
     For each candidate mean, two gamblers bet that the numbers lie above and below it; candidates against which either

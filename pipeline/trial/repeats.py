@@ -13,7 +13,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.splits import Split, split
+from pipeline.trial.splits import Split, draw_split
 
 ROWS_SCHEMA = pa.schema(
     [
@@ -68,7 +68,7 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
     """
     known = config.roles()
     for number in range(config.repeats):
-        drawn = split(pool.trained, pool.family, known, config.split, config.seed, model, number, pool.finetuned)
+        drawn = draw_split(pool.trained, pool.family, known, config.split, config.seed, model, number, pool.finetuned)
         roles = {role: _scored(pool, drawn.of(role)) for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
         verdicts = answer_all(config.selections, pool.scores, roles, quarantined, config.seed + number)

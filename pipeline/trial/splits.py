@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.config.corpus import Role
-from pipeline.corpus.families import draw
+from pipeline.corpus.families import draw_families
 from pipeline.errors import UserError
 from pipeline.trial.config import Amount, SplitConfig
 
@@ -28,8 +28,8 @@ class Split:
 
     def of(self, role: Role) -> np.ndarray:
         """The positions of one role."""
-        found: np.ndarray = getattr(self, role)
-        return found
+        positions: np.ndarray = getattr(self, role)
+        return positions
 
 
 def generator(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
@@ -62,10 +62,10 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
             f"needs at least {unseen + seen + 1}"
         )
     count = seen + round(share * (total - unseen - seen))
-    return draw(np.ones(total, dtype=bool), family, count, generator(seed, _CONTAMINATION))
+    return draw_families(np.ones(total, dtype=bool), family, count, generator(seed, _CONTAMINATION))
 
 
-def split(
+def draw_split(
     trained: np.ndarray,
     family: np.ndarray,
     known: Mapping[Role, Amount],
@@ -125,10 +125,10 @@ def _audited(
     most = [members.sum() / share] if share > 0 else []
     most += [others.sum() / (1 - share)] if share < 1 else []
     count = config.audited if isinstance(config.audited, int) else math.floor(config.audited * min(most) + 1e-9)
-    wanted = round(share * count)
+    n_members = round(share * count)
     where = f"split.audited {count} at split.member_share {share:g}"
-    found = _take(members, family, wanted, rng, where, "trained")
-    return found | _take(others, family, count - wanted, rng, where, "untrained")
+    chosen = _take(members, family, n_members, rng, where, "trained")
+    return chosen | _take(others, family, count - n_members, rng, where, "untrained")
 
 
 def _take(
@@ -138,7 +138,7 @@ def _take(
         raise UserError(
             f"{setting} needs {count} {what} documents that nothing else takes, {int(pool.sum())} are there"
         )
-    return draw(pool, family, count, rng)
+    return draw_families(pool, family, count, rng)
 
 
 def _number(amount: Amount, total: int) -> int:

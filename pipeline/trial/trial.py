@@ -33,7 +33,7 @@ from pipeline.trial.detection import detection, roc
 from pipeline.trial.documents import Documents, read_documents
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, pool_of
-from pipeline.trial.splits import split
+from pipeline.trial.splits import draw_split
 from pipeline.trial.table import Row
 
 
@@ -205,7 +205,7 @@ class _Trial:
         known = self.base.roles()
         folder = f"audits/{key}/input"
         if not self.work.exists(f"{folder}/audit.parquet"):
-            drawn = split(trained, self.documents.family, known, self.base.split, self.base.seed, index, 0)
+            drawn = draw_split(trained, self.documents.family, known, self.base.split, self.base.seed, index, 0)
             rest = np.ones(len(self.documents), dtype=bool)
             for role in known:
                 rest[drawn.of(role)] = False

@@ -21,7 +21,7 @@ from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial
-from ray_jobs.adapters import shared
+from ray_jobs.adapters import divide_capacity
 from ray_jobs.trial import run_trial
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -59,11 +59,11 @@ def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:
     one = {"CPU": 1.0, "GPU": 0.0}
-    assert shared({"CPU": 2.0, "GPU": 0.0}, [one] * 3, one) == (one, 1)
-    assert shared({"CPU": 1.0, "GPU": 0.0}, [one], one) is None
+    assert divide_capacity({"CPU": 2.0, "GPU": 0.0}, [one] * 3, one) == (one, 1)
+    assert divide_capacity({"CPU": 1.0, "GPU": 0.0}, [one], one) is None
     each = {"CPU": 1.0, "GPU": 1.0}
-    assert shared({"CPU": 16.0, "GPU": 8.0}, [each] * 6, each) == ({"CPU": 4.0, "GPU": 4.0}, 4)
-    assert shared({"CPU": 16.0, "GPU": 8.0}, [{"CPU": 6.0, "GPU": 6.0}] * 2, {"CPU": 1.0, "GPU": 0.5}) == (
+    assert divide_capacity({"CPU": 16.0, "GPU": 8.0}, [each] * 6, each) == ({"CPU": 4.0, "GPU": 4.0}, 4)
+    assert divide_capacity({"CPU": 16.0, "GPU": 8.0}, [{"CPU": 6.0, "GPU": 6.0}] * 2, {"CPU": 1.0, "GPU": 0.5}) == (
         {"CPU": 6.0, "GPU": 6.0},
         4,
     )

@@ -17,7 +17,7 @@ from simulation import Estimate
 
 from pipeline.selection import RankCounts, calibrate, ranks, step_up
 from pipeline.selection import knockoff as knockoffs
-from pipeline.selection.adadetect import train
+from pipeline.selection.adadetect import fit_score
 from pipeline.selection.fusion import (
     Weights,
     cut,
@@ -112,7 +112,7 @@ def split_reconformal(calibration: np.ndarray, audit: np.ndarray, alpha: Fractio
 def adadetect(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
     half = len(calibration) // 2
     first, others = calibration[:half], calibration[half:]
-    learnt = train(first, np.concatenate([others, audit]))
+    learnt = fit_score(first, np.concatenate([others, audit]))
     return bh(ranks(learnt.score(audit), calibrate(learnt.score(others)), "members"), len(others), alpha)
 
 
@@ -124,7 +124,7 @@ def sampled_adadetect(calibration: np.ndarray, audit: np.ndarray, alpha: Fractio
     sample = Sample.of(known[~chosen], calibration[~chosen], 0, size=40)
     for part in np.array_split(np.arange(len(audit)), 3):
         sample = sample + Sample.of(ids[part], audit[part], 0, size=40)
-    learnt = train(calibration[chosen], sample.rows)
+    learnt = fit_score(calibration[chosen], sample.rows)
     others = calibrate(learnt.score(calibration[~chosen]))
     return bh(ranks(learnt.score(audit), others, "members"), others.size, alpha)
 
@@ -286,7 +286,7 @@ def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate,
     warned = 0
     for _ in range(runs):
         w, unseen = paraphrased(law, draws, n, members, rng), paraphrased(law, draws, n, 0, rng)
-        by_filter = knockoffs.selected(w, knockoffs.cut(lambda w=w: [w], q))  # type: ignore[misc]
+        by_filter = knockoffs.is_selected(w, knockoffs.cut(lambda w=w: [w], q))  # type: ignore[misc]
         by_rank = bh(ranks(w, calibrate(unseen), "members"), n, q)
         for chosen, values in zip((by_filter, by_rank), wrong, strict=True):
             values.append(chosen[members:].sum() / max(1, chosen.sum()))

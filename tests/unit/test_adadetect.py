@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.adadetect import train
+from pipeline.selection.adadetect import fit_score
 
 
 def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -24,13 +24,13 @@ def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
 @given(st.permutations(range(120)), st.permutations(range(60)))
 def test_training_does_not_see_the_order_of_documents(mixed: list[int], known: list[int]) -> None:
     calibration, mixture = made_up()
-    score = train(calibration, mixture).score(mixture)
-    assert np.array_equal(train(calibration[known], mixture[mixed]).score(mixture), score)
+    score = fit_score(calibration, mixture).score(mixture)
+    assert np.array_equal(fit_score(calibration[known], mixture[mixed]).score(mixture), score)
 
 
 def test_a_row_scores_the_same_bits_in_any_shard_and_after_a_journey() -> None:
     calibration, mixture = made_up()
-    learnt = train(calibration, mixture)
+    learnt = fit_score(calibration, mixture)
     whole = learnt.score(mixture)
     travelled = pickle.loads(pickle.dumps(learnt))
     assert np.array_equal(np.concatenate([travelled.score(mixture[i : i + 7]) for i in range(0, 120, 7)]), whole)
@@ -41,7 +41,7 @@ def test_a_row_scores_the_same_bits_in_any_shard_and_after_a_journey() -> None:
 @pytest.mark.parametrize("shift", [2.0, -2.0], ids=["members", "clean"])
 def test_documents_that_are_not_nulls_score_higher_in_either_direction(shift: float) -> None:
     calibration, mixture = made_up(shift=shift)
-    score = train(calibration, mixture).score(mixture)
+    score = fit_score(calibration, mixture).score(mixture)
     assert np.median(score[:50]) > np.quantile(score[50:], 0.8)
 
 
@@ -49,13 +49,13 @@ def test_constant_and_absurd_scores_do_no_harm() -> None:
     calibration, mixture = made_up()
     calibration[:, 2] = mixture[:, 2] = 4.0
     mixture[0, 0] = 1e200
-    score = train(calibration, mixture).score(mixture)
+    score = fit_score(calibration, mixture).score(mixture)
     assert np.isfinite(score).all()
 
 
 def test_an_empty_half_is_refused_in_one_line() -> None:
     calibration, mixture = made_up()
     with pytest.raises(UserError, match="both halves, got 0 to learn from and 120 in the mixture"):
-        train(calibration[:0], mixture)
+        fit_score(calibration[:0], mixture)
     with pytest.raises(UserError, match="both halves"):
-        train(calibration, mixture[:0])
+        fit_score(calibration, mixture[:0])

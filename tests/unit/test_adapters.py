@@ -20,6 +20,7 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.load import LanguageModel, fingerprint_model, open_model
 from pipeline.training.adapter import linear_modules
+from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import FinetuneConfig, TrainingStep, batch_loss, encode, train
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
@@ -187,12 +188,11 @@ ODD = TEXTS[:21]
 def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     from torch import distributed
 
-    from pipeline.training.steps import Ranks
-
     distributed.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=size)
     for method in SHARED:
         opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
-        train(opened.model, opened.tokenizer, ODD, config_of(method=method), root / method, ranks=Ranks.joined())
+        group = ProcessGroup.joined()
+        train(opened.model, opened.tokenizer, ODD, config_of(method=method), root / method, processes=group)
     distributed.destroy_process_group()
 
 

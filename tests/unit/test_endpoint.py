@@ -15,12 +15,12 @@ from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import (
     Endpoint,
     Fault,
-    Refused,
-    Spent,
+    Refusal,
+    Usage,
     check_endpoint,
     headers,
     retry_after,
-    side_by_side,
+    run_concurrently,
 )
 from pipeline.errors import ExitCode, StopError, UserError
 
@@ -33,8 +33,8 @@ def config(url: str, **settings: Any) -> EndpointConfig:
 
 
 def ask(
-    asked: EndpointConfig, prompts: list[str], most: int = 10, spent: Spent | None = None
-) -> tuple[dict[str, Any], Spent]:
+    asked: EndpointConfig, prompts: list[str], most: int = 10, spent: Usage | None = None
+) -> tuple[dict[str, Any], Usage]:
     """Ask for one continuation of each; answers or errors by prompt, and what was spent."""
     found: dict[str, Any] = {}
 
@@ -44,17 +44,17 @@ def ask(
             raise Fault("empty completion")
         return text
 
-    async def main() -> Spent:
+    async def main() -> Usage:
         async with Endpoint(asked, spent) as endpoint:
 
             async def one(prompt: str) -> None:
                 body = {"model": "stub", "prompt": prompt, "n": 1, "seed": 3}
                 try:
-                    found[prompt] = await endpoint.ask("/completions", body, most, read, Spent())
-                except (Fault, Refused) as error:
+                    found[prompt] = await endpoint.ask("/completions", body, most, read, Usage())
+                except (Fault, Refusal) as error:
                     found[prompt] = error
 
-            await side_by_side(prompts, one, asked.concurrency)
+            await run_concurrently(prompts, one, asked.concurrency)
             return endpoint.spent
 
     return found, asyncio.run(main())
@@ -93,7 +93,7 @@ def test_what_goes_wrong_every_time_is_told_without_the_key(monkeypatch: pytest.
 def test_a_refused_document_is_refused_once_and_the_others_are_not() -> None:
     with openai_server(behave=lambda prompt, attempt: "400" if prompt == "b" else "answer") as server:
         found, _ = ask(config(server.url), ["a", "b", "c"])
-    assert isinstance(found["b"], Refused)
+    assert isinstance(found["b"], Refusal)
     assert server.attempts["b"] == 1
     assert isinstance(found["a"], str)
 
@@ -120,7 +120,7 @@ def test_what_would_befall_all_documents_stops_at_once_in_one_line(fate: str, co
 
 @pytest.mark.parametrize("choose", [lambda n: {"requests": n}, lambda n: {"tokens": 7 * n}])
 def test_the_budget_stops_before_it_is_exceeded(choose: Callable[[int], dict[str, int]]) -> None:
-    spent = Spent()
+    spent = Usage()
     with openai_server() as server:  # an answer takes 1 token of prompt and 6 of continuation
         asked = config(server.url, budget=choose(20))
         with pytest.raises(StopError, match=r"model\.budget\..* what was answered is kept") as caught:

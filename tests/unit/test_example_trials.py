@@ -24,7 +24,7 @@ from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.systems import columns_of
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
-from pipeline.trial.splits import choose_trained, split
+from pipeline.trial.splits import choose_trained, draw_split
 
 SHARING = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion")
 FOLDER = Path(__file__).parents[2] / "examples/trials"
@@ -59,7 +59,7 @@ def test_the_documents_suffice_for_every_point(name: str) -> None:
     family = np.arange(ITEMS if name == "ranking" else run.PASSAGES)
     for point in points:
         trained = choose_trained(family, point.config.contaminate.share, config.roles(), 0)
-        split(trained, family, point.config.roles(), point.config.split, 0, 0, 0)
+        draw_split(trained, family, point.config.roles(), point.config.split, 0, 0, 0)
 
 
 def test_half_of_the_benchmark_is_trained_in() -> None:
@@ -72,11 +72,11 @@ def test_the_items_are_distinct_and_their_answers_right() -> None:
     facts = make_facts(ITEMS, seed=0)
     items = make_items(facts, seed=0)
     assert len(items) >= 400
-    assert len({item.text for item in items}) == len({fact.asked for fact in facts}) == len(items)
+    assert len({item.text for item in items}) == len({fact.question for fact in facts}) == len(items)
     assert {item.kind for item in items} == {"arithmetic", "lookup"}
     for fact, item in zip(facts, items, strict=True):
         assert item.text == f"{item.question}{item.answer}."
-        assert item.question.endswith(fact.asked)
+        assert item.question.endswith(fact.question)
         assert item.answer == fact.answer
         if item.kind == "arithmetic":
             one, plus, other, equals = item.question.split()[-4:]
@@ -90,8 +90,8 @@ def test_no_exercise_is_an_item_and_each_fact_is_taught_alike() -> None:
     items = make_items(facts, seed=0)
     exercises = make_exercises(facts[:10], 80, items, seed=0)
     assert set(exercises).isdisjoint(item.text for item in items)
-    taught = [fact.asked for text in exercises for fact in facts if text.endswith(f"{fact.asked}{fact.answer}.")]
-    assert all(taught.count(fact.asked) == 8 for fact in facts[:10])
+    taught = [fact.question for text in exercises for fact in facts if text.endswith(f"{fact.question}{fact.answer}.")]
+    assert all(taught.count(fact.question) == 8 for fact in facts[:10])
     assert len(taught) == 80
 
 

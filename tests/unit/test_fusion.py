@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.selection import RankCounts, calibrate, ranks
 from pipeline.selection.fusion import (
-    Cut,
+    Threshold,
     candidate_bins,
     cut,
     fuse,
@@ -46,11 +46,11 @@ def floats(bits: list[int]) -> np.ndarray:
     return np.array(bits, dtype=np.uint32).view(np.float32)
 
 
-def by_sorting(p: list[float], alpha: Fraction) -> Cut:
+def by_sorting(p: list[float], alpha: Fraction) -> Threshold:
     """The textbook step-up rule on sorted values in exact rationals."""
     p = sorted(p)
     n = max((i for i in range(1, len(p) + 1) if len(p) * Fraction(p[i - 1]) <= alpha * i), default=0)
-    return Cut(p[n - 1] if n else None, n)
+    return Threshold(p[n - 1] if n else None, n)
 
 
 @settings(max_examples=150)
@@ -103,13 +103,13 @@ def test_a_threshold_that_hides_from_many_bins_takes_more_passes_and_is_found(la
 
 def test_extremes_all_null_all_signal_one_document_nothing_at_all() -> None:
     ones, tiny = np.ones(50, dtype=np.float32), np.full(50, 1e-30, dtype=np.float32)
-    assert cut(lambda: [ones], TENTH) == Cut(None, 0)
-    assert cut(lambda: [tiny], TENTH) == Cut(float(np.float32(1e-30)), 50)
+    assert cut(lambda: [ones], TENTH) == Threshold(None, 0)
+    assert cut(lambda: [tiny], TENTH) == Threshold(float(np.float32(1e-30)), 50)
     half = np.array([0.5], dtype=np.float32)
-    assert cut(lambda: [half], Fraction(1, 2)) == Cut(0.5, 1)
-    assert cut(lambda: [half], Fraction(499, 1000)) == Cut(None, 0)
-    assert cut(lambda: [half], Fraction(1, 2), quarantined=1) == Cut(None, 0)
-    assert cut(lambda: iter(()), TENTH) == Cut(None, 0)
+    assert cut(lambda: [half], Fraction(1, 2)) == Threshold(0.5, 1)
+    assert cut(lambda: [half], Fraction(499, 1000)) == Threshold(None, 0)
+    assert cut(lambda: [half], Fraction(1, 2), quarantined=1) == Threshold(None, 0)
+    assert cut(lambda: iter(()), TENTH) == Threshold(None, 0)
     infinite = np.array([np.inf, 1e-3], dtype=np.float32)
     assert cut(lambda: [infinite], TENTH).n_selected == 1
 

@@ -34,7 +34,7 @@ from transformers.generation.logits_process import (
 
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
-from pipeline.passes.generate import Prompt, Sampling, continuations, sample, whole_words
+from pipeline.passes.generate import Prompt, Sampling, continuations, sample_tokens, whole_words
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -138,7 +138,7 @@ def test_tokens_come_as_often_as_the_distribution_of_transformers_says(temperatu
     expected = warpers(None, logits.clone()).softmax(1)[0]
     count = 20_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count  # each token takes its share of the line
-    tokens = sample(logits.expand(count, -1), Sampling(temperature, top_k, top_p), uniforms)
+    tokens = sample_tokens(logits.expand(count, -1), Sampling(temperature, top_k, top_p), uniforms)
     shares = tokens.bincount(minlength=97) / count
     assert (shares - expected).abs().max() <= 1 / count + 1e-6
     assert not shares[expected == 0].any()
@@ -148,7 +148,7 @@ def test_the_edges_of_the_random_numbers_give_tokens_that_can_come():
     logits = torch.tensor([[-math.inf, 0.0, 1.0, 2.0, -math.inf]])
     for sampling in (Sampling(), Sampling(top_k=2), Sampling(top_p=0.9)):
         for uniform in (0.0, math.nextafter(1, 0)):
-            token = sample(logits, sampling, torch.tensor([uniform], dtype=torch.float64)).item()
+            token = sample_tokens(logits, sampling, torch.tensor([uniform], dtype=torch.float64)).item()
             assert token in (1, 2, 3)
 
 
@@ -157,7 +157,7 @@ def test_logits_that_are_not_numbers_give_no_token():
     logits[0, 2], logits[2, 3] = math.nan, math.inf
     uniforms = torch.full((3,), 0.5, dtype=torch.float64)
     for sampling in (Sampling(), Sampling(0), Sampling(top_k=3), Sampling(top_p=0.5), Sampling(top_k=3, top_p=0.5)):
-        tokens = sample(logits, sampling, uniforms)
+        tokens = sample_tokens(logits, sampling, uniforms)
         assert tokens.ge(0).tolist() == [False, True, False]
 
 

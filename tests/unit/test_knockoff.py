@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.selection.fusion import Cut
+from pipeline.selection.fusion import Threshold
 from pipeline.selection.knockoff import (
     SignedHigh,
     SignedLow,
     candidate_bins,
     cut,
+    is_selected,
     magnitudes,
-    selected,
     sign_symmetry,
     threshold,
 )
@@ -43,15 +43,15 @@ sizes = st.one_of(
 signed = st.builds(lambda size, sign: size * sign, sizes, st.sampled_from([1.0, 1.0, 1.0, 1.0, -1.0]))
 
 
-def by_sorting(w: list[float], q: Fraction) -> Cut:
+def by_sorting(w: list[float], q: Fraction) -> Threshold:
     """The definition, for each t in turn, on W with |W| rounded to float32."""
     with np.errstate(over="ignore", under="ignore"):
         v = [float(np.float32(x)) for x in w]
     for t in sorted({abs(x) for x in v if x != 0}):
         ahead = sum(x >= t for x in v)
         if Fraction(1 + sum(x <= -t for x in v), max(1, ahead)) <= q:
-            return Cut(t, ahead)
-    return Cut(None, 0)
+            return Threshold(t, ahead)
+    return Threshold(None, 0)
 
 
 @settings(max_examples=200)
@@ -60,7 +60,7 @@ def test_the_filter_found_by_counting_equals_the_definition(w: list[float], q: F
     values = np.array(w)
     found = cut(lambda: (values[i::shards] for i in range(shards)), q)
     assert found == by_sorting(w, q)
-    chosen = selected(values, found)
+    chosen = is_selected(values, found)
     assert chosen.sum() == found.n_selected
     assert found.n_selected == 0 or found.n_selected >= math.ceil(1 / q)
     assert (values[chosen] > 0).all()
@@ -93,18 +93,18 @@ def test_a_filter_whose_ratio_hovers_at_q_takes_more_passes_and_is_right() -> No
 
 
 def test_extremes_nothing_but_zeros_nothing_but_signal_too_few() -> None:
-    assert cut(lambda: [np.zeros(30)], FIFTH) == Cut(None, 0)
-    assert cut(lambda: [-np.ones(30)], FIFTH) == Cut(None, 0)
-    assert cut(lambda: [np.ones(5)], FIFTH) == Cut(1.0, 5)
-    assert cut(lambda: [np.ones(4)], FIFTH) == Cut(None, 0)
-    assert cut(lambda: [np.ones(1)], Fraction(99, 100)) == Cut(None, 0)
-    assert cut(lambda: iter(()), FIFTH) == Cut(None, 0)
+    assert cut(lambda: [np.zeros(30)], FIFTH) == Threshold(None, 0)
+    assert cut(lambda: [-np.ones(30)], FIFTH) == Threshold(None, 0)
+    assert cut(lambda: [np.ones(5)], FIFTH) == Threshold(1.0, 5)
+    assert cut(lambda: [np.ones(4)], FIFTH) == Threshold(None, 0)
+    assert cut(lambda: [np.ones(1)], Fraction(99, 100)) == Threshold(None, 0)
+    assert cut(lambda: iter(()), FIFTH) == Threshold(None, 0)
 
 
 def test_the_best_ratio_is_not_taken_when_none_is_good_enough() -> None:
     w = np.array([5.0, 4.0, 3.0, -2.0, -1.0])  # the best ratio is 1/3
-    assert cut(lambda: [w], Fraction(3, 10)) == Cut(None, 0)
-    assert cut(lambda: [w], Fraction(1, 3)) == Cut(3.0, 3)
+    assert cut(lambda: [w], Fraction(3, 10)) == Threshold(None, 0)
+    assert cut(lambda: [w], Fraction(1, 3)) == Threshold(3.0, 3)
 
 
 def test_rounding_is_the_same_for_both_signs_and_a_vanishing_w_is_zero() -> None:

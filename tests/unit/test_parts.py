@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import Parts, divide
+from pipeline.audit.allocation import Parts, allocate
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
@@ -40,7 +40,7 @@ def audit(model: Path, corpus: dict[str, str], **settings: Any) -> AuditConfig:
 
 
 def parts(config: AuditConfig) -> Parts:
-    return divide(config, make_plan(config).shards)
+    return allocate(config, make_plan(config).shards)
 
 
 def text(start: int, length: int) -> str:

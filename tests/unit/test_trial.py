@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.families import draw, families
+from pipeline.corpus.families import draw_families, families
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores
 from pipeline.trial import figures
@@ -23,7 +23,7 @@ from pipeline.trial.detection import RATES, detection, roc
 from pipeline.trial.intervals import mean_interval
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
-from pipeline.trial.splits import Split, choose_trained, split
+from pipeline.trial.splits import Split, choose_trained, draw_split
 from pipeline.trial.table import as_text, audit_row, labels, readable, selection_rows, selection_table, to_arrow
 
 
@@ -62,7 +62,7 @@ def test_a_drawn_part_holds_whole_families_and_never_more_than_asked(
     numbers = families(np.array(family) * 1000 - 3)
     everything = np.ones(len(family), dtype=bool)
     count = int(share * len(family))
-    chosen = draw(everything, numbers, count, np.random.default_rng(seed))
+    chosen = draw_families(everything, numbers, count, np.random.default_rng(seed))
     assert chosen.sum() <= count
     assert not set(numbers[chosen]) & set(numbers[~chosen])
     if count - chosen.sum() > 0:  # what was passed over did not fit
@@ -73,7 +73,7 @@ def test_a_drawn_part_holds_whole_families_and_never_more_than_asked(
 def test_single_documents_are_drawn_to_the_number_and_all_equally_often() -> None:
     hits = np.zeros(20)
     for seed in range(2000):
-        chosen = draw(np.ones(20, dtype=bool), np.arange(20), 5, np.random.default_rng(seed))
+        chosen = draw_families(np.ones(20, dtype=bool), np.arange(20), 5, np.random.default_rng(seed))
         assert chosen.sum() == 5
         hits += chosen
     # each count is binomial(2000, 1/4): 4 standard errors
@@ -95,7 +95,7 @@ def test_no_document_has_two_roles_and_noise_is_as_asked(
     trained = choose_trained(np.arange(400), share, known, seed=3)
     assert trained.sum() == 30 + round(share * 310)
     config = SplitConfig(label_noise=noise, member_share=member_share, audited=audited)
-    drawn = split(trained, np.arange(400), known, config, seed=1, model=0, repeat=repeat)
+    drawn = draw_split(trained, np.arange(400), known, config, seed=1, model=0, repeat=repeat)
     together = np.concatenate([drawn.audit, drawn.unseen, drawn.seen])
     assert np.unique(together).size == together.size
     assert (drawn.unseen.size, drawn.seen.size) == (60, 30)
@@ -110,7 +110,7 @@ def test_no_document_has_two_roles_and_noise_is_as_asked(
 def test_documents_that_begin_alike_stay_together_in_every_part() -> None:
     family = np.repeat(np.arange(40), 5)
     trained = choose_trained(family, 0.5, {"unseen": 1 / 3}, seed=0)
-    drawn = split(trained, family, {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    drawn = draw_split(trained, family, {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
     parts = [set(family[part]) for part in (drawn.audit, drawn.unseen)]
     assert not parts[0] & parts[1]
     assert not set(family[trained]) & set(family[~trained])
@@ -120,7 +120,7 @@ def test_documents_that_begin_alike_stay_together_in_every_part() -> None:
 @pytest.mark.parametrize(("share", "members", "others"), [(0.0, 0, 200), (1.0, 200, 0), (0.25, 50, 150)])
 def test_the_share_is_of_the_documents_that_do_not_calibrate(share: float, members: int, others: int) -> None:
     trained = choose_trained(np.arange(300), share, {"unseen": 1 / 3}, seed=0)
-    drawn = split(trained, np.arange(300), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    drawn = draw_split(trained, np.arange(300), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
     assert drawn.unseen.size == 100
     assert (trained[drawn.audit].sum(), (~trained[drawn.audit]).sum()) == (members, others)
 
@@ -130,9 +130,9 @@ def test_too_few_documents_say_how_many_are_needed() -> None:
         choose_trained(np.arange(50), 0.5, {"unseen": 40, "seen": 20}, seed=0)
     trained = np.arange(100) < 50
     with pytest.raises(UserError, match=r"split.unseen needs 60 untrained documents .*, 50 are there"):
-        split(trained, np.arange(100), {"unseen": 60}, SplitConfig(), 0, 0, 0)
+        draw_split(trained, np.arange(100), {"unseen": 60}, SplitConfig(), 0, 0, 0)
     with pytest.raises(UserError, match=r"split.audited 90 at split.member_share 0.5 needs 45 untrained .*, 40 are"):
-        split(trained, np.arange(100), {"unseen": 10}, SplitConfig(audited=90, member_share=0.5), 0, 0, 0)
+        draw_split(trained, np.arange(100), {"unseen": 10}, SplitConfig(audited=90, member_share=0.5), 0, 0, 0)
 
 
 # --- the configuration and its sweep
