@@ -1,17 +1,13 @@
-"""Where documents come from, in which role, and what is changed in their text."""
+"""Where documents come from, in which role, and how their text is changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pipeline.config.yaml import Section
-
-if TYPE_CHECKING:
-    pass
-
 
 Role = Literal["audit", "unseen", "seen"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
@@ -59,7 +55,7 @@ class CorpusConfig(Section):
 
 
 class TransformConfig(Section):
-    """What is changed in every text of a run (`pipeline.transforms` lists the patterns)."""
+    """How every text of a run is changed (`pipeline.corpus.transforms` lists the patterns)."""
 
     dates: Literal["remove", "replace_year"] = Field(
         description="Take dates and years out, or put `year` in the place of every year."

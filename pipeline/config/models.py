@@ -1,18 +1,15 @@
-"""Which models are asked: weights, an endpoint, a paraphraser."""
+"""The models of a run: weights, an endpoint, a paraphraser."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from pipeline.config.yaml import Section
 from pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 class ModelConfig(Section):
@@ -31,7 +28,7 @@ class ModelConfig(Section):
 
 
 def _base_url(value: Any) -> str:
-    """The address that `/completions` is added to."""
+    """Check an endpoint's address and bring it to the form to which `/completions` is added."""
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         description = "one with a user" if "@" in str(value) else repr(value)  # which may be a key
@@ -47,14 +44,14 @@ def _base_url(value: Any) -> str:
 
 
 class BudgetConfig(Section):
-    """What may be asked of an endpoint in all, by every call of the run together."""
+    """Limits on the use of an endpoint, over all calls of the run."""
 
     requests: Annotated[int, Field(ge=1)] | None = Field(None, description="Most requests, repeated ones included.")
     tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens, of prompts and of answers.")
 
 
 class PriceConfig(Section):
-    """What a million tokens cost, in any currency, for the estimate of `seenset plan`."""
+    """Prices of a million tokens, in any currency, for the estimate of `seenset plan`."""
 
     prompt: float = Field(0.0, ge=0, description="Of a million tokens of prompts.")
     answer: float = Field(0.0, ge=0, description="Of a million new tokens.")
@@ -95,19 +92,19 @@ AnyModel = Annotated[
     Annotated[ModelConfig, Tag("model[ModelConfig]")] | Annotated[EndpointConfig, Tag("model[EndpointConfig]")],
     Discriminator(_kind_of_model),
 ]
-"""Weights, or an endpoint where the key `endpoint` is given."""
+"""An endpoint where the key `endpoint` is given, otherwise weights."""
 
 
 def display_name(model: ModelConfig | EndpointConfig) -> str:
-    """A model as a person calls it."""
+    """The name of a model in messages: its path, or its name at its endpoint."""
     return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.path
 
 
 def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
-    """A model that can be opened.
+    """The configuration of a model whose weights can be opened.
 
     Raises:
-        UserError: it is behind an endpoint.
+        UserError: the model is behind an endpoint.
     """
     if isinstance(model, EndpointConfig):
         raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not at hand")
@@ -124,5 +121,5 @@ class ParaphraserConfig(ModelConfig):
 
 
 def expand_user(path: str) -> str:
-    """A local path with `~` expanded; URLs are left alone."""
+    """A local path with `~` expanded; a URL is returned unchanged."""
     return path if "://" in path else os.path.expanduser(path)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.yaml import Section, build
-from pipeline.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    pass
 from pipeline.config.corpus import Role, SourceConfig
-from pipeline.config.yaml import NAME
+from pipeline.config.yaml import NAME, Section, build
+from pipeline.errors import UserError, nearest
 
 DEFAULT_ADAPTER = "default"
 
@@ -43,7 +39,7 @@ class FinetuneConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """What decides the weights. A setting that is unset is left out, so that one added later changes no name."""
+        """The settings that decide the weights. Unset ones are left out, so that a new setting changes no digest."""
         return self.model_dump(exclude_none=True)
 
 
@@ -74,14 +70,14 @@ class AdapterConfig(FinetuneConfig):
         return ("unseen", "seen") if self.train_on == "mix" else (self.train_on,)
 
     def count(self, available: int, place: int = 0) -> int:
-        """How many of a pool's documents it is trained on, at least one; the pool is at this place of `roles`."""
+        """How many of a pool's `available` documents it is trained on, >= 1; `place` is the pool's place in `roles`."""
         if self.documents is None:
             return max(1, round(self.share * available))
         pools = max(1, len(self.roles))
         return max(1, self.documents // pools + (place < self.documents % pools))
 
     def training(self, max_tokens: int, texts: int) -> FinetuneConfig:
-        """Its training on so many texts, cut as the audit cuts them. Few texts make a batch of their own."""
+        """The settings of its training on so many texts: `max_tokens` applies, and no batch holds more than all."""
         settings = self.model_dump(include=set(FinetuneConfig.model_fields))
         settings["max_tokens"] = min(max_tokens, self.max_tokens)
         settings["batch_size"] = min(self.batch_size, max(1, texts * self.copies))
@@ -89,7 +85,7 @@ class AdapterConfig(FinetuneConfig):
 
 
 class FsdConfig(AdapterConfig):
-    """The adapters of the `fsd` detector: the one of these settings, and variants of it with names."""
+    """The adapters of the `fsd` detector: one with these settings, and named variants of it."""
 
     adapters: dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]] = Field(
         default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it."

@@ -1,4 +1,4 @@
-"""A YAML mapping, with `a.b=c` overrides, becomes a checked pydantic model; what is wrong with it is one line."""
+"""Read YAML files and `a.b=c` overrides into checked pydantic models; every error is one line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Described = TypeVar("Described", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
-    """The mapping that a YAML file holds.
+    """Read a YAML file that holds a mapping.
 
     Raises:
         UserError: no such file, not YAML, or no mapping.
@@ -42,8 +42,8 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     return data
 
 
-def build(kind: type[Described], data: dict[str, Any], overrides: Sequence[str] = ()) -> Described:
-    """Check a plain mapping, after `a.b=c` overrides that are applied to it in place.
+def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()) -> Model:
+    """Make a checked model of a plain mapping. The `a.b=c` overrides are first applied to the mapping, in place.
 
     Raises:
         UserError: an unknown key (with the nearest known one) or a value outside its limits.
@@ -63,40 +63,40 @@ def build(kind: type[Described], data: dict[str, Any], overrides: Sequence[str] 
         raise UserError(_one_line(error, kind)) from None
 
 
-def set_at(data: dict[str, Any], path: str, value: Any, who: str) -> None:
+def set_at(data: dict[str, Any], path: str, value: Any, source: str) -> None:
     """Set `a.b.0.c` in place; sections that are not there yet are made. `*` stands for every entry of a list.
 
     Args:
         data: a plain mapping.
         path: keys and list positions, joined by dots.
         value: what to put there.
-        who: named in errors: `--set` or `sweep`.
+        source: for errors: `--set` or `sweep`.
 
     Raises:
         UserError: the path leads through something that holds no keys, or beyond the end of a list.
     """
-    _set(data, path.split("."), 0, value, f"{who} {path}")
+    _set(data, path.split("."), 0, value, f"{source} {path}")
 
 
-def _set(node: Any, keys: Sequence[str], depth: int, value: Any, who: str) -> None:
+def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) -> None:
     key, last = keys[depth], depth == len(keys) - 1
     if isinstance(node, list):
         if key != "*" and (not key.isdigit() or int(key) >= len(node)):
-            raise UserError(f"{who}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key!r}")
+            raise UserError(f"{source}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key!r}")
         for index in range(len(node)) if key == "*" else [int(key)]:
             if last:
                 node[index] = value
             else:
-                _set(node[index], keys, depth + 1, value, who)
+                _set(node[index], keys, depth + 1, value, source)
     elif isinstance(node, dict):
         if last:
             node[key] = value
             return
         if node.get(key) is None:
             node[key] = {}
-        _set(node[key], keys, depth + 1, value, who)
+        _set(node[key], keys, depth + 1, value, source)
     else:
-        raise UserError(f"{who}: {'.'.join(keys[:depth])} holds no keys")
+        raise UserError(f"{source}: {'.'.join(keys[:depth])} holds no keys")
 
 
 def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
@@ -131,7 +131,7 @@ def _is_union_branch(part: int | str) -> bool:
 
 
 def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys that a model knows at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
+    """The keys of a model at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
     model: Any = kind
     sections = [kind]
     for part in location:
@@ -149,7 +149,7 @@ def _keys_of(kind: type[BaseModel]) -> list[str]:
 
 
 def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a type speaks of, in order."""
+    """The models in a type annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
