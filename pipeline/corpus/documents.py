@@ -51,7 +51,7 @@ class Document:
 
 
 def read_shard(shard: Shard) -> Iterator[Document]:
-    """All documents of a shard, in order, good and bad; memory holds a batch of them.
+    """All documents of a shard, in order, good and bad. Memory holds one batch of them.
 
     Raises:
         UserError: the file itself is damaged (truncated, corrupt, gone).
@@ -65,7 +65,7 @@ def read_shard(shard: Shard) -> Iterator[Document]:
 
 
 def text_keys(text: str) -> tuple[int, int]:
-    """64-bit keys of the normalised text and of its first 8 words, to find documents that two roles share.
+    """Two 64-bit keys, of the normalised text and of its first 8 words, to find documents that two roles share.
 
     Normalised: NFKC, case folded, white space collapsed. A text of fewer than 8 words is its own prefix.
     """
@@ -85,8 +85,8 @@ def _key(text: str) -> int:
 
 def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Document:
     default = f"{shard.name}/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else shard.name
-    doc_id = _clean(str(identity)) if identity is not None else _clean(f"{default}#{0 if shard.files else row}")
-    label = None if group is None else _clean(str(group))
+    doc_id = _encodable(str(identity)) if identity is not None else _encodable(f"{default}#{0 if shard.files else row}")
+    label = None if group is None else _encodable(str(group))
     problem = text if isinstance(text, _Unreadable) else problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
@@ -99,7 +99,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Do
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """Stands where a text should: why the row has none."""
+    """In the place of a text: why the row has none."""
 
     reason: str
     message: str
@@ -120,7 +120,7 @@ def problem_of(text: Any) -> _Unreadable | None:
     return None
 
 
-def _clean(text: str) -> str:
+def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -140,7 +140,7 @@ def _rows(shard: Shard) -> Iterator[_Row]:
 
 
 def lines(shard: Shard) -> Iterator[tuple[int, bytes]]:
-    """(row number, line) of the lines that begin in the shard's byte range; blank lines are no documents."""
+    """(row number, line) of each line that begins in the shard's byte range; blank lines are left out."""
     count = 0
     with open_plain(shard.path) as file:
         if shard.start > 0:
@@ -233,7 +233,7 @@ def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[_Ro
 
 
 def _decoded(column: pa.Array) -> Iterator[Any]:
-    """Texts of an Arrow column; bytes that are not UTF-8 spoil one document, not the batch."""
+    """The texts of an Arrow column. Bytes that are not UTF-8 cost one document, not the batch."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if str(column.type) == "string_view":
@@ -264,7 +264,7 @@ def _field(value: dict[str, Any], name: str | None) -> Any:
 
 
 def fetch_texts(shards: Sequence[Shard], wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Texts of single rows, by (input name, row): for excerpts. Reads only the shards that hold them.
+    """Texts of single rows, by (input name, row), for excerpts. Reads only the shards that hold them.
 
     Raises:
         UserError: an input is gone or damaged.

@@ -1,4 +1,4 @@
-"""Random parts of a corpus that never tear apart documents which begin alike."""
+"""Families of documents that begin alike, and random parts of a corpus that keep each family together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def families(prefix_keys: np.ndarray) -> np.ndarray:
-    """Number the documents' families: those with the same normalised first 8 words (`documents.text_keys`).
+    """Number the families of documents: a family shares its normalised first 8 words (`documents.text_keys`).
 
     Args:
         prefix_keys: int64, (documents,).
@@ -18,13 +18,13 @@ def families(prefix_keys: np.ndarray) -> np.ndarray:
 
 
 def draw_families(pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw documents at random, whole families at a time, as many of `count` as families allow and never more.
+    """Draw at most `count` documents at random, whole families at a time, as many as the families allow.
 
     A family that no longer fits is passed over. Where every family is one document, exactly min(count, pool) are
     drawn, each set of that size with the same probability.
 
     Args:
-        pool: bool, (documents,), those to draw from; a family lies inside it or outside.
+        pool: bool, (documents,), those to draw from; a family lies wholly inside or wholly outside.
         family: int64, (documents,), from `families`.
         count: how many, >= 0.
         rng: source of randomness.

@@ -1,4 +1,4 @@
-"""One way to open each format of input, and what planning asks of a file."""
+"""Open each format of input in one way, and read what planning needs: columns and sizes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def compression_of(path: str) -> str | None:
-    """The compression that a file name stands for, or None."""
+    """The compression that a file name's suffix stands for, or None."""
     return COMPRESSIONS.get(os.path.splitext(path)[1])
 
 
 def format_of(path: str) -> Format | None:
-    """The format that a file name stands for, or None."""
+    """The format that a file name's suffix stands for, or None."""
     stem, suffix = os.path.splitext(path)
     if suffix in COMPRESSIONS:
         suffix = os.path.splitext(stem)[1]
@@ -43,7 +43,7 @@ def format_of(path: str) -> Format | None:
 
 
 class _Decompressed(io.RawIOBase):
-    """A compressed file as a stream of its content; one that ends too early raises OSError."""
+    """The decompressed content of a file as a stream; a file that ends too early raises OSError."""
 
     def __init__(self, path: str, compression: str) -> None:
         self._file = fsspec.open(path, "rb").open()
@@ -64,7 +64,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def open_plain(path: str) -> IO[bytes]:
-    """A file's content, decompressed if its name says so."""
+    """Open a file for reading, decompressed if its name says that it is compressed."""
     compression = compression_of(path)
     if compression is None:
         return cast(IO[bytes], fsspec.open(path, "rb").open())
@@ -100,7 +100,7 @@ def first_columns(form: str, path: str, name: str) -> list[str]:
 
 
 def open_saved_dataset(path: str, split: str, name: str) -> Any:
-    """A dataset that `save_to_disk` wrote; of a dictionary of splits, the one asked for.
+    """Open a dataset that `save_to_disk` wrote; of a dictionary of splits, the split named `split`.
 
     Raises:
         UserError: not such a folder, or no such split.
@@ -121,7 +121,7 @@ def open_saved_dataset(path: str, split: str, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
-    """What the hub says of one split of a dataset, without its rows."""
+    """The metadata of one split of a dataset on the hub."""
 
     columns: list[str]
     rows: int

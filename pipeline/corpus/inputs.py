@@ -1,4 +1,4 @@
-"""What a configuration's paths stand for: input files, found and checked from metadata and first rows."""
+"""From the paths of a configuration to input files, checked by their metadata and first rows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class InputFile:
     path: str  # what fsspec opens
     format: Format
     size: int  # bytes; 0 where unknown
-    rows: int | None  # None where only reading would tell
-    content: str  # digest of size and of both ends of the file: has it changed since?
+    rows: int | None  # None where they are unknown before the file is read
+    content: str  # digest of the size and of both ends of the file, to notice changes
     files: tuple[str, ...] = ()  # of a folder of text files
 
     @property
@@ -49,7 +49,7 @@ class InputFile:
 
 
 def find_inputs(config: AuditConfig) -> list[InputFile]:
-    """The inputs of every role, checked for their columns; reads metadata and first rows only.
+    """The inputs of every role, their columns checked. Reads metadata and first rows only.
 
     Raises:
         UserError: a missing or unreadable file, an unknown format, a column that is not there, no documents.
@@ -65,7 +65,7 @@ def find_inputs(config: AuditConfig) -> list[InputFile]:
 
 
 def estimated_rows(entry: InputFile) -> tuple[int, bool]:
-    """Rows of an input and whether the number is exact: a guess from the first lines where only reading would tell."""
+    """Rows of an input, and whether that number is exact; otherwise it is estimated from the first lines."""
     if entry.rows is not None:
         return entry.rows, True
     with open_plain(entry.path) as file:
@@ -92,7 +92,7 @@ def _local_inputs(role: Role, source: SourceConfig) -> Iterator[InputFile]:
 
 
 def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
-    """(name as the user would write it, full path, file system) of all that a path or glob stands for."""
+    """(name as the user would write it, full path, file system) of every match of a path or glob."""
     try:
         fs, full = fsspec.core.url_to_fs(os.path.expanduser(pattern) if "://" not in pattern else pattern)
         local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
@@ -142,7 +142,7 @@ def _file(role: Role, source: SourceConfig, name: str, path: str, fs: Any) -> In
     if form is None:
         raise UserError(f"corpus.{role}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
     size = int(fs.size(path) or 0)
-    content = _digest(str(size), _ends(fs, path, size))
+    content = _digest(str(size), _digest_of_ends(fs, path, size))
     rows: int | None = None
     if form == "parquet":
         rows = _check_parquet(source, name, path)
@@ -202,7 +202,7 @@ def _hub_input(role: Role, source: SourceConfig) -> list[InputFile]:
     return [InputFile(role, source.dataset, source.dataset, "hub", info.size, info.rows, digest)]
 
 
-def _ends(fs: Any, path: str, size: int) -> str:
+def _digest_of_ends(fs: Any, path: str, size: int) -> str:
     head = fs.cat_file(path, start=0, end=min(size, _EDGE)) if size else b""
     tail = fs.cat_file(path, start=max(0, size - _EDGE), end=size) if size > _EDGE else b""
     return hashlib.sha256(head + tail).hexdigest()

@@ -51,6 +51,6 @@ class Shard:
 
 
 def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
-    """The run's fingerprint and what the shard reads: which rows of which content, through which columns."""
+    """The run's fingerprint with what the shard reads: rows, digest of the content, columns."""
     rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
     return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column]}

@@ -1,4 +1,4 @@
-"""Input files -> shards, planned from metadata: sizes, Parquet footers, saved datasets' row counts."""
+"""Cut input files into shards by metadata alone: file sizes, Parquet footers, row counts of datasets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan_shards(config: AuditConfig, inputs: Sequence[InputFile], limit: int | N
         remaining = limit
         number = 0
         for entry in (entry for entry in inputs if entry.role == role):
-            for shard in _cut(entry, source, config):
+            for shard in _split_input(entry, source, config):
                 if remaining is not None:
                     shard, rows = _limited(shard, remaining)
                     if remaining > 0 and rows == 0:
@@ -50,7 +50,7 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     return numbered
 
 
-def _cut(entry: InputFile, source: SourceConfig, config: AuditConfig) -> Iterator[Shard]:
+def _split_input(entry: InputFile, source: SourceConfig, config: AuditConfig) -> Iterator[Shard]:
     whole = Shard(
         id="",
         role=entry.role,

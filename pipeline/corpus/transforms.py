@@ -1,8 +1,8 @@
-"""What `text_transform` changes in every text of a run: dates taken out, or every year made the same.
+"""The text transform of a run: remove dates from every text, or replace every year by one year.
 
-Articles written after a model's training tell their age by their dates; a detector that finds the dates and not the
-membership looks good for the wrong reason. `DATES` lists all that counts as a date, in the order in which it is looked
-for; `YEAR` is what counts as a year. Both are English; numbers such as 2,015 or 3.1999 are none.
+Articles written after a model's training tell their age by their dates. A detector that reacts to dates and not to
+membership looks good for the wrong reason. `DATES` lists the patterns of dates, in the order in which they are
+searched; `YEAR` is the pattern of a year. Both are English. Numbers such as 2,015 or 3.1999 are no years.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GAPS = ((re.compile(r"\(\s*[,;]?\s*\)"), ""), (re.compile(r"[ \t]{2,}"), " "), 
 
 
 def transform(text: str, config: TransformConfig) -> str:
-    """The text as the run reads it; one without a date is left as it is."""
+    """The text as the run reads it; a text without a date is returned unchanged."""
     if config.dates == "replace_year":
         year = str(config.year)
         for date in _DATES[:2]:
