@@ -40,11 +40,11 @@ class Store:
         return f"{self.root}/{name}"
 
     def exists(self, name: str) -> bool:
-        """Whether the name is there."""
+        """Whether the file or folder exists."""
         return bool(self.fs.exists(self.path(name)))
 
     def names(self, folder: str, suffix: str = "") -> list[str]:
-        """File names (without the folder) in a folder, sorted; none when the folder is not there."""
+        """File names (without the folder) in a folder, sorted; empty if the folder does not exist."""
         self.fs.invalidate_cache()
         try:
             entries = self.fs.ls(self.path(folder), detail=False)
@@ -79,7 +79,7 @@ class Store:
         return True
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to a file that grows, at once; where files cannot grow, a file beside it: `read_grown` finds both."""
+        """Append to a file. On stores without appending, write a part beside it; `read_grown` reads all parts."""
         if not self.local:
             stem, suffix = os.path.splitext(self.path(name))
             self.fs.pipe_file(f"{stem}.{time.time_ns()}-{uuid.uuid4().hex[:8]}{suffix}", data)
@@ -93,11 +93,11 @@ class Store:
             raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
 
     def read_grown(self, name: str) -> bytes:
-        """All that was appended under a name; nothing if there is none."""
+        """All data that was appended under a name, in order; empty if there is none."""
         return b"".join(self.read(part) for part in self._grown(name))
 
     def remove_grown(self, name: str) -> None:
-        """Remove all that was appended under a name."""
+        """Remove the data that was appended under a name."""
         for part in self._grown(name):
             self.remove(part)
 
@@ -107,12 +107,12 @@ class Store:
         return [f"{folder}/{part}" for part in self.names(folder, suffix) if part.split(".")[0] == stem]
 
     def remove(self, name: str) -> None:
-        """Remove a file; none there is fine."""
+        """Remove a file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self.path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder and all in it; none there is fine."""
+        """Remove a folder and its content if it exists."""
         if self.fs.exists(self.path(name)):
             self.fs.rm(self.path(name), recursive=True)
 
@@ -155,7 +155,7 @@ class Store:
         self.write(name, buffer.getvalue())
 
     def _temporary(self, name: str, data: bytes) -> str:
-        """Write the data beside its place, durably.
+        """Write the data durably to a temporary file beside its final place, and return that file's path.
 
         Raises:
             UserError: the directory cannot be written to: it is a file, it is full, or it may not be changed.

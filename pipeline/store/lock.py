@@ -1,4 +1,4 @@
-"""The run lock: one driver works in a run directory."""
+"""The run lock: only one driver works in a run directory at a time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,11 @@ class RunLock:
             self.store.remove("lock.json")
 
     def check(self) -> None:
-        """Stop a driver whose lock was taken over (it was suspended for longer than the heartbeat allows)."""
+        """Stop this driver if another one took its lock over, which happens if it was suspended for over 90 s.
+
+        Raises:
+            BusyError: another driver holds the lock.
+        """
         if self.lost.is_set():
             raise BusyError(f"run {self.store.url} was taken over by another driver")
 
@@ -95,7 +99,7 @@ class RunLock:
 
 
 def lock_is_live(store: Store) -> bool:
-    """Whether a driver works in the run directory now."""
+    """Whether a live driver holds the run directory."""
     record = store.read_json("lock.json")
     return record is not None and _is_live(record)
 
