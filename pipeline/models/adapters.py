@@ -1,55 +1,51 @@
-"""Trained adapters: whose base model they belong to, and how they are put over it."""
+"""Trained adapters: check that one belongs to a base model, and load it over that model."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import peft
 from safetensors import safe_open
 
 from pipeline.errors import UserError
 
-if TYPE_CHECKING:
-    pass
-
-
 RECORD = "training.json"
-"""Beside the weights: the settings, the versions, the base model and the loss of every step."""
+"""File beside an adapter's weights: settings, versions, base model, loss of every step."""
 
 
-def check_base(folder: Path, base: str, shown: str) -> None:
+def check_base(folder: Path, base: str, model_path: str) -> None:
     """Refuse an adapter that was trained on another base model, where its record says on which.
 
     Args:
         folder: of the adapter.
-        base: SHA-256 of the base model that it is to be used with, as `models.fingerprint_model` gives it.
-        shown: the path of that model.
+        base: SHA-256 of the base model that it is to be used with, as `fingerprint_model` gives it.
+        model_path: of that model, for the error.
 
     Raises:
-        UserError: it is another.
+        UserError: the adapter was trained on another one.
     """
     try:
         base_record = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
     except (OSError, ValueError, AttributeError):
-        return  # written by other software: what does not fit shows when it is loaded
+        return  # written by other software: a misfit shows when it is loaded
     trained_on = base_record.get("model", base)
     if trained_on != base:
         raise UserError(
             f"adapter {folder} is for another base model: trained on weights {trained_on[:12]}, "
-            f"model {shown} has {base[:12]}"
+            f"model {model_path} has {base[:12]}"
         )
 
 
-def load_adapter(model: Any, folder: Path, shown: str) -> Any:
-    """The model with an adapter over it, all of whose weights have found their layer.
+def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
+    """The model with an adapter over it; every weight of the adapter has a layer in the model.
 
     Raises:
         UserError: the adapter is for another base model.
     """
-    problem = f"adapter {folder} is for another base model than {shown}"
+    problem = f"adapter {folder} is for another base model than {model_path}"
     try:
         with warnings.catch_warnings():  # of AdaLoRA's rank pattern, which peft heeds and calls ignored
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What a model is made of on disk: its files found or refused, its configuration, its digests. Loads no weights."""
+"""A model on disk: locate and check its files, read its configuration, compute digests. Loads no weights."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ HUB_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a model's files lie, on this machine."""
+    """The place of a model's files on this machine."""
 
     folder: Path
     gguf: str | None  # name of the GGUF file in it
 
     @property
     def gguf_argument(self) -> dict[str, str]:
-        """What from_pretrained must be told of a GGUF file."""
+        """The argument of `from_pretrained` that names a GGUF file; empty without one."""
         return {"gguf_file": self.gguf} if self.gguf else {}
 
 
 @contextlib.contextmanager
 def in_one_line(config: ModelConfig, what: str) -> Iterator[None]:
-    """Turn what a loader raises on bad files into a UserError of one line."""
+    """Turn any exception of a loader into a UserError of one line that names the model and `what` of it was read."""
     try:
         yield
     except UserError:
@@ -48,7 +48,11 @@ def in_one_line(config: ModelConfig, what: str) -> Iterator[None]:
 
 
 def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
-    """The model's files on this machine; those of a hub model are fetched, the weights only if asked for."""
+    """Locate the model's files on this machine; those of a hub model are fetched first, weights only with `weights`.
+
+    Raises:
+        UserError: no such folder, file or hub model, or the hub cannot be reached.
+    """
     path = Path(expand_user(config.path))
     if path.suffix == ".gguf":
         if config.gguf_file is not None:
@@ -137,7 +141,11 @@ def weight_files(config: ModelConfig, source: Checkpoint) -> list[str]:
 
 
 def check_weights(config: ModelConfig, source: Checkpoint) -> None:
-    """Weights are safetensors or GGUF, or pickles that the config allows."""
+    """Check that weights exist and are safetensors or GGUF, or pickles that the config allows.
+
+    Raises:
+        UserError: no weights, or pickles that are not allowed.
+    """
     if source.gguf or weight_files(config, source):
         return
     local = Path(expand_user(config.path)).is_dir()
@@ -158,7 +166,7 @@ def check_weights(config: ModelConfig, source: Checkpoint) -> None:
 
 
 def _hub_names(config: ModelConfig) -> list[str] | None:
-    """File names of a hub model; None if the hub does not say."""
+    """File names of a hub model; None if the hub does not answer."""
     from huggingface_hub import HfApi
 
     try:
@@ -169,7 +177,7 @@ def _hub_names(config: ModelConfig) -> list[str] | None:
 
 
 def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool = False) -> Any:
-    """The model's configuration, if it is that of a causal language model, or if `seq2seq` of an encoder-decoder one.
+    """Read the configuration of a causal language model or, with `seq2seq`, also of an encoder-decoder one.
 
     Raises:
         UserError: it cannot be read, or the model is of another kind.
@@ -192,8 +200,8 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
         if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
             raise UserError(f"model {config.path} writes no text: {', '.join(names) or loaded.model_type}")
         return loaded
-    own_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
-    if not own_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
+    has_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
+    if not has_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
         raise UserError(f"model {config.path} is no causal language model: {', '.join(names) or loaded.model_type}")
     return loaded
 
@@ -221,14 +229,14 @@ def seq2seq_class(loaded: Any) -> str | None:
 
 
 def max_positions(loaded: Any) -> int | None:
-    """Positions that the model has, if its configuration says; of T5, those that it was trained with."""
+    """Positions of the model (for T5 those of its training); None if its configuration does not say."""
     text_config = loaded.get_text_config()
     value = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
     return int(value) if isinstance(value, int) and value > 0 else None
 
 
 def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
-    """The dtype that a load gives, by name."""
+    """Name of the dtype that the weights have once loaded, such as float32; auto if the files do not say."""
     if config.dtype != "auto":
         return config.dtype
     if source.gguf:
@@ -247,10 +255,10 @@ def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
 
 
 def locate_adapter(config: ModelConfig) -> Path:
-    """The adapter's folder.
+    """The folder of the adapter that the configuration names.
 
     Raises:
-        UserError: it is missing.
+        UserError: the folder or its adapter_config.json is missing.
     """
     assert config.adapter is not None
     folder = Path(expand_user(config.adapter))
@@ -261,7 +269,11 @@ def locate_adapter(config: ModelConfig) -> Path:
 
 
 def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
-    """The adapter's folder, if it is one for the task and no pickle."""
+    """The folder of the configured adapter, checked to be for the task and to hold no pickle.
+
+    Raises:
+        UserError: a file is missing, the adapter is for another task, or its weights are a pickle.
+    """
     folder = locate_adapter(config)
     with in_one_line(config, f"adapter {config.adapter}"):
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))

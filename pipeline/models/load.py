@@ -1,4 +1,4 @@
-"""Open the target and reference models, adapters and GGUF files; what they are made of."""
+"""Open models and their adapters, check them without loading weights, and fingerprint them."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer, quieten
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A causal language model, ready to be asked: eval mode, no gradients."""
+    """A causal language model in eval mode, without gradients."""
 
     model: nn.Module
     tokenizer: Any
     device: torch.device  # where token ids go
-    max_tokens: int | None  # positions that the model has, if it says
+    max_tokens: int | None  # positions of the model; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Seq2SeqModel:
-    """An encoder-decoder model such as T5, ready to be asked: eval mode, no gradients."""
+    """An encoder-decoder model such as T5, in eval mode, without gradients."""
 
     model: nn.Module
     tokenizer: Any
     device: torch.device  # where token ids go
-    max_tokens: int | None  # tokens that it reads, and as many that it writes, if it says
+    max_tokens: int | None  # tokens that it can read, and as many that it can write; None if unknown
 
 
 def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
@@ -70,7 +70,7 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
 
 
 def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel | Seq2SeqModel:
-    """Load a model that rewrites texts: a causal one, or an encoder-decoder one where the checkpoint is of that kind.
+    """Load a model that rewrites texts, causal or encoder-decoder, as its checkpoint says.
 
     Arguments and errors are those of `open_model`.
     """
@@ -78,7 +78,7 @@ def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel |
 
 
 def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel | Seq2SeqModel:
-    """A causal model, or if `seq2seq` allows it an encoder-decoder one."""
+    """Open a causal model or, with `seq2seq`, also an encoder-decoder one."""
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.path}: {gpus:g} GPUs an actor were asked for and torch sees none")
@@ -105,14 +105,14 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
 
     Args:
         config: Which model, and how.
-        paraphraser: By `open_paraphraser`, which opens encoder-decoder models too.
+        paraphraser: Whether it will be opened by `open_paraphraser`, which also opens encoder-decoder models.
 
     Returns:
-        "architecture", "dtype", "max_tokens" (None if the model does not say) and "parameters" (None if only
-        loading would tell).
+        "architecture", "dtype", "max_tokens" (None if unknown) and "parameters" (None if unknown before the
+        weights are loaded).
 
     Raises:
-        UserError: in one line, what is missing or refused.
+        UserError: a file is missing or damaged, or a setting is not allowed.
     """
     quieten()
     source = locate(config, weights=False)
@@ -143,22 +143,22 @@ def _auto_class(*, seq2seq: bool) -> Any:
 
 
 def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int | None:
-    """Parameters of the model, shared ones once, from a copy of it that holds no weights."""
+    """Number of parameters, shared ones counted once, from a copy of the model without weights."""
     try:
         with torch.device("meta"):
             empty = _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
-    except Exception:  # an estimate is all that it is for: whatever a model's code raises, loading decides
+    except Exception:  # only an estimate: what is wrong with a model's code shows at load
         return None
     return sum(parameter.numel() for parameter in empty.parameters())
 
 
 def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
-    """What the model's answers depend on: content, wherever it lies.
+    """Digests of all that the model's answers depend on; they do not depend on where its files lie.
 
     Returns:
         "model" (SHA-256 over weights and configuration, the adapter's too), "tokenizer" (over its files, or the GGUF),
-        "dtype" and "quantization" ("none" without one). Of an endpoint: what it is called, and how it is asked; what
-        it serves under that name only its owner knows.
+        "dtype" and "quantization" ("none" without one). For an endpoint, "model" is its name, address, interface and
+        instruction: which weights it serves under that name is unknown.
 
     Raises:
         UserError: a file is missing, or the adapter's record names another base model.

@@ -1,4 +1,4 @@
-"""Adapters over one set of base weights: switched by exchanging layers, so that none is loaded twice."""
+"""Several adapters over one set of base weights, switched by exchanging layers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pipeline.models.load import LanguageModel
 
 
 class Adapters:
-    """The adapters of one model, of which none is on outside `on`.
+    """The adapters of one model. Inside `with adapters.on(name)` one of them is on, elsewhere none.
 
-    Each adapter is a set of layers that hold its own weights and share the model's. Adapters of different kinds and
-    targets go together, and with none on the model is exactly what it was.
+    Each adapter is a set of layers that hold the adapter's weights and share the model's. Adapters of different kinds
+    and targets can be mixed. With none on, the model is exactly the base model.
     """
 
-    def __init__(self, lm: LanguageModel | None, folders: Mapping[str, Path], base: str, shown: str) -> None:
+    def __init__(self, lm: LanguageModel | None, folders: Mapping[str, Path], base: str, model_path: str) -> None:
         """Load the adapters.
 
         Args:
             lm: the model, which stays as it is; None, without adapters, where nothing reads its weights.
             folders: name -> folder of an adapter that belongs to the model.
-            base: SHA-256 of the model's weights, as `models.fingerprint_model` gives it.
-            shown: the path of the model.
+            base: SHA-256 of the model's weights, as `fingerprint_model` gives it.
+            model_path: of the model, for errors.
 
         Raises:
             UserError: an adapter for another base model.
@@ -38,12 +38,12 @@ class Adapters:
         self._plain: dict[str, nn.Module] = dict(lm.model.named_modules()) if lm is not None else {}
         self._layers: dict[str, dict[str, nn.Module]] = {}
         for name, folder in folders.items():
-            check_base(folder, base, shown)
-            self._layers[name] = self._load(folder, shown)
+            check_base(folder, base, model_path)
+            self._layers[name] = self._load(folder, model_path)
 
     @contextmanager
     def on(self, name: str) -> Iterator[None]:
-        """Switch an adapter on for a while; "" is none."""
+        """Switch an adapter on for the length of the block; "" switches none on."""
         layers = self._layers[name] if name else {}
         self._replace_layers(layers)
         try:
@@ -51,14 +51,14 @@ class Adapters:
         finally:
             self._replace_layers({place: self._plain[place] for place in layers})
 
-    def _load(self, folder: Path, shown: str) -> dict[str, nn.Module]:
-        """The layers that an adapter puts in the place of the model's, which come back."""
+    def _load(self, folder: Path, model_path: str) -> dict[str, nn.Module]:
+        """The layers by which an adapter replaces the model's. The model's own layers are restored."""
         try:
-            load_adapter(self._model, folder, shown).eval().requires_grad_(False)
+            load_adapter(self._model, folder, model_path).eval().requires_grad_(False)
         finally:
             modules = dict(self._model.named_modules())
             layers = {
-                place: _lean(modules[place])
+                place: _low_rank(modules[place])
                 for place, plain in self._plain.items()
                 if modules.get(place, plain) is not plain
             }
@@ -96,8 +96,8 @@ class LowRank(nn.Module):
         return out.view(-1, out.shape[-1]).addmm_(low, self.up.t()).view_as(out)
 
 
-def _lean(layer: nn.Module) -> nn.Module:
-    """A layer of peft's in its fastest form; one without a lean form is kept."""
+def _low_rank(layer: nn.Module) -> nn.Module:
+    """A plain LoRA layer of peft as `LowRank`; a layer of another kind is returned unchanged."""
     if type(layer) is not LoraLinear or type(layer.get_base_layer()) is not nn.Linear:
         return layer
     adapted: Any = layer

@@ -1,4 +1,4 @@
-"""Texts as a model reads them: its tokenizer, and what it keeps of a text."""
+"""Tokenizers: open them, and turn texts into token ids of bounded number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One document as the model reads it."""
+    """The token ids of one document."""
 
     ids: list[int]
     truncated: bool
@@ -68,7 +68,7 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
 
 
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
-    """Texts as a model reads them whose tokenizer is not at hand: each word stands for a token, and all ids are 0."""
+    """`tokenize` for a model without a tokenizer at hand: each word counts as one token, and all ids are 0."""
     tokens = []
     for text in texts:
         ends = [word.end() for word in islice(_WORD.finditer(text), max_tokens + 1)]
@@ -78,7 +78,7 @@ def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
 
 
 def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
-    """The same with a tokenizer that gives no offsets: the characters kept are those that decode back."""
+    """`tokenize` for a tokenizer without offsets: `kept` is the length of the decoded ids."""
     ids = tokenizer(text, verbose=False)["input_ids"]
     if len(ids) <= max_tokens:
         return Tokens(ids, False, len(text))
@@ -102,7 +102,11 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
-    """The tokenizer of a checkpoint; what is wrong with its files is a UserError of one line."""
+    """Load the tokenizer of a checkpoint.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
     from transformers import AutoTokenizer
 
     with in_one_line(config, "tokenizer"):
