@@ -99,7 +99,7 @@ def adapter_key(base: Mapping[str, str], config: FinetuneConfig, texts: Iterable
     """A name for the adapter that a training makes: a digest of all that decides its weights.
 
     Args:
-        base: what the base model is (`models.fingerprint_model`); its dtype is left out, because the training has its own.
+        base: what the base model is (`models.fingerprint_model`); its dtype is left out: a training has its own.
         config: how it is trained.
         texts: what it is trained on, in order.
 

@@ -1,4 +1,4 @@
-"""From the loss of a batch to new weights: in one process, or in several that hold the same weights and share a batch."""
+"""From the loss of a batch to new weights: in one process, or in several that share each batch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Updates:
     """AdamW over the trained weights. Every process holds all of them and makes the same step."""
 
     def __init__(self, model: Any, rate: float, processes: ProcessGroup, adalora: Any = None) -> None:
-        """`adalora` is peft's AdaLoRA model, if it is one: it lowers the ranks of updates while gradients are at hand."""
+        """`adalora` is peft's AdaLoRA model, which lowers the ranks of its updates by their gradients."""
         self.model = model
         self.processes = processes
         self.weights = trained_weights(model)

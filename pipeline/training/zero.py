@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: the same updates for models of which one device cannot hold the weights or the optimizer's state."""
+"""DeepSpeed's ZeRO: the same updates where one device cannot hold the weights or the optimizer's state."""
 
 from __future__ import annotations
 
