@@ -16,14 +16,17 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from fractions import Fraction
+from functools import reduce
 from importlib import metadata
+from operator import add
+from typing import Any
 
 import numpy as np
 
 from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.fusion import cut, fuse, weights
+from pipeline.selection.fusion import Threshold, find_threshold, fuse, weights
 from pipeline.selection.procedures import PROCEDURES, decide
 from pipeline.selection.rank_counts import RankCounts
 
@@ -132,14 +135,29 @@ def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
 def _fused(pool: list[np.ndarray], documents: int) -> float:
     w = _weights(pool, min(documents, CHECKED))
     start = time.perf_counter()
-    cut(lambda: _fused_stream(pool, documents, w), ALPHA)
+    run_passes(find_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
     return time.perf_counter() - start
+
+
+def run_passes(
+    passes: Generator[Callable[[np.ndarray], Any], Any, Threshold], stream: Callable[[], Iterable[np.ndarray]]
+) -> Threshold:
+    """Run the passes of a threshold in this process; `stream` starts a pass over the values of every shard."""
+    total = None
+    while True:
+        try:
+            count = passes.send(total)
+        except StopIteration as end:
+            return end.value
+        results = map(count, stream())
+        first = next(results, None)
+        total = None if first is None else reduce(add, results, first)
 
 
 def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
     """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
     w = _weights(pool, documents)
-    threshold = cut(lambda: _fused_stream(pool, documents, w), ALPHA)
+    threshold = run_passes(find_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
     fused = np.sort(np.concatenate(list(_fused_stream(pool, documents, w))))
     expected = _last_holding(fused, 1)
     last = float(fused[expected - 1]) if expected else None

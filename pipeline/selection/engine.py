@@ -30,7 +30,6 @@ from pipeline.selection.promises import SPECIAL_TERMS
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.split import Sample, halves
 from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
-from pipeline.selection.value_counts import BINS, HighCounts, LowCounts
 
 Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
@@ -237,7 +236,9 @@ def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch,
     rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
     counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
     weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, seed)
-    fused_threshold = yield from _cut_fused(lambda batch: fusion.fuse(rank(batch), n, weights), alpha, quarantined)
+    fused_threshold = yield from _find_threshold(
+        fusion.find_threshold(alpha, quarantined), lambda batch: fusion.fuse(rank(batch), n, weights)
+    )
 
     def judge(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         p = fusion.fuse(rank(batch), n, weights)
@@ -315,40 +316,29 @@ def _count_each(
     return [RankCounts(row).with_quarantined(quarantined) for row in counts]
 
 
-def _cut_fused(fuse: Callable[[Batch], np.ndarray], alpha: Fraction, quarantined: int) -> Asking[fusion.Threshold]:
-    """`fusion.cut` over shards: counters travel, values do not."""
-    high = yield Ask(lambda batch: HighCounts.of(fuse(batch)))
-    high = (high if high is not None else HighCounts.empty()).with_quarantined(quarantined)
-    below = BINS
+def _find_threshold(
+    passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
+) -> Asking[T]:
+    """Run the passes of `fusion.find_threshold` or `knockoff.find_threshold` over the values of every shard."""
+    counts = None
     while True:
-        bins = fusion.candidate_bins(high, alpha, below)
-        low = None
-        if bins:
-            low = yield Ask(lambda batch: LowCounts.of(fuse(batch), bins))  # noqa: B023 - asked before it changes
-        low = (low if low is not None else LowCounts.empty(bins)).with_quarantined(quarantined)
-        threshold = fusion.threshold(high, low, alpha)
-        if threshold is not None:
-            return threshold
-        below = bins[-1]
+        try:
+            count = passes.send(counts)
+        except StopIteration as end:
+            return end.value
+        counts = yield Ask(partial(_count_values, count, values))
+
+
+def _count_values(count: Callable[[np.ndarray], Any], values: Callable[[Batch], np.ndarray], batch: Batch) -> Any:
+    return count(values(batch))
 
 
 def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     q = selection.exact_alpha
-    high = yield Ask(lambda batch: knockoff.SignedHigh.of(batch.first))
     m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
     if m == 0:
         raise UserError("no audit documents")
-    high = high if high is not None else knockoff.SignedHigh.empty()
-    above = -1
-    while True:
-        bins = knockoff.candidate_bins(high, q, above)
-        low = None
-        if bins:
-            low = yield Ask(lambda batch: knockoff.SignedLow.of(batch.first, bins))  # noqa: B023 - as above
-        cut = knockoff.threshold(high, low if low is not None else knockoff.SignedLow.empty(bins), q)
-        if cut is not None:
-            break
-        above = bins[-1]
+    cut = yield from _find_threshold(knockoff.find_threshold(q), operator.attrgetter("first"))
     conformal = None
     if len(known.matrix):
         conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)

@@ -1,20 +1,19 @@
-"""Several detectors -> one p-value a document (TD4Eval's weighted Cauchy fusion), and the statistic to rank anew.
+"""Fuse the ranks of several detectors into one p-value a document (TD4Eval's weighted Cauchy fusion).
 
 The fused p-values are continuous, so their step-up threshold is found from `HighCounts` and `LowCounts` of their
-float32 values, in two passes: `candidate_bins` between them, `threshold` after them, `cut` for all of it at once.
+float32 values. `find_threshold` does so in two passes: `candidate_bins` between them, `threshold` after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.config.selection import Direction
-from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper, value_of
@@ -148,7 +147,7 @@ def threshold(high: HighCounts, low: LowCounts, alpha: Fraction) -> Threshold | 
         alpha: exact.
 
     Returns:
-        the cut; None if no counted bin holds it and bins below them still can, which takes a rare further pass
+        the threshold; None if no counted bin holds it and bins below them still can, which takes a rare further pass
         over `candidate_bins(high, alpha, below=low.bins[-1])`.
     """
     m = high.m
@@ -163,29 +162,28 @@ def threshold(high: HighCounts, low: LowCounts, alpha: Fraction) -> Threshold | 
     return Threshold(None, 0)
 
 
-def cut(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Threshold:
-    """BH's threshold of a stream of float32 p-values that can be read more than once; at most a shard in memory.
+def find_threshold(alpha: Fraction, quarantined: int = 0) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
+    """BH's threshold of float32 p-values that are spread over shards, by passes over all of them.
+
+    Each `yield` asks for one pass: it gives a function of the p-values of one shard, and takes the sum of its results
+    over the shards, or None without any shard. The returned value is the threshold. Counters travel, values do not.
 
     Guaranteed: as `threshold`.
 
     Args:
-        stream: starts a pass over the shards' p-values; every pass must give the same values.
         alpha: exact.
         quarantined: further hypotheses at p = 1.
     """
-    high = HighCounts.empty()
-    for values in stream():
-        high = high + HighCounts.of(values)
-    high = high.with_quarantined(quarantined)
+    high = yield HighCounts.of
+    high = (high if high is not None else HighCounts.empty()).with_quarantined(quarantined)
     below = BINS
     while True:
         bins = candidate_bins(high, alpha, below)
-        low = LowCounts.empty(bins)
-        for values in stream() if bins else ():
-            low = low + LowCounts.of(values, bins)
-        found = threshold(high, low.with_quarantined(quarantined), alpha)
-        if found is not None:
-            return found
+        low = (yield partial(LowCounts.of, bins=bins)) if bins else None
+        low = (low if low is not None else LowCounts.empty(bins)).with_quarantined(quarantined)
+        result = threshold(high, low, alpha)
+        if result is not None:
+            return result
         below = bins[-1]
 
 
@@ -197,48 +195,10 @@ def _holds(p: float, reached: int, m: int, alpha: Fraction) -> bool:
     return m * numerator * alpha.denominator <= alpha.numerator * reached * denominator
 
 
-# --- reconformal: T ranked against the T of calibration documents
-
-
-def leave_one_out(calibration: np.ndarray, direction: Direction) -> np.ndarray:
-    """Rank of each calibration document among the other n - 1, by each detector.
-
-    Args:
-        calibration: scores, (n, detectors), n >= 2.
-        direction: as in `ranks`.
-
-    Returns:
-        int64, (n, detectors), in 1..n.
-    """
-    columns = [ranks(column, calibrate(column), direction) - 1 for column in calibration.T]
-    return np.stack(columns, axis=1)
-
-
-def reconformal(calibration: np.ndarray, weights: np.ndarray, direction: Direction) -> np.ndarray:
-    """The calibration documents' own leave-one-out T, sorted, to rank the audit documents' T by.
-
-    Audit documents take `ranks(statistic(audit_ranks, n, weights), this, "members")`, for either direction.
-
-    Guaranteed: nothing; `td4eval` repairs fusion in another way (docs/methods.md, section 3.7). With weights that
-    were fixed beforehand (`equal`, `random`) the p-values are those of full conformal ranking but for one rank, as
-    audit documents are ranked among n and calibration documents among n - 1; simulated, P(p <= 1/3) is .37 with
-    n = 2, no excess is visible from n = 60, and the FDR stayed within (share of nulls) alpha. With weights from this
-    audit's rejections the documents that are judged chose the weights, and the calibration documents did not: TD4Eval's
-    example is repaired (FDR .076, where (share of nulls) alpha is .075), but elsewhere FDR is .085 where .070 is due,
-    and a single null document is selected by six independent detectors with probability .47 at alpha = .1. The
-    variant with a finite-sample guarantee is `symmetric_weights` on split calibration documents.
-
-    Returns:
-        float64, (n,), ascending.
-    """
-    own = leave_one_out(calibration, direction)
-    return calibrate(statistic(own, own.shape[0] - 1, weights))
-
-
 def symmetric_weights(
     audit: Sequence[RankCounts], calibration: Sequence[RankCounts], alpha: Fraction, kind: Weights, seed: int = 0
 ) -> np.ndarray:
-    """Weights that do not know which documents are audited: what makes reconformal fusion exact.
+    """Weights that do not depend on which documents are audited, which makes reconformal fusion exact.
 
     Calibration documents are split (`split.halves`): one half, the reference, gives everyone's ranks by each
     detector; the other is ranked like the audit documents. BH then runs on audit and calibration documents

@@ -1,16 +1,18 @@
 """The knockoff+ filter on a signed statistic W, by counting, and a test of the symmetry that it rests on.
 
 The filter is defined on float32(|W|), rounded to nearest: the rounding is monotone and the same for both signs, so
-the guarantee is untouched, and W with float32(|W|) = 0 is zero. `candidate_bins` comes after a first pass and
-`threshold` after a second, as in `fusion`; `cut` does all of it.
+the guarantee is untouched, and W with float32(|W|) = 0 is zero. `find_threshold` makes two passes: `candidate_bins`
+comes after the first, `threshold` after the second, as in `fusion`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.stats import binom, binomtest
@@ -137,8 +139,8 @@ def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Threshold | None
         q: exact.
 
     Returns:
-        the cut; None if no counted bin holds it and bins above them still can, which takes a rare further pass over
-        `candidate_bins(high, q, above=low.positive.bins[-1])`.
+        the threshold; None if no counted bin holds it and bins above them still can, which takes a rare further pass
+        over `candidate_bins(high, q, above=low.positive.bins[-1])`.
     """
     bins = low.positive.bins
     for row, h in enumerate(bins):
@@ -153,25 +155,21 @@ def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Threshold | None
     return Threshold(None, 0)
 
 
-def cut(stream: Callable[[], Iterable[np.ndarray]], q: Fraction) -> Threshold:
-    """The knockoff+ threshold of a stream of W that can be read more than once; at most a shard in memory.
+def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
+    """The knockoff+ threshold of W, float64, that are spread over shards; a generator as `fusion.find_threshold`.
 
     Args:
-        stream: starts a pass over the shards' W, float64; every pass must give the same values.
         q: exact.
     """
-    high = SignedHigh.empty()
-    for w in stream():
-        high = high + SignedHigh.of(w)
+    high = yield SignedHigh.of
+    high = high if high is not None else SignedHigh.empty()
     above = -1
     while True:
         bins = candidate_bins(high, q, above)
-        low = SignedLow.empty(bins)
-        for w in stream() if bins else ():
-            low = low + SignedLow.of(w, bins)
-        found = threshold(high, low, q)
-        if found is not None:
-            return found
+        low = (yield partial(SignedLow.of, bins=bins)) if bins else None
+        result = threshold(high, low if low is not None else SignedLow.empty(bins), q)
+        if result is not None:
+            return result
         above = bins[-1]
 
 

@@ -134,11 +134,6 @@ SPECIAL_TERMS: dict[str, Terms] = {
 }
 """Terms of the procedures that are no function of one detector's rank counts."""
 
-GUARANTEES: dict[str, str] = {
-    name: f"{terms.promise} It rests on this assumption: {terms.assumption}"
-    for name, terms in {**TERMS, **SPECIAL_TERMS}.items()
-}
-
 _DRAWN = (
     f"The audited documents {_NULLS} and the calibration documents are independent draws from one source, and nothing "
     "tells one kind from the other."

@@ -13,17 +13,16 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from simulation import Estimate
+from simulation import Estimate, leave_one_out, reconformal
 
+from benchmarks.selection import run_passes
 from pipeline.selection import RankCounts, calibrate, ranks, step_up
 from pipeline.selection import knockoff as knockoffs
 from pipeline.selection.adadetect import fit_score
 from pipeline.selection.fusion import (
     Weights,
-    cut,
+    find_threshold,
     fuse,
-    leave_one_out,
-    reconformal,
     statistic,
     symmetric_weights,
     weights,
@@ -85,8 +84,8 @@ def paper_weights(k: np.ndarray, n: int, alpha: Fraction, kind: Weights) -> np.n
 def td4eval(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
     n, k = len(calibration), against(audit, calibration)
     p = fuse(k, n, paper_weights(k, n, alpha, "rejections"))
-    found = cut(lambda: [p], alpha)
-    return np.zeros(p.size, dtype=bool) if found.value is None else p <= np.float32(found.value)
+    end = run_passes(find_threshold(alpha), lambda: [p]).value
+    return np.zeros(p.size, dtype=bool) if end is None else p <= np.float32(end)
 
 
 def leave_one_out_reconformal(kind: Weights) -> Procedure:
@@ -286,7 +285,7 @@ def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate,
     warned = 0
     for _ in range(runs):
         w, unseen = paraphrased(law, draws, n, members, rng), paraphrased(law, draws, n, 0, rng)
-        by_filter = knockoffs.is_selected(w, knockoffs.cut(lambda w=w: [w], q))  # type: ignore[misc]
+        by_filter = knockoffs.is_selected(w, run_passes(knockoffs.find_threshold(q), lambda w=w: [w]))  # type: ignore[misc]
         by_rank = bh(ranks(w, calibrate(unseen), "members"), n, q)
         for chosen, values in zip((by_filter, by_rank), wrong, strict=True):
             values.append(chosen[members:].sum() / max(1, chosen.sum()))

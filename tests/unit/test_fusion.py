@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import reduce
 from operator import add
@@ -13,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.selection import RankCounts, calibrate, ranks
+from benchmarks.selection import run_passes
+from pipeline.selection import RankCounts
 from pipeline.selection.fusion import (
     Threshold,
     candidate_bins,
-    cut,
+    find_threshold,
     fuse,
-    leave_one_out,
-    reconformal,
     statistic,
     symmetric_weights,
     threshold,
@@ -46,6 +46,10 @@ def floats(bits: list[int]) -> np.ndarray:
     return np.array(bits, dtype=np.uint32).view(np.float32)
 
 
+def by_counting(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Threshold:
+    return run_passes(find_threshold(alpha, quarantined), stream)
+
+
 def by_sorting(p: list[float], alpha: Fraction) -> Threshold:
     """The textbook step-up rule on sorted values in exact rationals."""
     p = sorted(p)
@@ -59,7 +63,7 @@ def test_the_threshold_found_by_counting_equals_sorting(
     bits: list[int], quarantined: int, alpha: Fraction, shards: int
 ) -> None:
     values = floats(bits)
-    found = cut(lambda: (values[i::shards] for i in range(shards)), alpha, quarantined)
+    found = by_counting(lambda: (values[i::shards] for i in range(shards)), alpha, quarantined)
     assert found == by_sorting([*values.tolist(), *[1.0] * quarantined], alpha)
 
 
@@ -84,7 +88,7 @@ def test_the_second_pass_counts_one_or_two_bins_of_ordinary_p_values() -> None:
     rng = np.random.default_rng(0)
     values = rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))
     assert len(candidate_bins(HighCounts.of(values), TENTH)) <= 2
-    assert cut(lambda: [values], TENTH) == by_sorting(values.tolist(), TENTH)
+    assert by_counting(lambda: [values], TENTH) == by_sorting(values.tolist(), TENTH)
 
 
 @pytest.mark.parametrize("last", [1.0, 1.001], ids=["the least holds", "none holds"])
@@ -96,22 +100,22 @@ def test_a_threshold_that_hides_from_many_bins_takes_more_passes_and_is_found(la
     high = HighCounts.of(values)
     assert len(candidate_bins(high, TENTH)) == MOST_BINS
     passes: list[int] = []
-    found = cut(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
+    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
     assert found == by_sorting(values.tolist(), TENTH)
     assert len(passes) > 3
 
 
 def test_extremes_all_null_all_signal_one_document_nothing_at_all() -> None:
     ones, tiny = np.ones(50, dtype=np.float32), np.full(50, 1e-30, dtype=np.float32)
-    assert cut(lambda: [ones], TENTH) == Threshold(None, 0)
-    assert cut(lambda: [tiny], TENTH) == Threshold(float(np.float32(1e-30)), 50)
+    assert by_counting(lambda: [ones], TENTH) == Threshold(None, 0)
+    assert by_counting(lambda: [tiny], TENTH) == Threshold(float(np.float32(1e-30)), 50)
     half = np.array([0.5], dtype=np.float32)
-    assert cut(lambda: [half], Fraction(1, 2)) == Threshold(0.5, 1)
-    assert cut(lambda: [half], Fraction(499, 1000)) == Threshold(None, 0)
-    assert cut(lambda: [half], Fraction(1, 2), quarantined=1) == Threshold(None, 0)
-    assert cut(lambda: iter(()), TENTH) == Threshold(None, 0)
+    assert by_counting(lambda: [half], Fraction(1, 2)) == Threshold(0.5, 1)
+    assert by_counting(lambda: [half], Fraction(499, 1000)) == Threshold(None, 0)
+    assert by_counting(lambda: [half], Fraction(1, 2), quarantined=1) == Threshold(None, 0)
+    assert by_counting(lambda: iter(()), TENTH) == Threshold(None, 0)
     infinite = np.array([np.inf, 1e-3], dtype=np.float32)
-    assert cut(lambda: [infinite], TENTH).n_selected == 1
+    assert by_counting(lambda: [infinite], TENTH).n_selected == 1
 
 
 def test_counts_refuse_values_that_do_not_sort_as_integers() -> None:
@@ -185,30 +189,6 @@ def test_ranks_outside_their_range_are_refused() -> None:
     for outside in (0, 5, -1):
         with pytest.raises(ValueError, match=r"1\.\.4"):
             fuse(np.array([[outside]]), 3, np.ones(1))
-
-
-# ---------------------------------------------------------------- reconformal
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=20))
-def test_leave_one_out_ranks_are_ranks_among_the_others(scores: list[tuple[int, int]]) -> None:
-    matrix = np.array(scores, dtype=float)
-    for direction, sign in (("members", 1), ("clean", -1)):
-        found = leave_one_out(matrix, direction)  # type: ignore[arg-type]
-        for i in range(len(scores)):
-            others = sign * np.delete(matrix, i, axis=0)
-            assert found[i].tolist() == (1 + (others >= sign * matrix[i]).sum(axis=0)).tolist()
-
-
-@given(
-    st.lists(st.integers(-9, 9), min_size=2, max_size=30, unique=True),
-    st.lists(st.integers(-10, 10), min_size=1, max_size=9),
-)
-def test_reconformal_with_one_detector_is_plain_conformal_ranking(unseen: list[int], audit: list[int]) -> None:
-    n, w = len(unseen), np.ones(1)
-    k = ranks(np.array(audit), calibrate(np.array(unseen)), "members")
-    known = reconformal(np.array(unseen, dtype=float)[:, None], w, "members")
-    assert ranks(statistic(k[:, None], n, w), known, "members").tolist() == k.tolist()
 
 
 @settings(max_examples=50)

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.selection import run_passes
 from pipeline.selection.fusion import Threshold
 from pipeline.selection.knockoff import (
     SignedHigh,
     SignedLow,
     candidate_bins,
-    cut,
+    find_threshold,
     is_selected,
     magnitudes,
     sign_symmetry,
@@ -58,7 +59,7 @@ def by_sorting(w: list[float], q: Fraction) -> Threshold:
 @given(st.lists(signed, min_size=1, max_size=60), levels, st.integers(1, 4))
 def test_the_filter_found_by_counting_equals_the_definition(w: list[float], q: Fraction, shards: int) -> None:
     values = np.array(w)
-    found = cut(lambda: (values[i::shards] for i in range(shards)), q)
+    found = run_passes(find_threshold(q), lambda: (values[i::shards] for i in range(shards)))
     assert found == by_sorting(w, q)
     chosen = is_selected(values, found)
     assert chosen.sum() == found.n_selected
@@ -88,23 +89,23 @@ def test_a_filter_whose_ratio_hovers_at_q_takes_more_passes_and_is_right() -> No
         order = np.argsort(-size)
         ahead, behind = np.cumsum(w[order] > 0), np.cumsum(w[order] < 0)
         hold = np.flatnonzero((1 + behind) * q.denominator <= q.numerator * np.maximum(1, ahead))
-        found = cut(lambda: (w[i::7] for i in range(7)), q)
+        found = run_passes(find_threshold(q), lambda: (w[i::7] for i in range(7)))
         assert found.n_selected == (ahead[hold[-1]] if hold.size else 0)
 
 
 def test_extremes_nothing_but_zeros_nothing_but_signal_too_few() -> None:
-    assert cut(lambda: [np.zeros(30)], FIFTH) == Threshold(None, 0)
-    assert cut(lambda: [-np.ones(30)], FIFTH) == Threshold(None, 0)
-    assert cut(lambda: [np.ones(5)], FIFTH) == Threshold(1.0, 5)
-    assert cut(lambda: [np.ones(4)], FIFTH) == Threshold(None, 0)
-    assert cut(lambda: [np.ones(1)], Fraction(99, 100)) == Threshold(None, 0)
-    assert cut(lambda: iter(()), FIFTH) == Threshold(None, 0)
+    assert run_passes(find_threshold(FIFTH), lambda: [np.zeros(30)]) == Threshold(None, 0)
+    assert run_passes(find_threshold(FIFTH), lambda: [-np.ones(30)]) == Threshold(None, 0)
+    assert run_passes(find_threshold(FIFTH), lambda: [np.ones(5)]) == Threshold(1.0, 5)
+    assert run_passes(find_threshold(FIFTH), lambda: [np.ones(4)]) == Threshold(None, 0)
+    assert run_passes(find_threshold(Fraction(99, 100)), lambda: [np.ones(1)]) == Threshold(None, 0)
+    assert run_passes(find_threshold(FIFTH), lambda: iter(())) == Threshold(None, 0)
 
 
 def test_the_best_ratio_is_not_taken_when_none_is_good_enough() -> None:
     w = np.array([5.0, 4.0, 3.0, -2.0, -1.0])  # the best ratio is 1/3
-    assert cut(lambda: [w], Fraction(3, 10)) == Threshold(None, 0)
-    assert cut(lambda: [w], Fraction(1, 3)) == Threshold(3.0, 3)
+    assert run_passes(find_threshold(Fraction(3, 10)), lambda: [w]) == Threshold(None, 0)
+    assert run_passes(find_threshold(Fraction(1, 3)), lambda: [w]) == Threshold(3.0, 3)
 
 
 def test_rounding_is_the_same_for_both_signs_and_a_vanishing_w_is_zero() -> None:
