@@ -38,7 +38,7 @@ class AdapterJob:
     config: FinetuneConfig
     workers: int = 1
     gpus: float = 0  # a worker, at most 1
-    deepspeed: str | None = None  # path of a settings file, such as cluster/deepspeed/zero2.json
+    deepspeed: str | None = None  # zero2, zero3, or the path of a file of settings
     cpus: int = 1  # a worker
     base: Mapping[str, str] | None = None  # models.fingerprint_model(model), where it is known
 

@@ -28,7 +28,7 @@ class ResourcesConfig(Section):
         1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."
     )
     deepspeed: str | None = Field(
-        None, description="DeepSpeed settings for them, if no GPU holds the model: cluster/deepspeed/zero3.json."
+        None, description="DeepSpeed settings for them, if no GPU holds the model: zero2, zero3, or a JSON file."
     )
     shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")

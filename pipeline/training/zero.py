@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, nearest
 from pipeline.training.steps import MAX_GRADIENT_NORM, ProcessGroup, random_state, set_random_state, trained_weights
 
 STAGES = (1, 2, 3)
@@ -26,14 +28,17 @@ POINTER = "last.json"
 
 
 def read_zero_settings(path: str) -> dict[str, Any]:
-    """The settings of a DeepSpeed JSON file such as `cluster/deepspeed/zero2.json`.
+    """Read DeepSpeed settings.
+
+    Args:
+        path: of a JSON file, or the name of settings that come with Seenset: zero2, zero3.
 
     Raises:
-        UserError: no such file, not JSON, no ZeRO stage in it, a setting that the training decides, or DeepSpeed is
-            not installed.
+        UserError: no such name or file, not JSON, no ZeRO stage in it, a setting that the training decides, or
+            DeepSpeed is not installed.
     """
     try:
-        settings = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        settings = json.loads(_settings_file(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read DeepSpeed settings {path}: {error.strerror}") from None
     except ValueError:
@@ -47,6 +52,18 @@ def read_zero_settings(path: str) -> dict[str, Any]:
     if find_spec("deepspeed") is None:
         raise UserError(f"DeepSpeed settings {path} need DeepSpeed: pip install 'seenset[deepspeed]'")
     return settings
+
+
+def _settings_file(path: str) -> Traversable:
+    """The packaged file of that name, or the file at that path."""
+    file = Path(path).expanduser()
+    if file.suffix or len(file.parts) != 1 or file.is_file():
+        return file
+    folder = resources.files("cluster") / "deepspeed"
+    names = sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    if path not in names:
+        raise UserError(f"no DeepSpeed settings {path!r}; {nearest(path, names, 'known names')}, or the path of a file")
+    return folder / f"{path}.json"
 
 
 def zero_stage(settings: Mapping[str, Any]) -> Any:

@@ -26,7 +26,6 @@ from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
 
 TEXTS = [sentence(i) for i in range(22)]  # in batches of 4 the last of an epoch holds 2
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
-ZERO2 = str(Path(__file__).resolve().parents[2] / "cluster" / "deepspeed" / "zero2.json")
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -88,7 +87,7 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
 def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"epochs": 1})
-    jobs = [job(tiny_model_folder, workers=2, deepspeed=ZERO2, config=config)]
+    jobs = [job(tiny_model_folder, workers=2, deepspeed="zero2", config=config)]
     (adapter,) = train_adapters(jobs, Store(str(tmp_path / "run")))
     alone = trained_alone(tiny_model_folder, tmp_path / "alone", config)
     assert largest_difference(adapter.folder, alone) < 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.models.load import LanguageModel, fingerprint_model, open_model
 from pipeline.training.adapter import linear_modules
 from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import FinetuneConfig, TrainingStep, batch_loss, encode, train
+from pipeline.training.zero import read_zero_settings, zero_stage
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4, seed=3)
@@ -68,6 +70,19 @@ def test_a_checkpoint_of_deepspeed_does_not_stop_a_training_without_it(opened: L
     (tmp_path / ".a.checkpoint").mkdir()
     train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", checkpoint_seconds=0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
+def test_deepspeed_settings_have_a_name_or_a_path(tmp_path: Path) -> None:
+    for stage in (2, 3):
+        assert zero_stage(read_zero_settings(f"zero{stage}")) == stage
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(read_zero_settings("zero2")))
+    assert read_zero_settings(str(path)) == read_zero_settings("zero2")
+    with pytest.raises(UserError, match=r"did you mean 'zero3'\? known names: zero2, zero3, or the path"):
+        read_zero_settings("zero4")
+    with pytest.raises(UserError, match=r"cannot read DeepSpeed settings none\.json: No such"):
+        read_zero_settings("none.json")
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
