@@ -1,4 +1,4 @@
-"""One forward pass -> token statistics, the vocabulary swept once, in chunks.
+"""The forward pass: statistics of every token of a batch, from one sweep over the vocabulary in chunks.
 
 The model runs to its hidden states; padding and last positions are dropped; only then is the head applied, a few
 hundred positions at a time, so that the logits of a batch never exist as a whole.
@@ -24,13 +24,13 @@ FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums wher
 
 @dataclass(frozen=True, slots=True)
 class TokenStatistics:
-    """What one forward pass says of a padded batch of documents.
+    """Statistics of the tokens of a padded batch of documents, from one forward pass.
 
     Shapes are (documents, tokens - 1), column t for the token t + 2 of the text; `mask` is False on padding, where the
-    statistics are 0. Natural logarithms, float32. What was not asked for is None, or missing from `renyi`.
+    statistics are 0. Natural logarithms, float32. Statistics that were not requested are None, or missing from `renyi`.
     """
 
-    log_prob: Tensor  # of the token that came, <= 0
+    log_prob: Tensor  # of the token in the text, <= 0
     mask: Tensor  # bool
     mean: Tensor | None = None  # of the log-probability over the vocabulary, weighted by probability, <= 0
     variance: Tensor | None = None  # of the same, >= 0
@@ -84,7 +84,12 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
 
 
 def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> TokenStatistics:
-    """Statistics of a batch whose log-probabilities are known: of each document those of its tokens but the first."""
+    """Statistics of a batch from given log-probabilities.
+
+    Args:
+        values: of each document, the log-probability of each token but the first.
+        device: of the result.
+    """
     longest = max(map(len, values))
     mask = torch.arange(longest) < torch.tensor([[len(row)] for row in values])
     padded = [[*row, *[0.0] * (longest - len(row))] for row in values]
@@ -113,7 +118,7 @@ _tails: weakref.WeakKeyDictionary[nn.Module, Tail | None] = weakref.WeakKeyDicti
 
 
 def tail_of(model: Any) -> Tail | None:
-    """The model's tail, proved on a short input; None if its logits follow from the hidden states otherwise."""
+    """The model's tail, verified on a short input; None if the model computes its logits in another way."""
     if model not in _tails:
         _tails[model] = _find_tail(model)
     return _tails[model]
@@ -141,7 +146,7 @@ def _find_tail(model: Any) -> Tail | None:
 def _logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
     """Logits of the positions in `mask`, in row-major order, in tiles (rows, vocabulary), float32 and the caller's.
 
-    A tile is overwritten when the next one is asked for. The attention mask is left out: behind a causal mask no
+    Taking the next tile overwrites the one before. The attention mask is left out: behind a causal mask no
     token sees the padding to its right.
     """
     tail = tail_of(model)
@@ -160,7 +165,7 @@ def _logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
 
 
 def _whole_logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
-    """The same from the model's own logits, a few documents at a time."""
+    """As `_logits`, for a model without a tail: from the model's own logits, a few documents at a time."""
     positions = padded.shape[0] * padded.shape[1]
     pieces = _pieces(positions, model.config.get_text_config().vocab_size, HEAD_ELEMENTS, padded.device)
     pieces = min(pieces, padded.shape[0])
@@ -170,7 +175,7 @@ def _whole_logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
 
 
 def _head(head: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The head as a function whose result is overwritten by its next call, which spares the page faults."""
+    """The head as a function that reuses one output buffer: its next call overwrites the result. Saves page faults."""
     if type(head) is not nn.Linear or hasattr(head, "_hf_hook"):
         return head
     buffers: list[Tensor] = []

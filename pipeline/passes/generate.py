@@ -1,7 +1,7 @@
-"""Sampled continuations of many prompts: each prompt is read once, whatever the number of its draws.
+"""Sample continuations of many prompts; each prompt is read once, whatever the number of its draws.
 
 A batch of prompts goes through the model (or the encoder) once; its cache is then repeated for the draws. A draw that
-is done leaves the batch, so that no row is computed for nothing. Every draw has a random stream of its own.
+is done leaves the batch, which saves its computation. Every draw has a random stream of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from torch.nn import functional
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
 
-CACHE_POSITIONS = {"cpu": 1 << 13, "cuda": 1 << 17}  # cached positions at a time, draws times (prompt + new tokens)
-COMPACT = 0.25  # share of finished rows at which a batch is made anew without them
+CACHE_POSITIONS = {
+    "cpu": 1 << 13,
+    "cuda": 1 << 17,
+}  # positions in the cache at a time: draws times (prompt + new tokens)
+COMPACT = 0.25  # share of finished rows at which they are removed from the batch
 End = Literal["eos", "words", "tokens", "non_finite"]
 
 
@@ -51,26 +54,26 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text to be continued, and how often.
+    """A text to be continued, and the draws to be made.
 
     The random stream of a draw follows from the seed of the run, `key` and the draw's number, and from nothing else:
-    draw 7 is the same draw whether 0 to 6 are asked for or not.
+    draw 7 is the same whether or not draws 0 to 6 are made.
     """
 
-    key: tuple[int, ...]  # whose continuations these are: a document, a piece of one
+    key: tuple[int, ...]  # identifies the text: a document, or a piece of one
     ids: Sequence[int]  # token ids, at least one
     draws: Sequence[int]  # numbers of the draws
-    words: int | None = None  # a draw is done with this many whole words; None: never by words
-    max_new_tokens: int | None = None  # a limit of its own, below that of the sampling
+    words: int | None = None  # a draw ends after this many whole words; None: no such limit
+    max_new_tokens: int | None = None  # a lower limit for this prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What one draw gave, without the prompt and without special tokens."""
+    """The result of one draw, without the prompt and without special tokens."""
 
-    text: str  # goes on behind the last whole word that was asked for: the caller cuts it
+    text: str  # may run past the last requested word: the caller cuts it
     ids: tuple[int, ...]  # new tokens, without the EOS
-    end: End  # why it ended; "tokens": at the limit; "non_finite": the model gave NaN
+    end: End  # why it ended: "tokens" is the limit, "non_finite" is NaN from the model
 
 
 def continuations(
@@ -81,7 +84,7 @@ def continuations(
     *,
     batch_tokens: int | None = None,
 ) -> list[list[Continuation]]:
-    """Draw continuations of prompts; of a sequence-to-sequence model, its answers to them.
+    """Draw continuations of prompts; from a sequence-to-sequence model, answers to them.
 
     Args:
         lm: The model.
@@ -93,8 +96,8 @@ def continuations(
 
     Returns:
         For each prompt the continuations in the order of its draws. The same prompts and batch_tokens give the same
-        tokens, exactly. In other batches a model's logits may differ in their last bits, and a token differs where
-        its random number is that near to the edge between two tokens.
+        tokens, exactly. In other batches a model's logits may differ in their last bits. A token can then differ, if
+        its random number lies that close to the boundary between two tokens.
 
     Raises:
         UserError: a prompt leaves no room in the model, or the model keeps no cache.
@@ -147,7 +150,7 @@ def _batches(prompts: Sequence[Prompt], limits: Sequence[int], budget: int) -> I
 
 
 class _Draw:
-    """One draw under way: its tokens, its random numbers, and whether it is done."""
+    """The state of one draw: its tokens, its random numbers, and whether it has ended."""
 
     __slots__ = ("due", "end", "ids", "limit", "owner", "uniforms", "words")
 
@@ -180,7 +183,7 @@ class _Draw:
 
 
 def whole_words(text: str) -> int:
-    """How many whitespace-separated words of an unfinished text are whole: behind each comes whitespace."""
+    """Number of complete words of an unfinished text, that is, of words that are followed by whitespace."""
     words = len(text.split())
     return words if not words or text[-1].isspace() else words - 1
 
@@ -192,7 +195,7 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 def _run(
     lm: LanguageModel | Seq2SeqModel, ids: Sequence[Sequence[int]], rows: Sequence[_Draw], sampling: Sampling
 ) -> None:
-    """Carry a batch of draws to their ends."""
+    """Sample all tokens of a batch of draws."""
     if not rows:
         return
     eos = _eos(lm)
@@ -223,7 +226,7 @@ def _run(
 
 
 def _eos(lm: LanguageModel | Seq2SeqModel) -> frozenset[int]:
-    """Token ids that end a text, as the model or its tokenizer say."""
+    """Token ids that end a text, from the configurations of the model and the tokenizer."""
     model: Any = lm.model
     settings = [getattr(getattr(model, "generation_config", None), "eos_token_id", None)]
     settings += [getattr(model.config, "eos_token_id", None), getattr(lm.tokenizer, "eos_token_id", None)]
@@ -274,7 +277,7 @@ def sample_tokens(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tenso
 
 @dataclass(slots=True)
 class _Continuations:
-    """A batch of prompts in a causal model: its cache, grown by a token at a time."""
+    """A batch of prompts in a causal model, with the cache of what it has read."""
 
     lm: LanguageModel
     ids: Sequence[Sequence[int]]
@@ -283,7 +286,7 @@ class _Continuations:
     parameters: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parameters = _takes(self.lm.model)
+        self.parameters = _forward_parameters(self.lm.model)
         self.cache = _cache(self.lm.model)
 
     def first(self) -> Tensor:
@@ -296,7 +299,7 @@ class _Continuations:
         return self._ask(padded)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows; one may be named several times."""
+        """Continue with these rows of the batch only; a row may be repeated."""
         self.cache.reorder_cache(rows)
         self.mask = None if self.mask is None else self.mask[rows]
 
@@ -318,7 +321,7 @@ class _Continuations:
 
 @dataclass(slots=True)
 class _Answers:
-    """A batch of texts in a sequence-to-sequence model: encoded once, then answered by a token at a time."""
+    """A batch of texts in a sequence-to-sequence model: encoded once, then decoded token by token."""
 
     lm: Seq2SeqModel
     ids: Sequence[Sequence[int]]
@@ -327,7 +330,7 @@ class _Answers:
     encoded: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        _takes(self.lm.model)
+        _forward_parameters(self.lm.model)
         self.cache = _cache(self.lm.model)
 
     def first(self) -> Tensor:
@@ -342,7 +345,7 @@ class _Answers:
         return self._ask(start.expand(len(self.ids), -1))
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows; one may be named several times."""
+        """Continue with these rows of the batch only; a row may be repeated."""
         self.cache.reorder_cache(rows)
         self.mask = self.mask[rows]
         self.encoded = self.encoded[rows.to(self.encoded.device)]
@@ -363,18 +366,18 @@ class _Answers:
 
 
 def _cache(model: Any) -> Any:
-    """An empty cache, of which rows can be taken and repeated."""
+    """An empty cache whose rows can be selected and repeated."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     cache = DynamicCache(config=model.config)
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
 
-def _takes(model: Any) -> frozenset[str]:
-    """Names of what a model's forward takes.
+def _forward_parameters(model: Any) -> frozenset[str]:
+    """Names of the parameters of a model's forward method.
 
     Raises:
-        UserError: it takes no cache.
+        UserError: it has none for a cache.
     """
     names = frozenset(inspect.signature(model.forward).parameters)
     if "past_key_values" not in names:
@@ -383,7 +386,7 @@ def _takes(model: Any) -> frozenset[str]:
 
 
 def _decoder_start(model: Any) -> list[int]:
-    """The ids that the decoder starts with: its start token, and the one that some models force behind it."""
+    """The first ids of the decoder: its start token and, in some models, a forced second one."""
     configs = (model.generation_config, model.config)
 
     def of(name: str) -> int | None:

@@ -1,9 +1,9 @@
-"""One backward pass -> the norm of each document's gradient over all parameters, exact, for a whole batch.
+"""The gradient pass: the exact norm of each document's gradient over all parameters, for a whole batch at once.
 
 A linear layer with inputs A (tokens, in) and gradients of its outputs B (tokens, out) has the gradient B'A, whose
 squared norm is sum((AA') * (BB')): whichever of the two products costs less is computed, and nothing is stored. The
-gradient of the logits is softmax less one-hot, so autograd starts at the last hidden states. The method is proved on
-each model with a short input; a model that it does not fit goes one document at a time.
+gradient of the logits is softmax less one-hot, so autograd starts at the last hidden states. The method is verified on
+each model with a short input; a model that it does not fit is differentiated one document at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Squares = dict[tuple[int, ...], Tensor]  # ids of parameters -> squared norm of
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Over what a model's gradient norm is taken, and how."""
+    """How a model's gradient norm is computed, and over which parameters."""
 
     method: Literal["batched", "one at a time"]
     reason: str  # why one at a time, in one line; empty for a batched model
     uncovered: tuple[str, ...]  # parameters that no rule of the batched method covers
     differentiable: int  # parameter tensors that the norm is taken over
-    quantised: int  # parameter tensors that it leaves out, because nothing can be differentiated by them
+    quantised: int  # parameter tensors left out, because a quantised weight has no gradient
 
 
 def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
@@ -56,7 +56,7 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     if model_coverage.method == "batched":
         squares = list(_batched(lm.model, ids, lm.device).values())
         return torch.stack(squares).sum(0).sqrt()
-    each = [sum(_alone(lm.model, one, lm.device).values()) if len(one) > 1 else torch.nan for one in ids]
+    each = [sum(_autograd_squares(lm.model, one, lm.device).values()) if len(one) > 1 else torch.nan for one in ids]
     return torch.tensor([float(square) for square in each], dtype=torch.float64, device=lm.device).sqrt()
 
 
@@ -64,7 +64,7 @@ _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDict
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """Whether a model's documents go in batches, and which parameters count; found once a model, on a short input."""
+    """Whether the batched method fits a model, and which parameters count; tested once for each model."""
     if model not in _coverages:
         _coverages[model] = result = _examine(model)
         if result.reason:
@@ -83,18 +83,18 @@ def _examine(model: nn.Module) -> Coverage:
     elif tail is None or tail.softcap is not None:
         reason = "its logits are not a plain linear function of its hidden states"
     else:
-        reason = _disproof(model)
+        reason = _mismatch(model)
     method: Literal["batched", "one at a time"] = "one at a time" if reason else "batched"
     return Coverage(method, reason, uncovered, len(counted), sum(1 for _ in model.parameters()) - len(counted))
 
 
 def _differentiable(parameter: Tensor | None) -> bool:
-    """Quantised weights are integers, or floating-point subclasses that hold packed ones."""
+    """Whether a parameter has a gradient. Quantised weights are integers, or subclasses that hold packed ones."""
     return type(parameter) is nn.Parameter and parameter.is_floating_point()
 
 
 def _uncovered(model: Any, tail: Tail | None) -> Iterator[str]:
-    """Names of the parameters whose gradient no rule gives: of an unknown module, or shared by two modules."""
+    """Names of the parameters that no rule covers: those of unknown modules, and those that two modules share."""
     head = tail.head if tail is not None else model.get_output_embeddings()
     tied = {id(model.get_input_embeddings().weight), id(getattr(head, "weight", None))}
     inside = set(tail.base.modules()) if tail is not None else set(model.modules())
@@ -124,7 +124,7 @@ _OWN: dict[_Kind, tuple[str, ...]] = {
 
 
 def _kind(module: nn.Module) -> _Kind | None:
-    """Which rule fits a module, by its type. A wrong guess is found by the proof."""
+    """The rule for a module, guessed by its type; `_mismatch` notices a wrong guess."""
     name = type(module).__name__
     if isinstance(module, nn.Linear) or (name == "Conv1D" and hasattr(module, "nf")):
         return "linear"
@@ -144,8 +144,8 @@ def _epsilon(module: Any) -> float | None:
     return float(value) if isinstance(value, float) else None
 
 
-def _disproof(model: Any) -> str:
-    """Compare the batched method with autograd on two short documents: where it fails, in one line; empty if not."""
+def _mismatch(model: Any) -> str:
+    """Compare the batched method with autograd on two short documents: the first difference in one line, or ""."""
     table = model.get_input_embeddings().weight
     ids = [[token % model.config.get_text_config().vocab_size for token in range(*ends)] for ends in ((0, 9), (7, 12))]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -157,20 +157,23 @@ def _disproof(model: Any) -> str:
         return f"the batched pass fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     relative, floor = (1e-4, 1e-5) if table.dtype == torch.float32 else (0.1, 0.02)
     for row, document in enumerate(ids):
-        expected = _alone(model, document, table.device)
+        expected = _autograd_squares(model, document, table.device)
         total = sum(expected.values()) ** 0.5
         for key in [*batched, *((one,) for one in expected.keys() - {one for some in batched for one in some})]:
             expected_norm = sum(expected.get(one, 0.0) for one in key) ** 0.5
             norm = batched[key][row].sqrt().item() if key in batched else 0.0
             if (
                 abs(norm - expected_norm) > relative * expected_norm + floor * total
-            ):  # False for NaN, which proves nothing
+            ):  # False for NaN, which says nothing
                 return f"the rule for the parameter {names[key[0]]} gives {norm:.6g}, autograd {expected_norm:.6g}"
     return ""
 
 
-def _alone(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, float]:
-    """Squared norm of the gradient by each parameter, from autograd. Each gradient is freed as soon as it is there."""
+def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, float]:
+    """Squared norm of the gradient by each parameter (by id), from autograd, for one document.
+
+    Each gradient is freed as soon as its norm is known.
+    """
     squares: dict[int, float] = {}
 
     def note(parameter: Tensor) -> None:
@@ -199,7 +202,7 @@ def _alone(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, fl
 
 
 def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> _Squares:
-    """Squared norms of the gradients by the parameters, some of them together, each (documents,) float64."""
+    """Squared norms of the gradients by the parameters, some parameters together; each (documents,) float64."""
     tail = tail_of(model)
     assert tail is not None
     longest = max(2, *map(len, ids))
@@ -230,7 +233,7 @@ def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> 
 
 
 class _Group:
-    """Linear layers that read the same input, whose Gram matrix is then computed once."""
+    """Linear layers with one common input, whose Gram matrix is computed once for all of them."""
 
     __slots__ = ("inputs", "key", "out_features", "outer", "waiting", "weights")
 
@@ -244,7 +247,7 @@ class _Group:
 
 
 class _Sweep:
-    """A batch on its way through the model: what the layers read, until the gradient of what they gave comes by."""
+    """One batch: keeps the inputs of the layers until the gradients of their outputs arrive, and adds up squared norms."""
 
     def __init__(self, padded: Tensor, lengths: Tensor) -> None:
         self.padded = padded
@@ -257,13 +260,13 @@ class _Sweep:
         self.embedded: list[tuple[nn.Embedding, Tensor, Tensor]] = []  # the ids and, as autograd's leaf, the vectors
 
     def add(self, parameters: Sequence[Tensor], squares: Tensor) -> None:
-        """Count squared norms (documents,) for these parameters."""
+        """Add squared norms, (documents,), of the gradient by these parameters."""
         key = tuple(map(id, parameters))
         squares = squares.to(self.padded.device, torch.float64)
         self.squares[key] = self.squares[key] + squares if key in self.squares else squares
 
     def hook(self, module: nn.Module) -> Iterator[Any]:
-        """Listen to a module, if one of its own parameters counts."""
+        """Register a forward hook on a module that has trainable parameters itself; yields the hook's handle."""
         if not any(_differentiable(parameter) for parameter in module.parameters(recurse=False)):
             return
         kind = _kind(module)
@@ -275,7 +278,7 @@ class _Sweep:
             yield module.register_forward_hook(partial(self._norm, kind))
 
     def _rows(self, values: Tensor) -> Tensor:
-        """(documents, rows, features), whether or not the model keeps documents and tokens apart."""
+        """Reshape to (documents, rows, features); some models flatten documents and tokens."""
         return values.reshape(self.documents, -1, values.shape[-1])
 
     def _embed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
@@ -332,12 +335,12 @@ class _Sweep:
         group.outer, group.inputs = None, group.inputs[:0].clone()  # autograd's graph may hold the group still
 
     def close_all(self) -> None:
-        """Count the groups of which some layer's output served for nothing."""
+        """Count the groups that still wait for a layer whose output was not used."""
         for group in list(self.groups.values()):
             self._close(group)
 
     def embeddings(self, gradients: Sequence[Tensor | None], table: nn.Module, by_token: Tensor | None) -> None:
-        """Count the embeddings, from the gradients of their vectors (documents, tokens, hidden).
+        """Add the embeddings' squared norms, from the gradients of their vectors, (documents, tokens, hidden).
 
         `by_token` holds the rows of the tied head's gradient that belong to the documents' tokens, or is None.
         """

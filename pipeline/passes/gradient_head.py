@@ -1,7 +1,7 @@
-"""The gradient by a language model's head and by its last hidden states, without autograd.
+"""Gradients by a language model's head and by its last hidden states, without autograd.
 
-The gradient of the cross-entropy by the logits is softmax less one-hot. It exists for a few documents at a time, or
-for one document and a part of the vocabulary at a time.
+The gradient of the cross-entropy by the logits is softmax less one-hot. To save memory, it is computed for a few
+documents at a time, or for one document and a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.passes.products import gram, gram_is_cheaper, inner, product_squar
 
 @dataclass(frozen=True, slots=True)
 class HeadGradient:
-    """What the head gives of a batch."""
+    """Gradients of a batch at the head."""
 
     hidden: Tensor  # gradient by the hidden states, (documents, tokens, hidden), in their dtype
     weight: Tensor  # squared norm of the gradient by the weight, (documents,) float64
@@ -45,7 +45,7 @@ def head_gradient(
     budget = HEAD_ELEMENTS.get(device.type, HEAD_ELEMENTS["cuda"])
     together = max(1, budget // (rows.shape[1] * len(head.weight)))
     parts = [
-        _some(head, factor, *some, tied, budget)
+        _part_of_batch(head, factor, *some, tied, budget)
         for some in zip(rows.split(together), tokens.split(together), shares.split(together), strict=True)
     ]
     return HeadGradient(
@@ -56,10 +56,10 @@ def head_gradient(
     )
 
 
-def _some(
+def _part_of_batch(
     head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, shares: Tensor, tied: bool, budget: int
 ) -> HeadGradient:
-    """The same for a few documents, of whose `hidden` the last position is left out."""
+    """As `head_gradient`, for a few documents; `rows` are their hidden states without the last position."""
     positions, features = rows.shape[1:]
     by_gram = gram_is_cheaper(positions, features, len(head.weight))
     weighted = rows.float() * shares[..., None]
@@ -88,9 +88,9 @@ def _some(
 def _differences(
     head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, budget: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Softmax less one-hot by parts of the vocabulary: where each begins, and (documents, positions, part of it).
+    """Softmax less one-hot for one part of the vocabulary after another: its start, and (documents, positions, part).
 
-    In the weight's dtype, as autograd would hand it to the head; overwritten when the next one is asked for.
+    In the weight's dtype, as autograd would hand it to the head; taking the next part overwrites it.
     """
     vocabulary, flat = len(head.weight), rows.flatten(0, 1)  # flat: torch multiplies it faster
     width = min(vocabulary, max(1, budget // (rows.shape[0] * rows.shape[1])))

@@ -1,4 +1,4 @@
-"""Paraphrases of documents of any length: cut at sentences, rewritten piece by piece, rejoined, checked."""
+"""Paraphrase documents of any length: split at sentences, rewrite piece by piece, rejoin, check."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INSTRUCTION = (
     "the same length. Answer with the paraphrase alone."
 )
 
-LEAST_PIECE = 8  # tokens; a model with less room for a text is of no use
-SPARE = 32  # tokens that an answer may have beyond `longest` times its text
+LEAST_PIECE = 8  # tokens; a model with less room for a text is refused
+SPARE = 32  # tokens that an answer may have beyond `longest` times those of its text
 KTD_SAMPLING = Sampling(temperature=1.9, top_k=50, top_p=0.95)
-_MARK = "\ue000\ue001\ue000"  # stands for the text in a chat template; private use, so in no template
+_MARK = "\ue000\ue001\ue000"  # placeholder of the text in a chat template; private-use characters, so in no template
 Reason = Literal["blank", "empty", "unfinished", "verbatim", "non_finite"]
 MESSAGES: dict[Reason, str] = {
     "blank": "the document has no word to paraphrase",
@@ -42,8 +42,8 @@ class ParaphraseSettings:
     sampling: Sampling = KTD_SAMPLING
     instruction: str | None = None  # None: `PREFIX` for an encoder-decoder model, `INSTRUCTION` for a causal one
     piece_tokens: int = 256  # longest piece; less where the model has less room
-    longest: float = 2.0  # tokens of an answer over those of its text, beyond `SPARE`
-    redraws: int = 3  # of a draw that is bad, before the document is given up
+    longest: float = 2.0  # most tokens of an answer, as a multiple of those of its text; `SPARE` comes on top
+    redraws: int = 3  # of a bad draw, before the document fails
 
     def __post_init__(self) -> None:
         if self.piece_tokens < LEAST_PIECE:
@@ -56,7 +56,7 @@ class ParaphraseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The paraphrases of one document, all of them good."""
+    """The paraphrases of one document, all checked."""
 
     key: int
     texts: tuple[str, ...]
@@ -65,7 +65,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class ParaphraseFailure:
-    """A document whose paraphrases stayed bad."""
+    """A document without paraphrases, because its draws stayed bad after all redraws."""
 
     key: int
     reason: Reason
@@ -137,12 +137,12 @@ class _Document:
         self.answers = [[piece if piece.isspace() else None for piece in self.pieces] for _ in range(self.draws)]
 
     def missing(self) -> list[tuple[int, list[int]]]:
-        """Pieces that are to be drawn, each with the numbers of the draws."""
+        """Pieces that are still to be drawn, each with the numbers of the draws."""
         lacking = [[d for d in range(self.draws) if self.answers[d][p] is None] for p in range(len(self.pieces))]
         return [(piece, numbers) for piece, numbers in enumerate(lacking) if numbers]
 
     def take(self, piece: int, number: int, answer: Continuation) -> None:
-        """Note an answer, if it is good."""
+        """Keep an answer if it is good; otherwise note the reason."""
         source = self.pieces[piece]
         text = clean(answer.text, source)
         if answer.end in ("tokens", "non_finite"):
@@ -154,14 +154,14 @@ class _Document:
             self.answers[number][piece] = source[:start] + text + source[end:]
 
     def drop_verbatim(self) -> None:
-        """Forget the draws that are whole and repeat the document."""
+        """Discard the complete draws that repeat the document."""
         for number, answer in enumerate(self.answers):
             if None not in answer and is_verbatim("".join(map(str, answer)), self.text):
                 self.reason = "verbatim"
                 self.answers[number] = [piece if piece.isspace() else None for piece in self.pieces]
 
     def result(self, redraws: int) -> Draws | ParaphraseFailure:
-        """The paraphrases, if all of them are there."""
+        """The paraphrases if all of them are complete, otherwise a failure."""
         if not self.text.strip():
             return ParaphraseFailure(self.key, "blank", MESSAGES["blank"])
         if self.missing():
@@ -189,9 +189,9 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "\u2018": "\u2019", "«": "»", "`"
 
 
 def clean(answer: str, source: str) -> str:
-    """A model's answer without what is not the paraphrase: a thought, a line of preamble or a label, quotes around it.
+    """Remove from a model's answer what is not the paraphrase: thoughts, a preamble line, a label, quotes around it.
 
-    Nothing is taken away that the source has too, and nothing in doubt: quotes only in a pair around the whole answer.
+    What the source has too is kept. Quotes are removed only as a pair around the whole answer.
     """
     answer = _THOUGHT.sub("", answer).strip()
     source = source.strip()
@@ -210,11 +210,11 @@ _BOUNDARY = re.compile(r"[.!?…]+[\"'”\u2019»)\]]*\s+|[。\uff01\uff1f]+[”
 
 
 def split_text(text: str, length: Callable[[str], int], limit: int) -> list[str]:
-    """Cut a text in pieces that fit, at the ends of sentences; joined, they are the text.
+    """Split a text at the ends of sentences into pieces that fit; joined, they are the text again.
 
     Args:
         text: The text.
-        length: Length of a piece, of its text without the whitespace around it.
+        length: Gives the length of a piece; it is called without the whitespace around the piece.
         limit: Largest length of a piece. A sentence that is longer is cut between words, and a word that is longer
             within; a piece of one character is the least, whatever its length.
     """
@@ -229,30 +229,30 @@ def split_text(text: str, length: Callable[[str], int], limit: int) -> list[str]
         elif length(sentence.strip()) <= limit:
             pieces.append(sentence)
         else:
-            pieces += _cut(sentence, length, limit)
+            pieces += _split_sentence(sentence, length, limit)
     return pieces
 
 
-def _cut(sentence: str, length: Callable[[str], int], limit: int) -> list[str]:
-    """Pieces of a sentence that is too long."""
+def _split_sentence(sentence: str, length: Callable[[str], int], limit: int) -> list[str]:
+    """Split a sentence that is too long between words, and words that are too long between characters."""
     words = re.findall(r"\S+\s*|\s+", sentence)
     pieces: list[str] = []
     while words:
-        count = _longest(words, length, limit)
+        count = _longest_fit(words, length, limit)
         if count:
             pieces.append("".join(words[:count]))
             del words[:count]
             continue
         characters = list(words.pop(0))
         while characters:
-            count = _longest(characters, length, limit) or 1
+            count = _longest_fit(characters, length, limit) or 1
             pieces.append("".join(characters[:count]))
             del characters[:count]
     return pieces
 
 
-def _longest(units: list[str], length: Callable[[str], int], limit: int) -> int:
-    """How many of the first units fit together; found by halving, so each count returned was seen to fit."""
+def _longest_fit(units: list[str], length: Callable[[str], int], limit: int) -> int:
+    """Number of the first units that fit together, by bisection; the count that is returned was itself checked."""
     fits, fails = 0, 1
     while fails <= len(units) and length("".join(units[:fails]).strip()) <= limit:
         fits, fails = fails, 2 * fails
@@ -267,7 +267,7 @@ def _longest(units: list[str], length: Callable[[str], int], limit: int) -> int:
 
 
 def piece_limit(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> int:
-    """Most tokens of a piece, so that its prompt and its answer fit the model.
+    """Most tokens of a piece such that its prompt and its answer fit the model.
 
     Raises:
         UserError: the model has no chat template, or no room for a text beside its prompt.
@@ -295,9 +295,9 @@ def _token_counter(tokenizer: Any) -> Callable[[str], int]:
 
 
 def _encoder(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> Callable[[str], list[int]]:
-    """A function from a piece to the ids that ask for its paraphrase.
+    """A function from a piece to the token ids of the prompt for its paraphrase.
 
-    What looks like a special token in a text is plain characters to the model: a text cannot end its own message.
+    Special tokens that a text spells out are encoded as plain characters, so a text cannot end its own message.
     """
     tokenizer = lm.tokenizer
 

@@ -1,11 +1,11 @@
-"""Squared norms of products of matrices that are never stored: one Gram matrix against another, or a product alone."""
+"""Squared norms of matrix products without storing the products: by Gram matrices, or band by band."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-PRODUCT_ELEMENTS = 1 << 26  # of a product that exist at a time
+PRODUCT_ELEMENTS = 1 << 26  # of a product that are in memory at a time
 
 
 def square(values: Tensor) -> Tensor:
@@ -27,14 +27,14 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:
-    """Whether two Gram matrices of `rows` rows cost less than the product (out, given) of each document."""
+    """Whether two Gram matrices of `rows` rows cost less than the product (outputs, inputs) of each document."""
     return rows * (inputs + outputs) < inputs * outputs
 
 
 def product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Squared norm of out' given for each document: (documents, rows, *) twice -> (documents,) float64.
+    """Squared norm of outputs' inputs for each document: (documents, rows, *) twice -> (documents,) float64.
 
-    One document at a time, and of a large product one band.
+    Computed one document at a time, and a large product one band at a time.
     """
     inputs, outputs = inputs.float(), outputs.float()
     bands = -(-inputs.shape[2] * outputs.shape[2] // PRODUCT_ELEMENTS)

@@ -1,4 +1,4 @@
-"""From scores to the selected documents: ranks, their counts, and a decision that says what it promises."""
+"""From scores to selected documents: ranks, counts of ranks, and a decision with its guarantee."""
 
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.conformal import Ties, calibrate, p_values, ranks

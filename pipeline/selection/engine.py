@@ -1,8 +1,8 @@
-"""A configured selection: calibrated on known documents, it judges audit documents a shard at a time.
+"""Run a configured selection: calibrate on known documents, then judge audit documents shard by shard.
 
-`answer` asks for passes over the audit shards by yielding what to compute of each shard and how two results merge; it
-gets the merged result back. So it runs the same in one process and on a cluster, and `together` lets several selections
-share their passes.
+`answer` is a generator. For each pass over the audit shards it yields an `Ask`: what to compute of a shard, and how to
+merge two results. The merged result is sent back to it. So the same code runs in one process and on a cluster, and
+`together` lets several selections share their passes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Asking = Generator[Ask, Any, T]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What was decided of the audit documents, and on what terms."""
+    """The decision on the audit documents, and its terms."""
 
     judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
     n_calibration: int
@@ -84,12 +84,12 @@ class Answer:
 
 
 def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
-    """Decide a selection; a generator of the passes that it needs, whose return value is the answer.
+    """Decide a selection; a generator of the passes that it needs, which returns the answer.
 
-    What is guaranteed is carried by the answer, with its assumption.
+    The answer carries its guarantee and the assumption of that guarantee.
 
     Args:
-        selection: what is asked.
+        selection: its configuration.
         seed: of the run; for random ties, splits and random weights.
         known: the null role's documents.
         others: documents that are known not to be nulls; may be empty.
@@ -105,7 +105,7 @@ def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, q
 def together(
     asking: Sequence[Asking[Answer]], run_pass: Callable[[Sequence[tuple[int, Ask]]], dict[int, Any]]
 ) -> list[Answer]:
-    """Let several selections decide side by side: each pass serves all that still ask.
+    """Decide several selections at once: each pass over the shards serves all that still need one.
 
     Args:
         asking: from `answer`.
@@ -139,7 +139,7 @@ def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, 
 
 
 def _ranking(selection: SelectionConfig, seed: int, known: Batch) -> tuple[Callable[[Batch], np.ndarray], int | Grid]:
-    """How a batch is ranked, and against what."""
+    """A function from a batch to its ranks, and the number of calibration documents or grid that they refer to."""
     if selection.calibration == "by_group":
         if known.groups is None:
             raise UserError(f"selection {selection.name}: calibration by_group needs a group column in the corpus")

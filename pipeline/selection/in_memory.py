@@ -1,4 +1,4 @@
-"""Selections over scores that are in memory: the same answers as over score shards, for many small questions."""
+"""Selections over scores in memory: the same answers as over score shards, for many small audits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scores:
     groups: pa.Array | None = None
 
     def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
-        """Some of the documents as a selection sees them."""
+        """The documents at these positions, with the columns that a selection reads."""
         matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)
         groups = None
         if self.groups is not None and selection.calibration == "by_group":
@@ -33,7 +33,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """One selection's answer and what it says of the audit documents, in their order."""
+    """The answer of one selection, and its result for each audit document, in their order."""
 
     answer: Answer
     p: np.ndarray  # float64, (documents,)
@@ -52,14 +52,14 @@ def answer_all(
     Equal to what the same selections say of a run directory that holds these documents in these roles.
 
     Args:
-        selections: what is asked.
+        selections: their configurations.
         scores: the documents.
         roles: role -> int64 positions.
         quarantined: audit documents without scores, on top; hypotheses at p = 1.
         seed: for random ties, splits and random weights.
 
     Raises:
-        UserError: as `methods.answer`.
+        UserError: as `engine.answer`.
     """
 
     def batch(role: Role, selection: SelectionConfig) -> Batch:

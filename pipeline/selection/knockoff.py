@@ -191,12 +191,12 @@ def _holds(negative: int, positive: int, q: Fraction) -> bool:
     return (1 + negative) * q.denominator <= q.numerator * max(1, positive)
 
 
-# --- can the filter be believed here?
+# --- does the assumption of the filter hold?
 
 
 @dataclass(frozen=True, slots=True)
 class SignSymmetry:
-    """A sign test of W over groups of like |W|, and what it says."""
+    """A sign test of W over groups of like |W|, and its result in words."""
 
     p_value: float
     shares: tuple[float, ...]  # of positive W in each group, |W| ascending

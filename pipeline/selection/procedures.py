@@ -26,7 +26,7 @@ from pipeline.selection.step_up import ONE, harmonic_bound, step_up
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a procedure decided, and on what terms. The audit documents at ranks 1..`rank` are selected.
+    """The decision of a procedure, and its terms. The audit documents at ranks 1..`rank` are selected.
 
     `rank` is k* in 0..grid.size, 0 when nothing is selected; the selection holds documents at p = 1, and so
     quarantined ones, only when it is the last. `null_proportion` is the pi0 in use, shown in (0, 1];

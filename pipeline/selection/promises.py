@@ -1,4 +1,4 @@
-"""What each procedure promises, in words that need no statistics."""
+"""The promise of each procedure, in words that need no statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a procedure promises, in words that need no statistics."""
+    """The promise of a procedure, in words that need no statistics."""
 
     guarantee: Guarantee
     assumption: str  # one sentence: what must hold for the promise to hold
@@ -132,7 +132,7 @@ SPECIAL_TERMS: dict[str, Terms] = {
         f"classifier learnt. {_ON_AVERAGE}",
     ),
 }
-"""Terms of the procedures that are no function of one detector's rank counts."""
+"""Terms of the procedures that read more than the rank counts of one detector."""
 
 _DRAWN = (
     f"The audited documents {_NULLS} and the calibration documents are independent draws from one source, and nothing "
