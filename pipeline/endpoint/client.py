@@ -1,9 +1,10 @@
-"""An OpenAI-compatible endpoint: one client that keeps to its limits, whatever is asked of it.
+"""A client of an OpenAI-compatible endpoint that keeps to the configured limits.
 
-`ask` makes a request until it is answered in a usable way: not more than `concurrency` at a time nor
-`requests_per_minute`, again after 408, 409, 425, 429, 5xx, a timeout, a broken connection or nonsense, later each time
-and never before a Retry-After that came with any answer. What would befall every document (a wrong key, an unknown
-model, a spent budget, an endpoint that is gone) ends the run; what one document brought about is that document's.
+`ask` repeats a request until it has a usable answer. It keeps to `concurrency` and `requests_per_minute`. It tries
+again after status 408, 409, 425, 429 or 5xx, a timeout, a broken connection or an unreadable answer. The wait grows
+with each attempt and is never shorter than a Retry-After of any answer. A problem that would meet every document (a
+wrong key, an unknown model, a spent budget, an endpoint that is gone) ends the run; any other concerns its document
+alone.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from tenacity.wait import wait_random_exponential
 from pipeline.config.models import EndpointConfig
 from pipeline.errors import ExitCode, StopError, UserError, nearest
 
-AGAIN = frozenset({408, 409, 425, 429})
-LONGEST_WAIT = 600.0  # seconds; who is told to wait longer comes back another time
-FIRST_REFUSALS = 3  # refused documents, before any answer, that say that all will be refused
-MESSAGE = 200  # characters of an endpoint's words that are shown
+RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
+FIRST_REFUSALS = 3  # so many refusals before any answer mean that all will be refused
+MESSAGE = 200  # characters of an endpoint's error message that are shown
 Parsed = TypeVar("Parsed")
 
 
 class Fault(Exception):
-    """An answer that another attempt may mend, or none at all."""
+    """A failed attempt: no answer, or an unusable one. Another attempt may succeed."""
 
     def __init__(self, message: str, wait: float = 0.0, paid: bool = True) -> None:
         super().__init__(message)
@@ -42,12 +43,12 @@ class Fault(Exception):
 
 
 class Refusal(Exception):
-    """The endpoint will not answer this request, now or ever."""
+    """The endpoint rejects this request for good."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What was asked: requests, repeated ones included, and tokens of prompts and answers, as billed or at the most."""
+    """Requests, repeated ones included, and tokens of prompts and answers, as billed or else at most."""
 
     requests: int = 0
     tokens: int = 0
@@ -58,21 +59,21 @@ class Usage:
         return self
 
     def to_dict(self) -> dict[str, int]:
-        """For a receipt."""
+        """A plain mapping, for a receipt."""
         return {"requests": self.requests, "tokens": self.tokens}
 
 
 class Endpoint:
-    """One client of one endpoint. Its limits and its budget are those of all that use it together."""
+    """One client of one endpoint. All its users share its limits and its budget."""
 
     def __init__(self, config: EndpointConfig, spent: Usage | None = None) -> None:
-        """Prepare; `spent` is what earlier calls of the run spent of the budget."""
+        """Open a client; `spent` is the part of the budget that earlier calls of the run used."""
         self.config = config
         self.spent = spent or Usage()
         self.answered = 0
         self.refused = 0
-        self.failed = 0  # in a row
-        self._reserved = Usage()  # of requests under way, at the most
+        self.failed = 0  # consecutive failures
+        self._reserved = Usage()  # at most, by the requests under way
         self._settled = asyncio.Condition()
         self._places = asyncio.Semaphore(config.concurrency)
         self._next = 0.0  # when the next request may begin
@@ -91,19 +92,19 @@ class Endpoint:
     async def ask(
         self, path: str, body: Mapping[str, Any], most: int, read: Callable[[dict[str, Any]], Parsed], spent: Usage
     ) -> Parsed:
-        """Make a request until its answer can be read.
+        """Repeat a request until its answer can be read.
 
         Args:
             path: below the endpoint's address, such as `/completions`.
-            body: of the request, JSON.
-            most: tokens that a single attempt may cost.
-            read: what to make of the answer; raises `Fault` where it is no use, and `Refusal` where none ever will be.
-            spent: grows by what each attempt costs, whatever becomes of it.
+            body: of the request, as JSON values.
+            most: tokens that a single attempt can cost at most.
+            read: makes a value of the answer; raises `Fault` for an unusable answer, `Refusal` if none will be usable.
+            spent: each attempt adds its cost, whether or not it succeeds.
 
         Raises:
-            Fault: every attempt failed; the last one's words.
-            Refused: the endpoint will not have this request.
-            StopError: it will have none at all, or the budget does not allow for this one.
+            Fault: every attempt failed; the error of the last one.
+            Refusal: the endpoint rejects this request.
+            StopError: it rejects every request, or the budget does not allow this one.
         """
         again = AsyncRetrying(
             stop=stop_after_attempt(self.config.attempts),
@@ -130,7 +131,7 @@ class Endpoint:
         read: Callable[[dict[str, Any]], Parsed],
         spent: Usage,
     ) -> Parsed:
-        """One request, within the budget and not before its turn."""
+        """Make one request, within the budget and at the configured rate."""
         reservation = Usage(1, most)
         await self._reserve(reservation)
         cost = Usage()  # nothing, until the request is on its way
@@ -174,7 +175,7 @@ class Endpoint:
         return value
 
     def _raise_for_status(self, response: httpx2.Response) -> None:
-        """Nothing for an answer; else whose fault it is."""
+        """Raise the error that the status stands for; nothing for 200."""
         status = response.status_code
         if status == 200:
             return
@@ -186,7 +187,7 @@ class Endpoint:
             raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {reason}")
         if status == 402 or (status == 429 and "insufficient_quota" in reason):
             raise StopError(f"endpoint {address} wants to be paid: {reason}", ExitCode.INCOMPLETE)
-        if status in AGAIN or status >= 500:
+        if status in RETRIED_STATUSES or status >= 500:
             wait = retry_after(response.headers.get("retry-after"))
             if wait > LONGEST_WAIT:
                 raise StopError(
@@ -198,7 +199,7 @@ class Endpoint:
         raise Refusal(reason)
 
     def _error_message(self, response: httpx2.Response) -> str:
-        """What the endpoint says of an error, in one line and without the key, should it be in it."""
+        """The endpoint's error message in one line, with the key removed if it occurs in it."""
         try:
             value = response.json()
         except ValueError:
@@ -210,16 +211,16 @@ class Endpoint:
         return without_key(" ".join(text.split()), self.config)[:MESSAGE]
 
     def _wait(self, state: RetryCallState) -> float:
-        """Seconds before the next attempt: what was asked for, or what grows with every failure."""
+        """Seconds before the next attempt: a wait that grows with every failure, at least the Retry-After."""
         error = state.outcome.exception() if state.outcome is not None else None
         grown = wait_random_exponential(multiplier=self.config.backoff, max=60.0)(state)
         return max(grown, error.wait if isinstance(error, Fault) else 0.0)
 
     def _count_failure(self, error: Fault | Refusal) -> None:
-        """Failures in a row say that there is nobody to answer: then no document is to blame.
+        """Count a failure. Many in a row mean that the endpoint is gone, not that documents are at fault.
 
         Raises:
-            StopError: that is so.
+            StopError: too many in a row, or every request so far was rejected.
         """
         if isinstance(error, Refusal):
             self.refused += 1
@@ -236,17 +237,17 @@ class Endpoint:
             )
 
     async def _wait_for_turn(self) -> None:
-        """Wait until another request may begin."""
+        """Wait until the rate limit allows another request."""
         while (now := time.monotonic()) < self._next:
             await asyncio.sleep(self._next - now)
         if self.config.requests_per_minute is not None:
             self._next = now + 60.0 / self.config.requests_per_minute
 
     async def _reserve(self, most: Usage) -> None:
-        """Set aside what a request may cost; while others are under way, wait for what they leave.
+        """Reserve the budget that a request may cost; while requests are under way, wait until enough is free.
 
         Raises:
-            StopError: the budget does not allow for it.
+            StopError: the budget does not allow it.
         """
         async with self._settled:
             while over := self._budget_problem(most):
@@ -263,7 +264,7 @@ class Endpoint:
             self._settled.notify_all()
 
     def _budget_problem(self, most: Usage) -> str | None:
-        """Why the budget does not allow for a request that may cost this, if so."""
+        """Why the budget does not allow a request of this cost; None if it does."""
         for what in ("requests", "tokens"):
             limit, spent = getattr(self.config.budget, what), getattr(self.spent, what)
             if limit is not None and spent + getattr(self._reserved, what) + getattr(most, what) > limit:
@@ -279,7 +280,7 @@ def headers(config: EndpointConfig) -> dict[str, str]:
     """The headers of every request.
 
     Raises:
-        UserError: the key holds what no key may, and what an error of the HTTP library would show.
+        UserError: the key holds a character that no key has; an error of the HTTP library would show the key.
     """
     key = _key(config)
     if not (key.isascii() and key.isprintable()) or " " in key:
@@ -290,18 +291,18 @@ def headers(config: EndpointConfig) -> dict[str, str]:
 
 
 def _key(config: EndpointConfig) -> str:
-    """The key, read from the environment here and nowhere else; empty where there is none."""
+    """The key, from the environment (read nowhere else); empty if it is not set."""
     return os.environ.get(config.key_variable, "").strip()
 
 
 def without_key(text: str, config: EndpointConfig) -> str:
-    """A text that an endpoint wrote, with the key blotted out."""
+    """A text from the endpoint, with the key replaced by ***."""
     key = _key(config)
     return text.replace(key, "***") if key else text
 
 
 def retry_after(value: str | None) -> float:
-    """Seconds that a Retry-After header asks for, whether it counts them or names a date; 0 without a usable one."""
+    """Seconds to wait by a Retry-After header (a number or a date), >= 0; 0 if it is missing or unreadable."""
     if value is None:
         return 0.0
     try:
@@ -315,7 +316,7 @@ def retry_after(value: str | None) -> float:
 
 
 def _billed(value: Mapping[str, Any], most: int) -> int:
-    """Tokens that an answer says were used, or the most where it does not say."""
+    """Tokens that an answer reports as used, or `most` if it reports none."""
     usage = value.get("usage")
     if not isinstance(usage, dict):
         return most
@@ -324,18 +325,20 @@ def _billed(value: Mapping[str, Any], most: int) -> int:
 
 
 def prompt_tokens(text: str) -> int:
-    """The most tokens that a prompt may have: a token is a byte at least; and what a chat template adds."""
+    """Upper bound on the tokens of a prompt: one a byte, and 64 for a chat template."""
     return len(text.encode()) + 64
 
 
 def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
-    """Ask for the list of models, which costs nothing. An endpoint that has no such list is taken at its word.
+    """Check that an endpoint answers and knows the model, by its list of models, which costs nothing.
+
+    An endpoint without such a list is accepted.
 
     Returns:
-        What `check_model` returns, of which an endpoint says nothing.
+        The same keys as `check_model`; an endpoint does not tell their values.
 
     Raises:
-        UserError: nobody answers, the key is not accepted, or the model is not on the list.
+        UserError: no answer, the key is not accepted, or the model is not on the list.
     """
     try:
         response = httpx2.get(config.endpoint + "/models", headers=headers(config), timeout=min(30.0, config.timeout))
@@ -360,7 +363,7 @@ Item = TypeVar("Item")
 
 
 async def run_concurrently(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], width: int) -> None:
-    """Work on items, at most `width` at a time; the next is taken when one is done. The first error ends it all."""
+    """Work on items concurrently, at most `width` at a time. The first error cancels the rest and is raised."""
     waiting = iter(items)
 
     async def worker() -> None:
@@ -371,6 +374,6 @@ async def run_concurrently(items: Iterable[Item], work: Callable[[Item], Awaitab
     try:
         await asyncio.gather(*workers)
     finally:
-        for one in workers:
-            one.cancel()
+        for task in workers:
+            task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

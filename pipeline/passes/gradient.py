@@ -102,7 +102,7 @@ def _uncovered(model: Any, tail: Tail | None) -> Iterator[str]:
     for prefix, module in model.named_modules():
         rule: tuple[str, ...] = ("weight", "bias") if type(module) is nn.Linear and module is head else ()
         if module in inside and module is not head:
-            rule = _OWN[kind] if (kind := _kind(module)) is not None else ()
+            rule = _COVERED[kind] if (kind := _kind(module)) is not None else ()
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if not _differentiable(parameter):
                 if module is head:
@@ -115,7 +115,7 @@ def _uncovered(model: Any, tail: Tail | None) -> Iterator[str]:
 
 
 _Kind = Literal["linear", "embedding", "layer_norm", "rms_norm"]
-_OWN: dict[_Kind, tuple[str, ...]] = {
+_COVERED: dict[_Kind, tuple[str, ...]] = {
     "linear": ("weight", "bias"),
     "embedding": ("weight",),
     "layer_norm": ("weight", "bias"),
@@ -247,7 +247,7 @@ class _Group:
 
 
 class _Sweep:
-    """One batch: keeps the inputs of the layers until the gradients of their outputs arrive, and adds up squared norms."""
+    """One batch: keeps layer inputs until the gradients of the outputs arrive, and adds up squared norms."""
 
     def __init__(self, padded: Tensor, lengths: Tensor) -> None:
         self.padded = padded
