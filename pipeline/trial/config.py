@@ -1,4 +1,4 @@
-"""The one description of a trial, and the audits and sweep points that follow from it."""
+"""The configuration of a trial, the points of its sweep, and the audits that follow from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.config.yaml import Section, build, read_mapping, set_at
 from pipeline.errors import UserError
 
 KNOWN_SHARE = 1 / 3
-"""Share of all documents that calibrate, where the trial does not say and a selection needs them."""
+"""Share of all documents that calibrate, if a selection needs them and the trial does not say how many."""
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Count | Annotated[float, Field(ge=0, le=1)]
@@ -52,7 +52,7 @@ class SplitConfig(Section):
 
 
 class TrialConfig(Section):
-    """The one description of a trial."""
+    """The configuration of a trial."""
 
     model_config = AuditConfig.model_config  # `import`
 
@@ -96,7 +96,7 @@ class TrialConfig(Section):
         return self.work if self.work is not None else self.run
 
     def roles(self) -> dict[Role, Amount]:
-        """How many documents calibrate in each known role: those that the trial asks for or a selection needs."""
+        """How many documents calibrate in each known role: as the trial says, else as a selection needs."""
         amounts: dict[Role, Amount] = {}
         for role, setting in (("unseen", self.split.unseen), ("seen", self.split.seen)):
             amount = setting if setting is not None else (KNOWN_SHARE if role in self._needed() else 0)
@@ -140,7 +140,7 @@ def build_trial(data: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[Tr
     points = []
     for values in itertools.product(*config.sweep.values()):
         settings = dict(zip(config.sweep, values, strict=True))
-        points.append(Point(settings, _at(data, settings) if settings else config))
+        points.append(Point(settings, _config_at(data, settings) if settings else config))
     for point in points:
         audit_of(
             point.config, point.config.model, {role: f"{role}.parquet" for role in ("audit", *point.config.roles())}
@@ -148,7 +148,7 @@ def build_trial(data: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[Tr
     return config, points
 
 
-def _at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialConfig:
+def _config_at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialConfig:
     changed = copy.deepcopy(dict(data))
     del changed["sweep"]
     for path, value in settings.items():
@@ -163,7 +163,7 @@ def _at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialConfig:
 
 
 def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
-    """The audit of a contaminated model: what a user would write, and no word of which documents were trained in.
+    """The audit of a contaminated model, as a user would write it; it does not tell which documents were trained in.
 
     Args:
         config: of the trial.

@@ -1,4 +1,4 @@
-"""Contaminated models: a random part of the documents trained into the base model, once for the same work."""
+"""Contaminated models: a random part of the documents is trained into the base model, once for the same settings."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from pipeline.trial.splits import choose_trained
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contaminated:
-    """One contaminated model: what an audit opens, and what only the trial knows."""
+    """One contaminated model, and the documents that it was trained on, which its audit does not know."""
 
     model: ModelConfig
     trained: np.ndarray  # bool, (documents,)
-    folder: Path | None  # the weights that the training wrote; None where nothing was trained in
+    folder: Path | None  # the weights that the training wrote; None if nothing was trained in
 
 
 def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Documents, index: int) -> Contaminated:
-    """Which documents the model of this index is trained on, and where its weights are or will be.
+    """Choose the documents that the model of this index is trained on, and the folder of its weights.
 
     How many documents calibrate is read from the trial as written, so a sweep over it shares the model.
 
@@ -67,7 +67,7 @@ def contaminate(
     index: int,
     on_step: Callable[[TrainingStep], None] | None = None,
 ) -> None:
-    """Train the planned model, unless its folder is there; a killed training goes on from its checkpoint.
+    """Train the planned model unless its folder exists; a killed training goes on from its checkpoint.
 
     Raises:
         UserError: as `train`.
@@ -91,7 +91,7 @@ def contaminate(
 
 
 def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
-    """The training of one model. Few texts make a batch of their own."""
+    """The training of one model; no batch is larger than all texts."""
     settings = config.contaminate.model_dump(exclude={"share"})
     settings["seed"] += index
     settings["batch_size"] = min(settings["batch_size"], texts * settings["copies"])
@@ -100,6 +100,6 @@ def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
 
 @lru_cache(maxsize=64)
 def _fingerprint(model: str) -> dict[str, str]:
-    """Of the base model; its arithmetic is left out, because the training chooses its own."""
+    """Fingerprint of the base model without its dtype, because the training chooses its own."""
     fingerprint = fingerprint_model(ModelConfig.model_validate_json(model))
     return {key: value for key, value in fingerprint.items() if key != "dtype"}

@@ -12,12 +12,12 @@ from pipeline.trial.intervals import CONFIDENCE
 RATES = (0.01, 0.05, 0.10)
 RESAMPLES = 1000
 _CELLS = 1 << 22
-"""Resampled counts that are held at once."""
+"""Resampled counts in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its interval; None where it is not defined."""
+    """A number and its interval; None where it is not defined."""
 
     value: float | None
     low: float | None
@@ -41,10 +41,11 @@ def detection(samples: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resam
     A false positive is an untrained document at or above a threshold. The TPR at a rate is the largest of any
     threshold whose FPR does not exceed the rate. Trained and untrained documents are resampled apart, within models.
 
-    Hardly a resample of a figure within 1/n of 1 or 0 differs from it, though n documents cannot make it certain. There
-    the interval also reaches as far as Clopper and Pearson's for n successes in n: to .025^(1/n), or to 1 - .025^(1/n)
-    above 0. n counts independent chances to fail, summed over models: the trained documents for a TPR, whose threshold
-    is taken as given, and for AUC as many disjoint pairs as there are documents of the smaller kind, all ordered alike.
+    A bootstrap interval is too short where a figure is within 1/n of 1 or 0, because hardly a resample differs from
+    it. There the interval is extended to that of Clopper and Pearson for n successes in n: down to .025^(1/n), or up
+    to 1 - .025^(1/n). n is the number of independent chances to fail, summed over models. For a TPR these are the
+    trained documents (the threshold counts as fixed). For AUC they are disjoint pairs of a trained and an untrained
+    document: as many as there are documents of the rarer kind.
 
     Args:
         samples: per model, the scores of the trained and of the untrained documents, float, (documents,).
@@ -77,7 +78,7 @@ def roc(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _estimate(value: float, low: float, high: float, chances: int) -> Estimate:
-    """The bootstrap's interval, and beyond it what so few chances cannot exclude where the figure is nearly 1 or 0."""
+    """The bootstrap interval, extended as `detection` says where the value is within 1/chances of 1 or 0."""
     reach = ((1 - CONFIDENCE) / 2) ** (1 / chances)
     if value >= 1 - 1 / chances:
         low = min(low, reach)
@@ -87,7 +88,7 @@ def _estimate(value: float, low: float, high: float, chances: int) -> Estimate:
 
 
 def _counts(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many of each kind have each score, the highest first: int64, (1, scores)."""
+    """Number of trained and of untrained documents at each score, the highest first: int64, (1, scores) each."""
     scores, place = np.unique(np.concatenate([trained, untrained]), return_inverse=True)
     kinds = (place[: trained.size], place[trained.size :])
     first, second = (np.bincount(kind, minlength=scores.size)[::-1][None] for kind in kinds)

@@ -1,4 +1,4 @@
-"""A trial's documents, read once and held in memory: ids, texts and groups, and which of them begin alike."""
+"""The documents of a trial in memory: ids, texts, groups and families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.errors import UserError
 from pipeline.trial.config import TrialConfig
 
 MIN_WORDS = 2
-"""A shorter text may be a single token, of which nothing can be learnt or scored."""
+"""A shorter text may be a single token, which can be neither trained on nor scored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class Documents:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def table(self, positions: np.ndarray) -> pa.Table:
-        """Some of the documents as an audit reads them: id, text, group and nothing else."""
+        """The documents at these positions, as an audit reads them: columns id, text and group."""
         columns = {
             "id": [self.ids[i] for i in positions],
             "text": [self.texts[i] for i in positions],
@@ -54,7 +54,7 @@ class Documents:
 
 
 def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
-    """Read the documents of a trial; bad ones, one-word ones and repeated ids are left out and counted.
+    """Read the documents of a trial. Bad ones, one-word texts and repeated ids are left out and counted.
 
     Raises:
         UserError: a bad file or column, a damaged file, or no documents.

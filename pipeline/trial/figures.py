@@ -19,7 +19,7 @@ from pipeline.trial.table import Row, labels, readable
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
-"""Names that fit side by side under an axis; more of them are turned."""
+"""So many names fit side by side under an axis; more of them are rotated."""
 
 
 def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
@@ -88,7 +88,7 @@ def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class _Ticks:
-    """What stands along the axis of a sweep."""
+    """Label and tick names of the axis of a sweep."""
 
     label: str
     names: list[str]  # of the values, in their order
@@ -100,7 +100,7 @@ def _ticks(rows: Sequence[Row], settings: Sequence[str], axis: str) -> _Ticks:
 
 
 def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
-    """Where each value of a setting stands: numbers at their value, words side by side."""
+    """Position of each value of a setting on the axis: numbers at their value, words side by side."""
     values = list(dict.fromkeys(row[axis] for row in rows))
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
         return {value: float(value) for value in values}
@@ -134,8 +134,8 @@ def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Tic
         )
     if not numeric:
         crowded = len(places) > MOST_LEVEL
-        turn: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-        axes.set_xticks(list(places.values()), ticks.names, **turn)
+        rotation: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+        axes.set_xticks(list(places.values()), ticks.names, **rotation)
         axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_xlabel(ticks.label)
     axes.set_ylabel(label)

@@ -1,4 +1,4 @@
-"""How sure a measured mean is: intervals that hold for few repeats and for rare events."""
+"""Confidence intervals of a mean that hold for few repeats and for rare events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TRUNCATION = 0.75
 def mean_interval(values: np.ndarray, level: float = CONFIDENCE) -> tuple[float, float]:
     """Confidence interval of a mean of numbers in [0, 1], by betting (Waudby-Smith & Ramdas 2024, theorem 3).
 
-    For each candidate mean, two gamblers bet that the numbers lie above and below it; candidates against which either
-    grows rich are left out. The stakes are their predictable plug-in, which adapts to a small variance.
+    For each candidate mean, two gamblers bet that the numbers lie above and below it; a candidate is excluded
+    when either grows rich. The stakes are the predictable plug-in, which adapts to a small variance.
 
     Guaranteed: the interval covers the mean with probability at least `level`, for any number of values and any
     distribution on [0, 1], provided that each value has that mean given the ones before it. No normal approximation:

@@ -1,4 +1,4 @@
-"""Does leaving out what was selected repair a benchmark's ranking of models? TD4Eval's application."""
+"""TD4Eval's application: does a benchmark rank models correctly again on the items that were selected as clean?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ITEMS = ("all", "selected", "clean")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """How several models did on the items of a benchmark."""
+    """Results of several models on the items of a benchmark."""
 
     models: list[str]
     correct: np.ndarray  # float64 in [0, 1], (models, documents of the trial); NaN without a result
@@ -72,7 +72,7 @@ def read_results(path: str, ids: Sequence[str]) -> Results:
 def ranking_rows(
     settings: Mapping[str, Any], config: TrialConfig, pools: Sequence[Pool], results: Results
 ) -> list[Row]:
-    """For each selection of direction clean, how the models rank on all audited items, the selected and the clean ones.
+    """Rank the models on all audited items, the selected and the clean ones, for each selection of direction clean.
 
     A row a selection and model: its mean accuracy over the repeats on each set of items and its rank there (1 is
     best, ties share), and Spearman's correlation with the ranking on the truly clean items, a mean over the repeats
@@ -132,7 +132,7 @@ def _rows(settings: Mapping[str, Any], selection: str, models: Sequence[str], ac
 
 
 def _spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """Spearman's correlation; 0 where a ranking is empty or has but one place."""
+    """Spearman's correlation; 0 where a ranking is empty or all models tie."""
     if np.isnan(one).any() or np.isnan(other).any() or np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
     return float(spearmanr(one, other).statistic)

@@ -1,4 +1,4 @@
-"""Who is trained in, who calibrates and who is audited: random parts of a trial's documents, by seed."""
+"""Random parts of a trial's documents, by seed: those trained in, those that calibrate, those audited."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Split:
 
 
 def generator(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
-    """A stream of random numbers of its own for each purpose and numbers."""
+    """A separate stream of random numbers for each combination of purpose and numbers."""
     return np.random.default_rng([seed, purpose, *numbers])
 
 
@@ -43,7 +43,7 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
     All the documents that calibrate as `seen`, and `share` of those that calibrate in no role.
 
     Args:
-        family: int64, (documents,), from `partition.families`.
+        family: int64, (documents,), from `families`.
         share: of the documents that do not calibrate, in [0, 1].
         known: how many documents calibrate in each known role.
         seed: of this contaminated model.
@@ -75,7 +75,7 @@ def draw_split(
     repeat: int,
     finetuned: Mapping[Role, np.ndarray] | None = None,
 ) -> Split:
-    """Draw who calibrates and who is audited, in one repeat over the documents of one contaminated model.
+    """Draw the documents that calibrate and those that are audited, in one repeat over one contaminated model.
 
     Guaranteed where no two documents share a family: given the model and its scores, every choice of the calibration
     documents among the untrained (trained, for `seen`) is equally likely, so the audited nulls are exchangeable with
@@ -89,8 +89,8 @@ def draw_split(
         seed: of the trial.
         model: which contaminated model, from 0.
         repeat: which repeat, from 0.
-        finetuned: bool, (documents,), for each known role: those of its number that the audit's adapters were trained
-            on. They are the same in every repeat and get no role in it.
+        finetuned: bool, (documents,), for each known role: its documents that the audit's adapters were trained on.
+            They are the same in every repeat and get no role in it.
 
     Raises:
         UserError: too few trained or untrained documents: says how many are needed.
