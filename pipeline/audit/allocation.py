@@ -1,6 +1,6 @@
-"""Which of the known documents the adapters of a run are trained on, and which calibrate: never both.
+"""The allocation: which known documents the adapters of a run are trained on, and which calibrate, never both.
 
-A part is drawn at random by the run's seed, and documents that share their first 8 normalised words stay together:
+Parts are drawn at random by the run's seed. Documents that share their first 8 normalised words stay together, because
 corpora hold the same article cut to several lengths.
 """
 
@@ -30,12 +30,12 @@ from pipeline.training.adapter import adapter_key
 
 
 def adapter_folders(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
-    """Name -> folder under adapters/ of every adapter, from what it is to be trained on and how."""
+    """Adapter name -> its folder under adapters/, a digest of its texts, its settings and the base model."""
     return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
 
 
 def allocation_record(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
-    """What the manifest says: which documents each adapter is trained on and which calibrate, by hash."""
+    """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
     if not parts.adapters:
         return {}
     adapters = {
@@ -54,14 +54,14 @@ def allocation_record(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def write_document_keys(parts: Parts, store: Store) -> None:
-    """Keep the keys of what is fine-tuned on, by which selection leaves it out of calibration."""
+    """Write the keys of the documents that adapters are trained on; selection leaves these out of calibration."""
     store.write_table(KEYS_FILE, parts.keys())
 
 
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
 KEYS_FILE = "adapters/documents.parquet"
-"""Of a run directory: the keys of the documents that adapters were trained on."""
+"""File of a run directory with the keys of the documents that adapters were trained on."""
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("prefix_key", pa.int64())])
 
@@ -83,7 +83,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """How the known documents of a run are divided."""
+    """The allocation of the known documents of a run."""
 
     adapters: dict[str, Part]  # by name
     calibration: dict[Role, np.ndarray]  # text keys of the documents that share no first words with any part; int64
@@ -157,7 +157,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
 
 
 def trained_on(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
-    """Which documents an adapter was trained on, or on others that begin alike.
+    """Which documents share their text or their first 8 words with a document that an adapter was trained on.
 
     Args:
         text_key: int64, (documents,).
@@ -219,7 +219,7 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
 
 
 def too_few(name: str, source: str, available: int, count: int, reserve: int, whose: str = "") -> UserError:
-    """The error of an adapter that asks for more documents than there are, `reserve` of which must calibrate."""
+    """The error of an adapter for which there are too few documents; `reserve` documents must be left to calibrate."""
     tail = ", so that at least one is left to calibrate on" if reserve else ""
     return UserError(
         f"fsd adapter {name}: {source} has {available} documents{whose}, "
@@ -238,15 +238,15 @@ def adapter_corpus_shards(config: AuditConfig, settings: AdapterConfig, name: st
     try:
         return plan_shards(corpus_audit, find_inputs(corpus_audit))
     except UserError as error:
-        raise UserError(f"{_where(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
+        raise UserError(f"{_setting_name(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
 
 
-def _where(config: AuditConfig, name: str) -> str:
+def _setting_name(config: AuditConfig, name: str) -> str:
     return f"fsd.adapters.{name}.corpus" if name in config.fsd.adapters else "fsd.corpus"
 
 
 def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Pool:
-    shards, where = adapter_corpus_shards(config, settings, name), _where(config, name)
+    shards, where = adapter_corpus_shards(config, settings, name), _setting_name(config, name)
     try:
         return _read(where, shards)
     except UserError as error:
@@ -267,7 +267,7 @@ def _read(name: str, shards: Sequence[Shard]) -> _Pool:
 
 
 def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
-    """Mark what is an audited document too, by its text or its first words. Memory grows with the pools alone."""
+    """Exclude documents that share text or first words with an audited one. Memory grows with the pools only."""
     texts = {key for pool in pools for key in pool.text_key.tolist()}
     prefixes = {key for pool in pools for key in pool.prefix_key.tolist()}
     audited_texts, audited_prefixes = set(), set()
@@ -281,7 +281,7 @@ def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
 
 
 def _documents(shards: Sequence[Shard]) -> Iterator[Document]:
-    """The documents that can be read, good ones only."""
+    """The documents without a problem."""
     for shard in shards:
         yield from (document for document in read_shard(shard) if document.problem is None)
 

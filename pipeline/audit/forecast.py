@@ -1,4 +1,4 @@
-"""What `seenset plan` says: documents, shards, passes, time, and what alpha could ever select."""
+"""The forecast of `seenset plan`: documents, shards, passes, time, and the smallest possible selections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
 from pipeline.audit.plan import Plan
-from pipeline.audit.price import estimate_price
+from pipeline.audit.price import BYTES_PER_TOKEN, estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -24,12 +24,11 @@ from pipeline.selection.grid import Grid
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.step_up import calibration_needed, harmonic_bound, minimum_selectable
 
-BYTES_PER_TOKEN = 4.0
-COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
+PASS_COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
 
 
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
-    """What `seenset plan` says: documents, shards, passes, time, and what alpha could ever select.
+    """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
 
     The time is a guess for one worker like this machine: 2 floating-point operations a parameter and token, at
     the speed of a matrix product measured here and now, halved for all that is not a matrix product.
@@ -50,7 +49,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     seconds = None
     if model.get("parameters"):
         reads = total * sum(_forward_passes(entry) for entry in passes)
-        reads += COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
+        reads += PASS_COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
         each = tokens / max(1, total)
         seconds = 2 * model["parameters"] * each * reads / (0.5 * measured_flops(model["dtype"]))
     return {
@@ -72,14 +71,14 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _forward_passes(entry: Mapping[str, Any]) -> float:
-    """What a pass costs, in forward passes over the whole text."""
+    """The cost of a pass, in forward passes over the whole text."""
     if entry["kind"] == "generate":
         return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
-    return float(COST[entry["kind"]] * (1 + entry["paraphrases"]))
+    return float(PASS_COST[entry["kind"]] * (1 + entry["paraphrases"]))
 
 
 def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """What would be fine-tuned, and how many known documents of each role would calibrate."""
+    """The adapters that would be trained, and the number of known documents of each role that would calibrate."""
     entries = []
     taken = Counter[str]()
     for name in adapters_of(parse_detectors(config.detectors)):
@@ -99,7 +98,7 @@ def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[
 
 
 def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool) -> dict[str, Any]:
-    """What a selection could ever select of m documents, were the share of nulls 1."""
+    """The smallest possible selection of m documents, for a share of nulls of 1."""
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
     if selection.procedure == "ktd":

@@ -1,4 +1,4 @@
-"""What a run would do, from metadata alone; and whether a run directory's earlier work can be kept."""
+"""Plan a run from metadata alone: inputs, shards, passes, and the shards that are still to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan:
     limit: int | None
 
     def documents(self, role: Role) -> tuple[int, bool]:
-        """Documents of a role, and whether the number is exact (it is a guess where only reading would tell)."""
+        """Number of documents of a role, and whether it is exact; it is an estimate where only reading would tell."""
         estimates = [estimated_rows(entry) for entry in self.inputs if entry.role == role]
         count, exact = sum(rows for rows, _ in estimates), all(is_exact for _, is_exact in estimates)
         if self.limit is not None and self.limit <= count:
@@ -57,7 +57,7 @@ class Plan:
         return passes
 
     def text_bytes(self) -> int:
-        """Bytes of all inputs, compressed ones taken for a third of their text."""
+        """Estimated bytes of text of all inputs; text is taken to be 3 times its compressed size."""
         return sum(entry.size * (1 if entry.splittable else 3) for entry in self.inputs)
 
 
@@ -74,7 +74,7 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
 
 
 def describe_model(model: ModelConfig | EndpointConfig) -> dict[str, Any]:
-    """Check without loading weights that a model can be asked: `check_model` or `check_endpoint`."""
+    """Check without loading weights that a model can be used: `check_model` or `check_endpoint`."""
     return check_endpoint(model) if isinstance(model, EndpointConfig) else check_model(model)
 
 

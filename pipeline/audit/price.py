@@ -1,4 +1,4 @@
-"""What an audit would ask of its endpoints, and about what that would cost."""
+"""Estimate the requests, tokens and price of an audit's endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES_PER_TOKEN = 4.0
 
 
 def estimate_price(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
-    """Requests, tokens and price; None without an endpoint.
+    """Estimate requests, tokens and price of an audit; None without an endpoint.
 
     Args:
         config: of the audit.
@@ -23,13 +23,13 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
         average_bytes: of a document.
 
     Returns:
-        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 where none is configured)
-        and "over": what of a budget would not suffice. Repeated requests are not foreseen.
+        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 without configured prices)
+        and "over": the limits of the budget that would be exceeded. Repeated requests are not included.
     """
     kept = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
     totals: dict[str, list[int]] = {}
     models: dict[str, EndpointConfig] = {}
-    for model, amounts in _asked(config, kept):
+    for model, amounts in _amounts_per_document(config, kept):
         models[model.endpoint + model.name] = model
         total = totals.setdefault(model.endpoint + model.name, [0, 0, 0])
         for place, amount in enumerate(amounts):
@@ -50,7 +50,7 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
     return {**dict(zip(names, sums, strict=True)), "price": round(price, 2), "over": over}
 
 
-def _asked(config: AuditConfig, kept: float) -> list[tuple[EndpointConfig, tuple[int, int, int]]]:
+def _amounts_per_document(config: AuditConfig, kept: float) -> list[tuple[EndpointConfig, tuple[int, int, int]]]:
     """For each endpoint and purpose the requests, prompt tokens and answer tokens of an average document."""
     costs: list[tuple[EndpointConfig, tuple[int, int, int]]] = []
     if isinstance(config.model, EndpointConfig):
