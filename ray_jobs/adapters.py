@@ -1,4 +1,4 @@
-"""The adapter stage of a run: what its `fsd` detectors need is trained before anything is scored with it."""
+"""The adapter stage of a run: train the adapters of the `fsd` detectors before scoring."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Finetuning:
         on_progress: Callable[[AdapterProgress], None],
         check: Callable[[], None],
     ) -> None:
-        """Take the trainings.
+        """Prepare the trainings; `run` or `beside` starts them.
 
         Args:
             jobs: from `adapter_jobs`.
             store: the run directory.
-            on_adapter: called with each adapter that is there.
+            on_adapter: called with each finished adapter.
             on_progress: called about once a second for each adapter that is training.
             check: called about once a second; what it raises stops the trainings.
         """
@@ -67,7 +67,7 @@ class Finetuning:
         self.check = check
 
     def run(self, capacity: Mapping[str, float] | None = None) -> None:
-        """Train what is not there yet, as many at once as the capacity holds, by default that of the cluster.
+        """Train the missing adapters, as many at once as the capacity holds, by default that of the cluster.
 
         Raises:
             UserError: as `train_adapters`.
@@ -115,13 +115,13 @@ class Finetuning:
 
 
 class _Stopped(Exception):
-    """Ends the trainings of a run that ends."""
+    """Stops the trainings when the block that they run beside is over."""
 
 
 def divide_capacity(
     capacity: Mapping[str, float], jobs: Sequence[Mapping[str, float]], actor: Mapping[str, float]
 ) -> tuple[dict[str, float], int] | None:
-    """Divide a cluster between trainings and the actors of another stage, so that neither waits for the other.
+    """Divide the capacity of a cluster between trainings and the actors of another stage.
 
     Args:
         capacity: CPUs and GPUs of the cluster.
@@ -129,8 +129,8 @@ def divide_capacity(
         actor: of one actor.
 
     Returns:
-        What the trainings may take, the first one's needs and then up to half of the cluster, and how many actors the
-        rest holds; None if it does not hold one.
+        The capacity for the trainings (enough for the first one, then up to half of the cluster) and the number of
+        actors that fit into the rest; None if not even one fits.
     """
     taken: dict[str, float] = dict.fromkeys(capacity, 0.0)
     for index, job in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""The fine-tuning job: Ray Train runs the plain training loop, several adapters at once, each trained only once."""
+"""The fine-tuning job: Ray Train runs the plain training loop for several adapters at once, each trained only once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "text"
 class AdapterJob:
     """One training. The number of workers and DeepSpeed change how it runs, not what comes out."""
 
-    name: str  # for people: a group, a domain, a point of a sweep
+    name: str  # for messages: a group, a domain, a point of a sweep
     model: ModelConfig
     texts: Sequence[str] | str  # or the path of a Parquet file with a column `text`, on storage that all nodes see
     config: FinetuneConfig
@@ -40,7 +40,7 @@ class AdapterJob:
     gpus: float = 0  # a worker, at most 1
     deepspeed: str | None = None  # zero2, zero3, or the path of a file of settings
     cpus: int = 1  # a worker
-    base: Mapping[str, str] | None = None  # models.fingerprint_model(model), where it is known
+    base: Mapping[str, str] | None = None  # fingerprint_model(model), if it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class Adapter:
     seconds: float
 
     def line(self) -> str:
-        """One line for a person."""
+        """One line for the terminal."""
         first, last = self.losses[0], self.losses[-1]
         return f"adapter {self.name}  {self.steps} steps in {self.seconds:,.0f} s  loss {first:.3f} to {last:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterProgress:
-    """How far the training of one adapter has come."""
+    """The progress of the training of one adapter."""
 
     name: str
     step: TrainingStep
     tokens_per_s: float  # of its steps so far, of this attempt
 
     def line(self) -> str:
-        """One line for a person."""
+        """One line for the terminal."""
         step = self.step
         return (
             f"adapter {self.name}  step {step.step}/{step.steps}  loss {step.loss:.3f}  "
@@ -80,10 +80,10 @@ class AdapterProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A job that has been checked: what its workers are told."""
+    """A job that has been checked, and the settings of its workers."""
 
     job: AdapterJob
-    key: str  # of what decides the weights
+    key: str  # digest of all that decides the weights
     folder: Path
     settings: dict[str, Any]
 
@@ -96,14 +96,14 @@ def train_adapters(
     capacity: Mapping[str, float] | None = None,
     check: Callable[[], None] | None = None,
 ) -> Iterator[Adapter]:
-    """Train adapters on the cluster, as many at once as it holds; they come in the order in which they end.
+    """Train adapters on the cluster, as many at once as it holds, and yield each when it is finished.
 
     Each lies in `adapters/<key>/` of the run directory, where the key is a digest of base model, settings and texts:
-    the same is trained once, and the same call again trains what is missing. A training whose workers are lost goes
-    on from its last checkpoint.
+    the same training runs once, and repeating the call trains only what is missing. A training whose workers are lost
+    goes on from its last checkpoint.
 
     Args:
-        jobs: what to train, with names of their own.
+        jobs: what to train; names must differ.
         store: the run directory, on storage that all nodes see as a local path.
         on_progress: called about once a second for each adapter that is training.
         checkpoint_seconds: as `train`.
@@ -136,7 +136,7 @@ def train_adapters(
                 fresh = False
 
 
-# --- what is to be done
+# --- checking the jobs
 
 
 def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _Planned:
@@ -194,7 +194,7 @@ def capacity_of_cluster() -> dict[str, float]:
 
 
 def resources_of(job: AdapterJob) -> dict[str, float]:
-    """CPUs and GPUs that a training takes."""
+    """CPUs and GPUs that a training needs."""
     return {"CPU": job.workers * job.cpus, "GPU": job.workers * job.gpus}
 
 
@@ -215,7 +215,7 @@ def _finished(plan: _Planned, fresh: bool) -> Adapter:
     return Adapter(plan.job.name, str(plan.folder), fresh, **result)
 
 
-# --- doing it: the driver's side
+# --- running the jobs
 
 
 def _run(
@@ -225,7 +225,7 @@ def _run(
     on_progress: Callable[[AdapterProgress], None] | None,
     check: Callable[[], None] | None,
 ) -> Iterator[str]:
-    """Train what waits, as much at once as the cluster holds; keys, as they end."""
+    """Train the waiting jobs, as many at once as the capacity holds; yields the key of each when it ends."""
     import ray
 
     waiting = dict(waiting)
@@ -242,12 +242,14 @@ def _run(
                     free = {kind: free[kind] - need[kind] for kind in free}
                     if not isinstance(plan.job.texts, str):
                         store.write_table(f"adapters/.{plan.key}.parquet", pa.table({TEXT: list(plan.job.texts)}))
-                    running[driver.remote(plan.settings, plan.job.workers, plan.job.cpus, _storage(store, plan))] = plan
+                    running[driver.remote(plan.settings, plan.job.workers, plan.job.cpus, _ray_folder(store, plan))] = (
+                        plan
+                    )
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             if check is not None:
                 check()
             for plan in running.values():
-                _show(plan, shown, on_progress)
+                _report_step(plan, shown, on_progress)
             for reference in ended:
                 plan = running.pop(reference)
                 free = {kind: free[kind] + need for kind, need in resources_of(plan.job).items()}
@@ -264,19 +266,19 @@ def _run(
             _tidy(plan, store)
 
 
-def _storage(store: Store, plan: _Planned) -> str:
+def _ray_folder(store: Store, plan: _Planned) -> str:
     return store.path(f"adapters/.{plan.key}.ray")
 
 
 def _tidy(plan: _Planned, store: Store) -> None:
-    """Remove what only the training itself needed; its checkpoint stays until it is finished or has failed."""
+    """Remove the temporary files of a training; its checkpoint stays until it is finished or has failed."""
     store.remove(f"adapters/.{plan.key}.parquet")
     store.remove(f"adapters/.{plan.key}.progress")
-    shutil.rmtree(_storage(store, plan), ignore_errors=True)
+    shutil.rmtree(_ray_folder(store, plan), ignore_errors=True)
 
 
-def _show(plan: _Planned, shown: dict[str, int], on_progress: Callable[[AdapterProgress], None] | None) -> None:
-    """Tell of a step that has not been told of."""
+def _report_step(plan: _Planned, shown: dict[str, int], on_progress: Callable[[AdapterProgress], None] | None) -> None:
+    """Report the latest step of a training, unless it has been reported."""
     if on_progress is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination: raised at once, and again at the next check where a library swallowed the first."""
+"""Ctrl-C and termination raise KeyboardInterrupt at once, and again at the next `check` if a library swallowed it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _stop_requested = False
 
 
 def listen() -> None:
-    """Turn SIGINT and SIGTERM into KeyboardInterrupt; forget earlier ones."""
+    """Turn SIGINT and SIGTERM into KeyboardInterrupt from now on."""
     global _stop_requested
     _stop_requested = False
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -17,7 +17,7 @@ def listen() -> None:
 
 
 def check() -> None:
-    """Stop a driver that was asked to stop: an exception that is raised in a callback is ignored by Python."""
+    """Raise KeyboardInterrupt if a signal has come: Python ignores an exception raised inside a callback."""
     if _stop_requested:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""How far a run is: a live bar on a terminal, plain lines otherwise, and the counts of status.json."""
+"""Show the progress of a run: a live bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ LINE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How many requests an endpoint has answered in a stage, while its shards are under way."""
+    """The number of requests that an endpoint has answered in a stage so far."""
 
     requests: int
 
 
 class Reporter:
-    """Says what happens: a bar where somebody watches, a line every ten seconds where nobody does."""
+    """Prints messages and progress: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
-        """`quiet` says nothing at all (for --json)."""
+        """`quiet` prints nothing at all (for --json)."""
         self.console = console
         self.quiet = quiet
         self._bar: Progress | None = None
         self._last = 0.0
 
     def say(self, text: str) -> None:
-        """One plain line."""
+        """Print one plain line."""
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def pace(self, text: str) -> None:
-        """One plain line, unless there was one in the last ten seconds."""
+        """Print one plain line, unless one was printed in the last ten seconds."""
         if time.monotonic() - self._last >= LINE_SECONDS:
             self._last = time.monotonic()
             self.say(text)
@@ -53,7 +53,7 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it; the bar goes."""
+        """End the scoring phase and remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
