@@ -62,8 +62,8 @@ def one_at_a_time(lm: LanguageModel, ids: list[list[int]], dtype: torch.dtype | 
     document_norms = []
     for parameter in parameters:
         parameter.requires_grad_(True)
-    for one in ids:
-        backward(lm, [one])
+    for document in ids:
+        backward(lm, [document])
         norms = torch.stack([torch.linalg.vector_norm(p.grad, dtype=dtype) for p in parameters if p.grad is not None])
         document_norms.append(torch.linalg.vector_norm(norms).double())
         for parameter in parameters:
@@ -89,7 +89,7 @@ def batch(lm: LanguageModel, documents: int, length: int) -> list[list[int]]:
     return long_enough
 
 
-def peak_mb(what: str, arguments: argparse.Namespace) -> float:
+def peak_mb(side: str, arguments: argparse.Namespace) -> float:
     """Most resident memory beyond the loaded model while a batch of 128 tokens goes through it, in MiB."""
     lm = load(arguments.model, "cpu", "float32")
     ids = batch(lm, arguments.documents, 128)
@@ -105,7 +105,7 @@ def peak_mb(what: str, arguments: argparse.Namespace) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    if what == "plain":
+    if side == "plain":
         lm.model.requires_grad_(True)
         backward(lm, ids)
     else:
@@ -119,9 +119,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything in the JSON line."""
     options = [f"--model={arguments.model}", f"--documents={arguments.documents}"]
     peaks = {}
-    for what in ("ours", "plain"):
-        command = [sys.executable, "-m", "benchmarks.gradient", f"--peak={what}", *options]
-        peaks[what] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for side in ("ours", "plain"):
+        command = [sys.executable, "-m", "benchmarks.gradient", f"--peak={side}", *options]
+        peaks[side] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     lm = load(arguments.model, "cpu", "float32")
     speedups, bounds, milliseconds, agreement = {}, {}, {}, 0.0
     for length in LENGTHS:
@@ -151,7 +151,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         **bounds,
         "agreement": float(f"{agreement:.2g}"),
         "peak_ratio": round(peaks["ours"] / peaks["plain"], 2),
-        "peak_mb": {what: round(value) for what, value in peaks.items()},
+        "peak_mb": {side: round(value) for side, value in peaks.items()},
         "ms_per_document": milliseconds,
         "documents": arguments.documents,
         "rounds": arguments.rounds,

@@ -111,7 +111,7 @@ def _stream(pool: list[np.ndarray], documents: int) -> Iterator[np.ndarray]:
 def _count(pool: list[np.ndarray], documents: int) -> list[RankCounts]:
     counts = [RankCounts.empty(N) for _ in range(DETECTORS)]
     for shard in _stream(pool, documents):
-        counts = [whole + RankCounts.of(column, N) for whole, column in zip(counts, shard.T, strict=True)]
+        counts = [total + RankCounts.of(column, N) for total, column in zip(counts, shard.T, strict=True)]
     return counts
 
 

@@ -140,17 +140,21 @@ def train_adapters(
 
 
 def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _Planned:
-    who = f"adapter {job.name}"
+    prefix = f"adapter {job.name}"
     if job.workers < 1 or job.cpus < 1:
-        raise UserError(f"{who}: workers and cpus must be at least 1, got {min(job.workers, job.cpus)}")
+        raise UserError(f"{prefix}: workers and cpus must be at least 1, got {min(job.workers, job.cpus)}")
     if not 0 <= job.gpus <= 1 or (job.workers > 1 and job.gpus not in (0, 1)):
-        raise UserError(f"{who}: gpus must be 0 or 1 a worker, got {job.gpus:g}; deepspeed spreads a base over several")
+        raise UserError(
+            f"{prefix}: gpus must be 0 or 1 a worker, got {job.gpus:g}; deepspeed spreads a base over several"
+        )
     gguf = job.model.gguf_file is not None or job.model.path.endswith(".gguf")
     if job.config.method == "full" and (gguf or job.model.quantization is not None):
-        raise UserError(f"{who}: {NOT_IN_FULL}")
+        raise UserError(f"{prefix}: {NOT_IN_FULL}")
     zero = None if job.deepspeed is None else read_zero_settings(job.deepspeed)
     if zero is not None and zero_stage(zero) == 3 and (gguf or job.model.quantization is not None):
-        raise UserError(f"{who}: ZeRO 3 takes a model in safetensors apart, no GGUF file and no 8-bit or 4-bit loading")
+        raise UserError(
+            f"{prefix}: ZeRO 3 takes a model in safetensors apart, no GGUF file and no 8-bit or 4-bit loading"
+        )
     base = job.base if job.base is not None else fingerprint_model(job.model)
     base = {key: base[key] for key in ("model", "tokenizer", "quantization")}
     key = adapter_key(base, job.config, _texts(job))
@@ -189,8 +193,8 @@ def capacity_of_cluster() -> dict[str, float]:
     """CPUs and GPUs of the cluster that this process is connected to."""
     import ray
 
-    have = ray.cluster_resources()
-    return {"CPU": have.get("CPU", 0.0), "GPU": have.get("GPU", 0.0)}
+    resources = ray.cluster_resources()
+    return {"CPU": resources.get("CPU", 0.0), "GPU": resources.get("GPU", 0.0)}
 
 
 def resources_of(job: AdapterJob) -> dict[str, float]:

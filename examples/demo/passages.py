@@ -65,10 +65,10 @@ def gather_passages(count: int, seed: int, packages: Iterable[str] | None = None
 
 def candidates(packages: Iterable[str] | None = None) -> Iterator[Passage]:
     """Every paragraph that passes `clean_passage`, by package name and then by file name."""
-    wanted = None if packages is None else {_normal_name(name) for name in packages}
+    names_read = None if packages is None else {_normal_name(name) for name in packages}
     installed = {_normal_name(d.metadata["Name"]): d for d in distributions() if d.metadata["Name"]}
     for name in sorted(installed):
-        if wanted is not None and name not in wanted:
+        if names_read is not None and name not in names_read:
             continue
         for source, document in _documents(name, installed[name]):
             for paragraph in re.split(r"\n\s*\n", document):
@@ -95,11 +95,11 @@ def clean_passage(paragraph: str) -> str | None:
 
 def distinct(passages: Iterable[Passage]) -> Iterator[Passage]:
     """Those passages that share no five words in a row with a passage already kept."""
-    kept: set[tuple[str, ...]] = set()
+    earlier: set[tuple[str, ...]] = set()
     for passage in passages:
         grams = ngrams(passage.text)
-        if kept.isdisjoint(grams):
-            kept |= grams
+        if earlier.isdisjoint(grams):
+            earlier |= grams
             yield passage
 
 

@@ -142,7 +142,7 @@ def answer_all(items: Mapping[str, Item], folders: Mapping[str, Path], path: Pat
     shares = {}
     for name, folder in folders.items():
         replies = answers(folder, [item.question for item in items.values()])
-        right = [one == item.answer for one, item in zip(replies, items.values(), strict=True)]
+        right = [reply == item.answer for reply, item in zip(replies, items.values(), strict=True)]
         rows += [{"model": name, "item": id_, "correct": r} for id_, r in zip(items, right, strict=True)]
         shares[name] = sum(right) / len(right)
     part = path.with_suffix(".part")

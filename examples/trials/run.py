@@ -97,8 +97,8 @@ def answer(config: TrialConfig) -> Path:
     folders[Path(config.model.path).name] = Path(models[0]["path"])
     path = WORK / "results.parquet"
     shares = answer_all(read_items(WORK / "benchmark.jsonl"), folders, path)
-    shown = ", ".join(f"{name} {share:.3f}" for name, share in shares.items())
-    console.print(f"right answers, contaminated model included: {shown}", highlight=False)
+    summary = ", ".join(f"{name} {share:.3f}" for name, share in shares.items())
+    console.print(f"right answers, contaminated model included: {summary}", highlight=False)
     return path
 
 

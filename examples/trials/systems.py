@@ -41,7 +41,7 @@ def run_systems(path: Path, models: Sequence[str]) -> int:
         changes = {
             "run": f"{config.run}/{selection.name}",
             "detectors": [entry for entry in config.detectors if columns & columns_of(entry)],
-            "selections": [one for one in trial_file["selections"] if one["name"] == selection.name],
+            "selections": [entry for entry in trial_file["selections"] if entry["name"] == selection.name],
         }
         trial = Path(config.run) / f"{selection.name}.yaml"
         trial.write_text(yaml.safe_dump({**trial_file, **changes}, sort_keys=False), encoding="utf-8")

@@ -192,9 +192,9 @@ def _calibration(role_pools: dict[Role, _Pool], adapters: dict[str, Part]) -> di
 
 def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int) -> np.ndarray:
     """Positions of the documents that an adapter takes from the pool at a place of its roles, ascending."""
-    allowed, whose = pool.free, ""
+    allowed, restriction = pool.free, ""
     if settings.group is not None:
-        whose = f" of group {settings.group!r}"
+        restriction = f" of group {settings.group!r}"
         allowed = allowed & np.array([group == settings.group for group in pool.groups], dtype=bool)
         if not allowed.any():
             group_names = sorted({group for group in pool.groups if group is not None})
@@ -208,7 +208,7 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     count = settings.count(available, place)
     reserve = 1 if settings.corpus is None else 0
     if count + reserve > available:
-        raise too_few(name, pool.name, available, count, reserve, whose)
+        raise too_few(name, pool.name, available, count, reserve, restriction)
     chosen = draw_families(allowed, families(pool.prefix_key), count, np.random.default_rng([seed, _PART]))
     if not chosen.any():
         raise UserError(
@@ -218,11 +218,11 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     return np.flatnonzero(chosen)
 
 
-def too_few(name: str, source: str, available: int, count: int, reserve: int, whose: str = "") -> UserError:
+def too_few(name: str, source: str, available: int, count: int, reserve: int, restriction: str = "") -> UserError:
     """The error of an adapter for which there are too few documents; `reserve` documents must be left to calibrate."""
     tail = ", so that at least one is left to calibrate on" if reserve else ""
     return UserError(
-        f"fsd adapter {name}: {source} has {available} documents{whose}, "
+        f"fsd adapter {name}: {source} has {available} documents{restriction}, "
         f"fine-tuning on {count} needs {count + reserve}{tail}"
     )
 

@@ -50,8 +50,8 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     if model.get("parameters"):
         reads = total * sum(_forward_passes(entry) for entry in passes)
         reads += PASS_COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
-        each = tokens / max(1, total)
-        seconds = 2 * model["parameters"] * each * reads / (0.5 * measured_flops(model["dtype"]))
+        tokens_per_document = tokens / max(1, total)
+        seconds = 2 * model["parameters"] * tokens_per_document * reads / (0.5 * measured_flops(model["dtype"]))
     return {
         "run": config.run,
         "model": {"path": display_name(config.model), **model},
@@ -83,13 +83,13 @@ def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[
     taken = Counter[str]()
     for name in adapters_of(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
-        counts = {role: settings.count(roles[role]["documents"], at) for at, role in enumerate(settings.roles)}
+        counts = {role: settings.count(roles[role]["documents"], place) for place, role in enumerate(settings.roles)}
         if settings.corpus is not None:
             adapter_corpus_shards(config, settings, name)
         for role, count in counts.items():
-            have = roles[role]["documents"]
-            if roles[role]["exact"] and count >= have:
-                raise too_few(name, f"corpus.{role}", have, count, 1)
+            available = roles[role]["documents"]
+            if roles[role]["exact"] and count >= available:
+                raise too_few(name, f"corpus.{role}", available, count, 1)
             taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
         facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
         documents = sum(counts.values()) if counts else settings.documents or 0

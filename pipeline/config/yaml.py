@@ -111,8 +111,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
         return f"missing key {where!r}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
     message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
-    shown = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-    return f"{where}: {message}{shown}"
+    got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
+    return f"{where}: {message}{got}"
 
 
 def _location(problem: Any) -> list[str]:

@@ -263,7 +263,7 @@ def _field(value: dict[str, Any], name: str | None) -> Any:
     return value.get(name) if name is not None else None
 
 
-def fetch_texts(shards: Sequence[Shard], wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
     """Texts of single rows, by (input name, row), for excerpts. Reads only the shards that hold them.
 
     Raises:
@@ -271,7 +271,7 @@ def fetch_texts(shards: Sequence[Shard], wanted: Sequence[tuple[str, int]]) -> d
     """
     texts: dict[tuple[str, int], str] = {}
     rows_of: dict[str, set[int]] = {}
-    for name, row in wanted:
+    for name, row in places:
         rows_of.setdefault(name, set()).add(row)
     for shard, following in itertools.zip_longest(shards, shards[1:]):
         rows = rows_of.get(shard.name, set())

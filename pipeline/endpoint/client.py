@@ -90,14 +90,14 @@ class Endpoint:
         await self._client.aclose()
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], most: int, read: Callable[[dict[str, Any]], Parsed], spent: Usage
+        self, path: str, body: Mapping[str, Any], max_cost: int, read: Callable[[dict[str, Any]], Parsed], spent: Usage
     ) -> Parsed:
         """Repeat a request until its answer can be read.
 
         Args:
             path: below the endpoint's address, such as `/completions`.
             body: of the request, as JSON values.
-            most: tokens that a single attempt can cost at most.
+            max_cost: tokens that a single attempt can cost at most.
             read: makes a value of the answer; raises `Fault` for an unusable answer, `Refusal` if none will be usable.
             spent: each attempt adds its cost, whether or not it succeeds.
 
@@ -116,7 +116,7 @@ class Endpoint:
             async for attempt in again:
                 with attempt:
                     async with self._places:
-                        answer = await self._attempt(path, body, most, read, spent)
+                        answer = await self._attempt(path, body, max_cost, read, spent)
         except (Fault, Refusal) as error:
             self._count_failure(error)
             raise
@@ -127,12 +127,12 @@ class Endpoint:
         self,
         path: str,
         body: Mapping[str, Any],
-        most: int,
+        max_cost: int,
         read: Callable[[dict[str, Any]], Parsed],
         spent: Usage,
     ) -> Parsed:
         """Make one request, within the budget and at the configured rate."""
-        reservation = Usage(1, most)
+        reservation = Usage(1, max_cost)
         await self._reserve(reservation)
         cost = Usage()  # nothing, until the request is on its way
         try:
@@ -147,7 +147,7 @@ class Endpoint:
                 cost = Usage(1, 0)
                 raise
             self.answered += 1
-            cost = Usage(1, _billed(value, most))
+            cost = Usage(1, _billed(value, max_cost))
             return read(value)
         finally:
             spent += cost
@@ -243,18 +243,18 @@ class Endpoint:
         if self.config.requests_per_minute is not None:
             self._next = now + 60.0 / self.config.requests_per_minute
 
-    async def _reserve(self, most: Usage) -> None:
+    async def _reserve(self, max_usage: Usage) -> None:
         """Reserve the budget that a request may cost; while requests are under way, wait until enough is free.
 
         Raises:
             StopError: the budget does not allow it.
         """
         async with self._settled:
-            while over := self._budget_problem(most):
+            while over := self._budget_problem(max_usage):
                 if not self._reserved.requests:
                     raise StopError(over, ExitCode.INCOMPLETE)
                 await self._settled.wait()
-            self._reserved += most
+            self._reserved += max_usage
 
     async def _settle(self, reservation: Usage, cost: Usage) -> None:
         self._reserved.requests -= reservation.requests
@@ -263,14 +263,14 @@ class Endpoint:
         async with self._settled:
             self._settled.notify_all()
 
-    def _budget_problem(self, most: Usage) -> str | None:
+    def _budget_problem(self, max_usage: Usage) -> str | None:
         """Why the budget does not allow a request of this cost; None if it does."""
-        for what in ("requests", "tokens"):
-            limit, spent = getattr(self.config.budget, what), getattr(self.spent, what)
-            if limit is not None and spent + getattr(self._reserved, what) + getattr(most, what) > limit:
-                remainder = f"has {limit - spent:,} left, and the next request may cost {getattr(most, what):,}"
+        for unit in ("requests", "tokens"):
+            limit, spent = getattr(self.config.budget, unit), getattr(self.spent, unit)
+            if limit is not None and spent + getattr(self._reserved, unit) + getattr(max_usage, unit) > limit:
+                remainder = f"has {limit - spent:,} left, and the next request may cost {getattr(max_usage, unit):,}"
                 return (
-                    f"model.budget.{what} of {limit:,} {remainder if spent < limit else 'is spent'}; "
+                    f"model.budget.{unit} of {limit:,} {remainder if spent < limit else 'is spent'}; "
                     "what was answered is kept: raise it and run again"
                 )
         return None
@@ -315,13 +315,13 @@ def retry_after(value: str | None) -> float:
         return 0.0
 
 
-def _billed(value: Mapping[str, Any], most: int) -> int:
-    """Tokens that an answer reports as used, or `most` if it reports none."""
+def _billed(value: Mapping[str, Any], max_cost: int) -> int:
+    """Tokens that an answer reports as used, or `max_cost` if it reports none."""
     usage = value.get("usage")
     if not isinstance(usage, dict):
-        return most
+        return max_cost
     counts = [part for part in map(usage.get, ("prompt_tokens", "completion_tokens")) if isinstance(part, int)]
-    return sum(counts) if len(counts) == 2 and min(counts) >= 0 else most
+    return sum(counts) if len(counts) == 2 and min(counts) >= 0 else max_cost
 
 
 def prompt_tokens(text: str) -> int:

@@ -34,8 +34,8 @@ class Checkpoint:
 
 
 @contextlib.contextmanager
-def in_one_line(config: ModelConfig, what: str) -> Iterator[None]:
-    """Turn any exception of a loader into a UserError of one line that names the model and `what` of it was read."""
+def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
+    """Turn any exception of a loader into a UserError of one line that names the model and the part that was read."""
     try:
         yield
     except UserError:
@@ -43,7 +43,7 @@ def in_one_line(config: ModelConfig, what: str) -> Iterator[None]:
     except Exception as error:  # loaders raise whatever their parsers do
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
-            f"model {config.path}: cannot read its {what}: {lines[0] if lines else type(error).__name__}"
+            f"model {config.path}: cannot read its {part}: {lines[0] if lines else type(error).__name__}"
         ) from error
 
 
@@ -68,11 +68,11 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     return _from_hub(config, weights=weights)
 
 
-def _gguf(folder: Path, name: str, shown: str) -> Checkpoint:
+def _gguf(folder: Path, name: str, folder_shown: str) -> Checkpoint:
     if not (folder / name).is_file():
         others = sorted(entry.name for entry in folder.glob("*.gguf")) if folder.is_dir() else []
         tail = nearest(name, others, "GGUF files there") if others else "no GGUF file is there"
-        raise UserError(f"no GGUF file {name!r} in {shown}; {tail}")
+        raise UserError(f"no GGUF file {name!r} in {folder_shown}; {tail}")
     with (folder / name).open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UserError(f"{folder / name} is not a GGUF file")
@@ -126,12 +126,12 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 def digest(paths: Sequence[Path]) -> str:
     """SHA-256 over names and contents."""
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.name} {content}\n".encode())
-    return whole.hexdigest()
+        total.update(f"{path.name} {content}\n".encode())
+    return total.hexdigest()
 
 
 def weight_files(config: ModelConfig, source: Checkpoint) -> list[str]:

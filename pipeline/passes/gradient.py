@@ -56,8 +56,11 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     if model_coverage.method == "batched":
         squares = list(_batched(lm.model, ids, lm.device).values())
         return torch.stack(squares).sum(0).sqrt()
-    each = [sum(_autograd_squares(lm.model, one, lm.device).values()) if len(one) > 1 else torch.nan for one in ids]
-    return torch.tensor([float(square) for square in each], dtype=torch.float64, device=lm.device).sqrt()
+    squares_of_documents = [
+        sum(_autograd_squares(lm.model, document, lm.device).values()) if len(document) > 1 else torch.nan
+        for document in ids
+    ]
+    return torch.tensor(list(map(float, squares_of_documents)), dtype=torch.float64, device=lm.device).sqrt()
 
 
 _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDictionary()

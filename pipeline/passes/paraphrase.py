@@ -108,9 +108,9 @@ def draw_paraphrases(
         prompts = []
         for document, piece, numbers in requests:
             source = document.pieces[piece].strip()
-            most = int(settings.longest * bare(source)) + SPARE
+            max_tokens = int(settings.longest * bare(source)) + SPARE
             key = (document.key, piece, attempt)
-            prompts.append(Prompt(key, encode(source), numbers, max_new_tokens=most))
+            prompts.append(Prompt(key, encode(source), numbers, max_new_tokens=max_tokens))
         results = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens)
         for (document, piece, numbers), answers in zip(requests, results, strict=True):
             document.redrawn += len(numbers) if attempt else 0
@@ -272,20 +272,20 @@ def piece_limit(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) 
     Raises:
         UserError: the model has no chat template, or no room for a text beside its prompt.
     """
-    positions, beside = lm.max_tokens, len(_encoder(lm, settings)(""))
+    positions, prompt_tokens = lm.max_tokens, len(_encoder(lm, settings)(""))
     if isinstance(lm, Seq2SeqModel):
         if positions is None:
             stated_limit = lm.tokenizer.model_max_length
             positions = stated_limit if stated_limit < 1 << 20 else 512
-        room = min(positions - beside, int((positions - SPARE) / settings.longest))
+        room = min(positions - prompt_tokens, int((positions - SPARE) / settings.longest))
     elif positions is not None:
-        room = int((positions - beside - SPARE) / (1 + settings.longest))
+        room = int((positions - prompt_tokens - SPARE) / (1 + settings.longest))
     else:
         room = settings.piece_tokens
     if room < LEAST_PIECE:
         raise UserError(
-            f"the paraphraser has {positions} positions: beside its prompt of {beside} tokens and an answer they leave "
-            f"{max(room, 0)} for a text, at least {LEAST_PIECE} are needed"
+            f"the paraphraser has {positions} positions: beside its prompt of {prompt_tokens} tokens and an answer "
+            f"they leave {max(room, 0)} for a text, at least {LEAST_PIECE} are needed"
         )
     return min(settings.piece_tokens, room)
 

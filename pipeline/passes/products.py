@@ -38,8 +38,8 @@ def product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """
     inputs, outputs = inputs.float(), outputs.float()
     bands = -(-inputs.shape[2] * outputs.shape[2] // PRODUCT_ELEMENTS)
-    each = [
+    squares = [
         sum(torch.linalg.vector_norm(band.T @ a).double() ** 2 for band in b.tensor_split(bands, dim=1))
         for a, b in zip(inputs, outputs, strict=True)
     ]
-    return torch.stack([torch.as_tensor(value) for value in each])
+    return torch.stack([torch.as_tensor(value) for value in squares])

@@ -105,7 +105,7 @@ def mix(values: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def _refuse_nan(values: np.ndarray, what: str) -> None:
+def _refuse_nan(values: np.ndarray, role: str) -> None:
     missing = int(np.isnan(values).sum())
     if missing:
-        raise UserError(f"{missing} of {values.size} {what} scores are NaN: quarantine those documents first")
+        raise UserError(f"{missing} of {values.size} {role} scores are NaN: quarantine those documents first")

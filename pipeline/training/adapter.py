@@ -107,8 +107,8 @@ def adapter_key(base: Mapping[str, str], config: FinetuneConfig, texts: Iterable
         12 hexadecimal digits.
     """
     identity = {key: base[key] for key in ("model", "tokenizer", "quantization")}
-    whole = hashlib.sha256(json.dumps([identity, config.settings()]).encode())
+    content = hashlib.sha256(json.dumps([identity, config.settings()]).encode())
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
-        whole.update(len(data).to_bytes(8, "big") + data)
-    return whole.hexdigest()[:12]
+        content.update(len(data).to_bytes(8, "big") + data)
+    return content.hexdigest()[:12]

@@ -96,7 +96,7 @@ class Updates:
         torch.save(state, part)
         part.replace(path)
 
-    def read(self, path: Path, of: str) -> dict[str, Any] | None:
+    def read(self, path: Path, work: str) -> dict[str, Any] | None:
         """Restore weights, optimizer and random state from a checkpoint.
 
         Returns:
@@ -105,7 +105,7 @@ class Updates:
         if not path.is_file():
             return None
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if state["of"] != of:
+        if state["of"] != work:
             return None
         with torch.no_grad():
             for name, weight in self.weights.items():

@@ -138,10 +138,10 @@ def train(
 def _train_adapter(model: Any, work: _Work) -> TrainingResult:
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
         # "auto" would ask the hub whether the vocabulary has grown.
-        whole: dict[str, Any] = {} if state is None else {"state_dict": state}
+        arguments: dict[str, Any] = {} if state is None else {"state_dict": state}
         with warnings.catch_warnings():  # of layers that AdaLoRA has left no rank
             warnings.simplefilter("ignore")
-            adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **whole)
+            adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **arguments)
         _sort_modules(attempt / "adapter_config.json")
 
     batches = _batches(work)
@@ -271,8 +271,8 @@ def _train(
         work.checkpoint.save(updates, progress)
         if work.on_step is not None:
             work.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
-    whole = all(bool(torch.isfinite(weight).all()) for weight in updates.weights.values())
-    if work.processes.add_up(torch.tensor(float(not whole), device=updates.model.device)).item():
+    finite = all(bool(torch.isfinite(weight).all()) for weight in updates.weights.values())
+    if work.processes.add_up(torch.tensor(float(not finite), device=updates.model.device)).item():
         raise _diverged(work, f"the fine-tuned weights are no finite numbers after step {steps} of {steps}")
     result = TrainingResult(steps, tuple(progress.losses), progress.tokens, progress.seconds)
     state = updates.whole_state()

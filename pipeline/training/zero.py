@@ -134,13 +134,13 @@ class ZeroUpdates:
             if older.name != tag:
                 shutil.rmtree(older, ignore_errors=True)
 
-    def read(self, path: Path, of: str) -> dict[str, Any] | None:
+    def read(self, path: Path, work: str) -> dict[str, Any] | None:
         """As `Updates.read`; also None for a checkpoint of another number of processes or another ZeRO stage."""
         pointer = path / POINTER
         if not pointer.is_file():
             return None
         last = json.loads(pointer.read_text(encoding="utf-8"))
-        if last["of"] != of or {key: last.get(key) for key in self._shared} != self._shared:
+        if last["of"] != work or {key: last.get(key) for key in self._shared} != self._shared:
             return None
         _, client_state = self.model.load_checkpoint(str(path), tag=last["tag"], load_module_strict=False)
         state: dict[str, Any] = client_state["said"]

@@ -48,8 +48,8 @@ def mean_interval(values: np.ndarray, level: float = CONFIDENCE) -> tuple[float,
             np.maximum(most_above, above, out=most_above)
             np.maximum(most_below, below, out=most_below)
     limit = math.log(2 / (1 - level))
-    kept = np.flatnonzero((most_above < limit) & (most_below < limit))
-    if kept.size == 0:  # the values contradict one common mean
+    plausible = np.flatnonzero((most_above < limit) & (most_below < limit))
+    if plausible.size == 0:  # the values contradict one common mean
         return 0.0, 1.0
-    low, high = max(kept[0] - 1, 0), min(kept[-1] + 1, _GRID - 1)
+    low, high = max(plausible[0] - 1, 0), min(plausible[-1] + 1, _GRID - 1)
     return min(float(means[low]), float(x.mean())), max(float(means[high]), float(x.mean()))

@@ -97,8 +97,8 @@ def draw_split(
     """
     rng = generator(seed, _REPEAT, model, repeat)
     free = np.ones(trained.size, dtype=bool)
-    for taken in (finetuned or {}).values():
-        free &= ~taken
+    for excluded in (finetuned or {}).values():
+        free &= ~excluded
     roles: dict[str, np.ndarray] = {}
     rights: dict[Role, np.ndarray] = {"unseen": ~trained, "seen": trained}
     for role, right in rights.items():
@@ -122,9 +122,9 @@ def _audited(
     if share is None:
         count = _number(config.audited, int(free.sum()))
         return _take(free, family, count, rng, "split.audited", "other")
-    most = [members.sum() / share] if share > 0 else []
-    most += [others.sum() / (1 - share)] if share < 1 else []
-    count = config.audited if isinstance(config.audited, int) else math.floor(config.audited * min(most) + 1e-9)
+    limits = [members.sum() / share] if share > 0 else []
+    limits += [others.sum() / (1 - share)] if share < 1 else []
+    count = config.audited if isinstance(config.audited, int) else math.floor(config.audited * min(limits) + 1e-9)
     n_members = round(share * count)
     where = f"split.audited {count} at split.member_share {share:g}"
     chosen = _take(members, family, n_members, rng, where, "trained")
@@ -132,11 +132,11 @@ def _audited(
 
 
 def _take(
-    pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator, setting: str, what: str
+    pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator, setting: str, kind: str
 ) -> np.ndarray:
     if count > pool.sum():
         raise UserError(
-            f"{setting} needs {count} {what} documents that nothing else takes, {int(pool.sum())} are there"
+            f"{setting} needs {count} {kind} documents that nothing else takes, {int(pool.sum())} are there"
         )
     return draw_families(pool, family, count, rng)
 
