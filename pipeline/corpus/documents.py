@@ -22,17 +22,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
 
-REASONS = (
-    "empty",
-    "not_text",
-    "too_short",
-    "undecodable",
-    "duplicate_id",
-    "non_finite_score",
-    "out_of_memory",
-    "model_error",
-)
-
 PREFIX_WORDS = 8
 _BATCH = 1024
 

@@ -11,6 +11,7 @@ import peft
 from safetensors import safe_open
 
 from pipeline.errors import UserError
+from pipeline.models.checkpoints import ADAPTER_WEIGHTS
 
 RECORD = "training.json"
 """File beside an adapter's weights: settings, versions, base model, loss of every step."""
@@ -55,7 +56,7 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
         if "size mismatch" in str(error) or "not found in the base model" in str(error):
             raise UserError(f"{problem}: {lines[-1]}") from None
         raise
-    file = folder / "adapter_model.safetensors"
+    file = folder / ADAPTER_WEIGHTS
     if file.is_file():
         with safe_open(file, framework="pt") as weights:
             written = set(weights.keys())

@@ -17,6 +17,8 @@ SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
 PICKLES = ("*.bin", "*.pt", "*.pth")
 NOT_CAUSAL = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
 NOT_SEQ2SEQ = ("EncoderModel", "Classification", "QuestionAnswering")
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 HUB_SECONDS = 10
 
 
@@ -262,8 +264,8 @@ def locate_adapter(config: ModelConfig) -> Path:
     """
     assert config.adapter is not None
     folder = Path(expand_user(config.adapter))
-    if not (folder / "adapter_config.json").is_file():
-        missing = f"no adapter_config.json in {config.adapter}" if folder.is_dir() else f"no folder {config.adapter}"
+    if not (folder / ADAPTER_CONFIG).is_file():
+        missing = f"no {ADAPTER_CONFIG} in {config.adapter}" if folder.is_dir() else f"no folder {config.adapter}"
         raise UserError(f"adapter: {missing}; {_siblings(folder)}")
     return folder
 
@@ -276,12 +278,12 @@ def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
     """
     folder = locate_adapter(config)
     with in_one_line(config, f"adapter {config.adapter}"):
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     if settings.get("task_type") not in (None, task):
         raise UserError(f"adapter {config.adapter} is for {settings['task_type']}, the model for {task}")
-    if not (folder / "adapter_model.safetensors").is_file():
+    if not (folder / ADAPTER_WEIGHTS).is_file():
         if not (folder / "adapter_model.bin").is_file():
-            raise UserError(f"adapter {config.adapter}: no adapter_model.safetensors in it")
+            raise UserError(f"adapter {config.adapter}: no {ADAPTER_WEIGHTS} in it")
         if not config.allow_pickle:
             raise UserError(
                 f"adapter {config.adapter}: weights are a pickle (adapter_model.bin); set allow_pickle: true if you "

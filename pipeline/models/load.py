@@ -16,6 +16,7 @@ from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import check_base, load_adapter
 from pipeline.models.checkpoints import (
+    ADAPTER_CONFIG,
     Checkpoint,
     causal_class,
     check_adapter,
@@ -178,7 +179,7 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
     if config.adapter is not None:
         folder = locate_adapter(config)
         check_base(folder, weights, config.path)
-        adapter = digest(matching(folder, ["adapter_config.json", "adapter_model.*"]))
+        adapter = digest(matching(folder, [ADAPTER_CONFIG, "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
     dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, seq2seq=True))
     return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": config.quantization or "none"}

@@ -28,6 +28,7 @@ from torch import Tensor
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
+from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.steps import ALONE, ProcessGroup, Updates
@@ -142,7 +143,7 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
         with warnings.catch_warnings():  # of layers that AdaLoRA has left no rank
             warnings.simplefilter("ignore")
             adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **arguments)
-        _sort_modules(attempt / "adapter_config.json")
+        _sort_modules(attempt / ADAPTER_CONFIG)
 
     batches = _batches(work)
     with _restored_after(model):
