@@ -1,4 +1,4 @@
-"""The endpoint client against a local stub with a latency. Prints one JSON line."""
+"""Speed of the endpoint client with a local stub that answers after a delay. Prints one JSON line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stub(port: Connection) -> None:
 
 
 def measure_client(requests: int) -> dict[str, Any]:
-    """Ask the stub so often, 64 at a time: share of the possible requests a second, and growth of memory in MB."""
+    """Send so many requests to the stub, 64 at a time: share of the possible rate, and growth of memory in MB."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     server = context.Process(target=stub, args=(theirs,), daemon=True)

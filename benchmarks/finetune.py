@@ -1,4 +1,4 @@
-"""What Ray Train costs against the plain loop, and what FSD costs in scoring. Prints one JSON line.
+"""The cost of Ray Train beside the plain loop, and of FSD in scoring. Prints one JSON line.
 
 `python -m benchmarks.finetune [--model smollm2]`. Both sides train the same texts with one thread (or one GPU), in
 alternating rounds of one run, each round with a seed of its own so that nothing is taken from an earlier one. Tokens
@@ -96,7 +96,7 @@ def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: 
 
 
 def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: Store, gpus: int) -> float:
-    """Tokens a second of the job, as its last line of progress tells them."""
+    """Tokens a second of the job, from its last progress report."""
     seen: list[AdapterProgress] = []
     (adapter,) = train_adapters([AdapterJob("benchmark", model, texts, config, gpus=gpus)], store, seen.append)
     assert adapter.fresh
@@ -105,7 +105,7 @@ def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: St
 
 
 def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds: int) -> list[float]:
-    """Seconds of scoring with FSD over seconds without, one ratio a round, each side with a store of its own."""
+    """Seconds of scoring with FSD over seconds without it, one ratio a round; each side has its own store."""
     (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     corpus = {role: {"path": str(root / "texts.jsonl")} for role in ("audit", "unseen")}
     description = {"model": model.model_dump(), "corpus": corpus}

@@ -1,4 +1,4 @@
-"""What sampled continuations cost beside transformers' own `generate`. Prints one JSON line.
+"""Speed of sampled continuations beside transformers' `generate`. Prints one JSON line.
 
 Everything is measured in one run, alternating, and reported as medians: on a shared machine only ratios mean anything.
 Ratios are of new tokens a second; nothing ends before its last token, so that all do the same work. On a CPU each
@@ -40,7 +40,7 @@ TOP_K = 50
 
 
 def without_eos(lm: LanguageModel) -> LanguageModel:
-    """The model and its tokenizer told of no EOS, so that every draw runs to its limit."""
+    """Remove the EOS from the model and its tokenizer, so that every draw runs to its limit."""
     model: Any = lm.model
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = lm.tokenizer.pad_token_id or 0
@@ -49,14 +49,14 @@ def without_eos(lm: LanguageModel) -> LanguageModel:
 
 
 def ours(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int) -> int:
-    """All draws of all prompts; returns the new tokens."""
+    """Make all draws of all prompts; returns the number of new tokens."""
     prompts = [Prompt((number,), each, range(DRAWS)) for number, each in enumerate(ids)]
     answers = continuations(lm, prompts, Sampling(top_k=TOP_K, max_new_tokens=new_tokens), 0)
     return sum(len(draw.ids) for draws in answers for draw in draws)
 
 
 def theirs(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int, sequences: int) -> int:
-    """One call of `generate` and the texts it gives; returns the new tokens."""
+    """Make one call of `generate` and decode its texts; returns the number of new tokens."""
     prompts = torch.tensor(ids, device=lm.device)
     model: Any = lm.model
     with torch.inference_mode():
@@ -75,7 +75,7 @@ def theirs(lm: LanguageModel, ids: Sequence[list[int]], new_tokens: int, sequenc
 
 
 def rates(lm: LanguageModel, job: Callable[[], int]) -> tuple[float, float]:
-    """New tokens of a job a second by the clock, and a second of this process on the CPU."""
+    """New tokens of a job, per second of the clock and per CPU second of this process."""
     if lm.device.type == "cuda":
         torch.cuda.synchronize()
     began, busy = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""What exact gradient norms cost beside one backward pass a document. Prints one JSON line.
+"""Speed of exact gradient norms beside one backward pass a document. Prints one JSON line.
 
 Measured in one run, alternating, medians over rounds: on a shared machine only ratios mean anything.
 
@@ -57,7 +57,7 @@ def by_activations(lm: LanguageModel, ids: list[list[int]]) -> None:
 
 
 def one_at_a_time(lm: LanguageModel, ids: list[list[int]], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Gradient norms as they are computed without this program, (documents,) float64; squares are added in `dtype`."""
+    """Gradient norms by one plain backward pass a document, (documents,) float64; squares are added in `dtype`."""
     parameters = list(lm.model.parameters())
     document_norms = []
     for parameter in parameters:
@@ -74,7 +74,7 @@ def one_at_a_time(lm: LanguageModel, ids: list[list[int]], dtype: torch.dtype | 
 
 
 def seconds(job: Callable[[], Any]) -> float:
-    """How long a job takes."""
+    """Seconds that a job takes."""
     began = time.perf_counter()
     job()
     return time.perf_counter() - began
@@ -116,7 +116,7 @@ def peak_mb(side: str, arguments: argparse.Namespace) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything in the JSON line."""
+    """The content of the JSON line."""
     options = [f"--model={arguments.model}", f"--documents={arguments.documents}"]
     peaks = {}
     for side in ("ours", "plain"):

@@ -1,4 +1,4 @@
-"""What Ray costs: the scoring job against the same scorer in a plain loop, and the driver's memory.
+"""The cost of Ray: the scoring job beside the same scorer in a plain loop, and the driver's memory.
 
 `python -m benchmarks.orchestration` prints one JSON line. Both sides use one thread on the same shards of short
 made-up documents and a small random model, in alternating rounds of one run; start-up is left out on both sides.

@@ -1,4 +1,4 @@
-"""What a forward pass with statistics costs beside a bare one, and beside published practice. Prints one JSON line.
+"""Speed of a forward pass with statistics beside a bare one and beside published code. Prints one JSON line.
 
 Everything is measured in one run, alternating, and reported as medians: on a shared machine only ratios mean anything.
 
@@ -87,7 +87,7 @@ def pad(ids: Sequence[list[int]], device: torch.device) -> torch.Tensor:
 
 @torch.inference_mode()
 def bare(lm: LanguageModel, ids: Sequence[list[int]]) -> None:
-    """Logits of a batch and nothing else."""
+    """Compute the logits of a batch and nothing else."""
     lm.model(pad(ids, lm.device)).logits  # noqa: B018
 
 
@@ -120,7 +120,7 @@ def published(lm: LanguageModel, ids: list[int], text: str) -> torch.Tensor:
 
 
 class _Clock:
-    """Seconds of named jobs; and what each returned last."""
+    """Collects the seconds of named jobs."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -171,7 +171,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def report(
     arguments: argparse.Namespace, seconds: dict[str, float], scores: dict[str, list[torch.Tensor]], tokens: int
 ) -> dict[str, Any]:
-    """The JSON line."""
+    """The content of the JSON line."""
 
     def ratio(other: str, ours: str) -> float | None:
         return round(seconds[other] / seconds[ours], 3) if ours in seconds else None

@@ -1,4 +1,4 @@
-"""What a selection costs: counts, decisions and the fused threshold over 1e8 documents' ranks on one core.
+"""Speed of a selection: counts, decisions and the fused threshold over the ranks of 1e8 documents on one core.
 
 `python -m benchmarks.selection` prints one JSON line. Ranks of six correlated detectors against n = 10,000 calibration
 documents stand in a pool of shards that is generated first and then cycled through, so neither generation nor
@@ -167,7 +167,7 @@ def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
 
 
 def _last_holding(ascending: np.ndarray, unit: int) -> int:
-    """The greatest i with m x_i <= alpha unit i, x_i the i-th smallest value: floats propose, rationals decide."""
+    """The greatest i with m x_i <= alpha unit i, x_i the i-th smallest value; rationals check what floats propose."""
     m = ascending.size
     levels = float(ALPHA) * unit / m * np.arange(1, m + 1)
     for i in np.flatnonzero(ascending.astype(np.float64) <= levels * (1 + 1e-9))[::-1].tolist():

@@ -1,4 +1,4 @@
-"""How long repeats over stored scores take: 100 repeats, three selections, 10,000 documents.
+"""Speed of repeats over stored scores: 100 repeats, three selections, 10,000 documents.
 
 python -m benchmarks.trial
 

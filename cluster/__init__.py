@@ -1,1 +1,1 @@
-"""What Seenset runs on: settings of the cluster and of the software under a training."""
+"""Settings of the cluster and of distributed training."""

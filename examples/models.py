@@ -1,4 +1,4 @@
-"""Where the examples find their model."""
+"""The model of the examples."""
 
 from __future__ import annotations
 

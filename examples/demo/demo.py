@@ -1,4 +1,4 @@
-"""A trial of Seenset on a real model: teach it some passages, then ask which ones it was taught.
+"""A trial of Seenset on a real model: train some passages into it, then let Seenset find which.
 
     python -m examples.demo.demo --passages 360 --seed 0 --work examples/demo/work
 
@@ -41,7 +41,7 @@ console = Console()
 
 
 def ensure_passages(folder: Path, count: int, seed: int) -> Path:
-    """The file of the passages of an earlier run in this folder, or of newly gathered ones.
+    """The file of passages of an earlier run in this folder; without one, gather passages and write it.
 
     Raises:
         UserError: the file of an earlier run holds another number of passages.
@@ -86,7 +86,7 @@ def seenset(*arguments: str) -> int:
 
 
 def run_demo(count: int, seed: int, work: Path) -> int:
-    """All of it, in the folder work/<count> (with the seed in its name unless it is 0); the exit code.
+    """Run the demo in the folder work/<count> (with the seed in its name unless it is 0); the exit code.
 
     Raises:
         UserError: too few passages.

@@ -48,14 +48,14 @@ console = Console()
 
 
 def split_passages(folder: Path, count: int) -> dict[str, list[dict[str, str]]]:
-    """The passages, a third each: trained in, calibrating, never seen. The last two thirds are both unknown to it."""
+    """The passages in thirds: `trained` into the model, `unseen` to calibrate, `new`. The model saw only the first."""
     lines = ensure_passages(folder, count, seed=0).read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return {"trained": rows[::3], "unseen": rows[1::3], "new": rows[2::3]}
 
 
 def ensure_model(folder: Path, texts: list[str]) -> Path:
-    """The contaminated model as a folder that any server opens, made at the first call."""
+    """The folder of the contaminated model, in a form that any server opens; trained at the first call."""
     served = folder / "model"
     if served.exists():
         console.print(f"model: that of {served}")
@@ -83,7 +83,7 @@ def ensure_model(folder: Path, texts: list[str]) -> Path:
 
 @contextmanager
 def serving(model: Path, port: int, log: Path) -> Iterator[str]:
-    """`transformers serve` on 127.0.0.1 until the block ends; its address.
+    """Run `transformers serve` on 127.0.0.1 until the block ends; yields its address.
 
     Raises:
         UserError: it is not installed, the port is taken, or it does not start.
@@ -120,7 +120,7 @@ def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def write_audit(folder: Path, name: str, model: dict[str, Any], detectors: list[Any]) -> Path:
-    """The configuration of an audit, as a user would write it."""
+    """Write the configuration of an audit, as a user would, and return its path."""
     audit = {
         "run": str(folder / name),
         "model": model,
@@ -163,7 +163,7 @@ def compare(folder: Path, runs: Sequence[str], trained: set[str]) -> Table:
 
 
 def judge(folder: Path, runs: Sequence[str], audited: Sequence[str], trained: set[str]) -> Table:
-    """What the audits selected, held against the truth."""
+    """A table of the selections of the audits beside the truth."""
     rows = []
     for name in runs:
         store = Store(str(folder / name))
@@ -178,7 +178,7 @@ def _shown(estimate: Any) -> str:
 
 
 def run_example(count: int, draws: int, port: int, work: Path) -> int:
-    """All of it, in the folder work/<count>; the exit code.
+    """Run the example in the folder work/<count>; the exit code.
 
     Raises:
         UserError: too few passages, or no server.

@@ -1,4 +1,4 @@
-"""A small benchmark of arithmetic and look-up items, models that do it well and badly, and their answers.
+"""A small benchmark of arithmetic and look-up items, models of different ability, and their answers.
 
 `ranking.yaml` trains half of the items into one of the models. `answer_all` then lets every model answer, so that
 `seenset trial --ranking` can show what the contamination does to the ranking and what selecting clean items repairs.
@@ -40,7 +40,7 @@ _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a question asks for."""
+    """A fact as a question and its answer."""
 
     kind: str  # arithmetic | lookup
     question: str  # ends where the answer begins
@@ -74,13 +74,13 @@ def make_facts(count: int, seed: int) -> list[Fact]:
 
 
 def make_items(facts: Sequence[Fact], seed: int) -> list[Item]:
-    """One item a fact, which asks for it on some day, of some people; the same facts and seed give the same items."""
+    """One item for each fact, with a made-up scene before the question; seed and facts decide the items."""
     rng = random.Random(seed)
     return [_ask(fact, rng) for fact in facts]
 
 
 def make_exercises(facts: Sequence[Fact], count: int, items: Sequence[Item], seed: int) -> list[str]:
-    """Texts that teach facts, each equally often: three times as it is, and then in words of which no item is made."""
+    """Training texts of facts, each equally often: three of four plain, the fourth in a scene that no item has."""
     rng = random.Random(f"exercises {seed}")
     item_texts = {item.text for item in items}
     exercises: list[str] = []
@@ -100,7 +100,7 @@ def _ask(fact: Fact, rng: random.Random) -> Item:
 
 
 def make_benchmark(path: Path, models: Path, seed: int = 0) -> None:
-    """Write the items as documents, and train the models that are not there yet on other texts of the same kind.
+    """Write the items as documents, and train the missing models on other texts of the same kind.
 
     Args:
         path: of the items.
@@ -152,7 +152,7 @@ def answer_all(items: Mapping[str, Item], folders: Mapping[str, Path], path: Pat
 
 
 def answers(folder: Path, questions: Sequence[str]) -> list[str]:
-    """What a model says after each question, up to the full stop; the most probable token at every step."""
+    """The answer of a model to each question, up to the full stop, by the most probable token at every step."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     replies: list[str] = []

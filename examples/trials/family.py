@@ -36,7 +36,7 @@ class Size:
     vocabulary: int = 1024
 
     def config(self) -> LlamaConfig:
-        """Its configuration in transformers: heads of 32, embeddings shared with the output."""
+        """The configuration in transformers: heads of 32, embeddings shared with the output."""
         return LlamaConfig(
             hidden_size=self.hidden,
             intermediate_size=2 * self.hidden,
@@ -60,7 +60,7 @@ FAMILY = {
 
 
 def make_family(folder: Path, documents: Sequence[str], texts: int = TEXTS) -> None:
-    """Train each model of the family that is not there yet, in a folder of its own named like its size.
+    """Train the missing models of the family, each into a folder named after its size.
 
     Args:
         folder: of the family.
@@ -77,7 +77,7 @@ def make_family(folder: Path, documents: Sequence[str], texts: int = TEXTS) -> N
 
 
 def from_scratch(folder: Path, size: Size, texts: Sequence[str], training: FinetuneConfig) -> None:
-    """Train a model with a tokenizer of its own on texts; the folder appears whole or not at all."""
+    """Train a tokenizer and a model on texts; the folder appears whole or not at all."""
     tokenizer = make_tokenizer(texts, size.vocabulary)
     torch.manual_seed(training.seed)
     model = LlamaForCausalLM(size.config())
@@ -88,7 +88,7 @@ def from_scratch(folder: Path, size: Size, texts: Sequence[str], training: Finet
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """A byte-level BPE of at most so many tokens; every digit is one, so that numbers can be reckoned with."""
+    """Train a byte-level BPE of at most `vocabulary` tokens; each digit is a token, so that sums can be learnt."""
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -104,6 +104,6 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def show_step(step: TrainingStep) -> None:
-    """Every quarter of a training."""
+    """Print a line at every quarter of a training."""
     if step.step % max(1, step.steps // 4) == 0:
         console.print(f"  step {step.step}/{step.steps}  loss {step.loss:.2f}  {step.seconds:.0f} s", highlight=False)

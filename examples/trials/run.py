@@ -48,7 +48,7 @@ console = Console()
 
 
 def prepare(config: TrialConfig) -> None:
-    """Make what a trial names and is not there yet: passages, benchmark, models trained from scratch.
+    """Make the missing inputs of a trial: passages, benchmark, models trained from scratch.
 
     Raises:
         UserError: too few passages in the installed packages.
@@ -68,7 +68,7 @@ def prepare(config: TrialConfig) -> None:
 
 
 def run_trial(name: str) -> int:
-    """One trial, as a user would run it; the exit code of the first command that fails, or 0.
+    """Run one trial as a user would; the exit code of the first command that fails, or 0.
 
     Raises:
         UserError: as `prepare`, or the trial's configuration is wrong.
@@ -91,7 +91,7 @@ def run_trial(name: str) -> int:
 
 
 def answer(config: TrialConfig) -> Path:
-    """Let every model answer the benchmark, the contaminated one in the place of its base; the file of results."""
+    """Let every model answer the benchmark, the contaminated one instead of its base; returns the file of results."""
     models = json.loads((Path(config.run) / "trial.json").read_text(encoding="utf-8"))["models"]
     folders = {name: WORK / "pupils" / name for name in PUPILS}
     folders[Path(config.model.path).name] = Path(models[0]["path"])

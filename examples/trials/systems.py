@@ -68,14 +68,14 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 def _contaminate(config: TrialConfig) -> None:
-    """The model that all systems audit, so that none of them is charged for its training."""
+    """Train the model that all systems audit before they are timed."""
     documents = read_documents(config)
     Path(config.run).mkdir(parents=True, exist_ok=True)
     contaminate(config, plan_contamination(config, config, documents, 0), documents, 0)
 
 
 def columns_of(entry: Any) -> set[str]:
-    """The scores that an entry of `detectors` makes."""
+    """The score columns of an entry of `detectors`."""
     return {detector.column for detector in parse_detectors([entry])}
 
 
@@ -95,7 +95,7 @@ def _table(config: TrialConfig, seconds: dict[str, float]) -> Table:
 
 
 def _auc(config: TrialConfig, selection: SelectionConfig, folder: Path) -> tuple[float | None, ...]:
-    """Of the one detector over all documents; of several by the p-value that they share, over the audited ones."""
+    """AUC and interval: of one detector over all documents, of several by their joint p-value over audited ones."""
     if len(selection.detectors) == 1:
         rows = json.loads((folder / "detectors.json").read_text(encoding="utf-8"))
         (row,) = [row for row in rows if row["detector"] == selection.detectors[0]]

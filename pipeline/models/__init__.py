@@ -1,1 +1,1 @@
-"""Open what is asked about."""
+"""Models on disk: checkpoints, tokenizers, adapters."""

@@ -1,1 +1,1 @@
-"""What a model is asked about a text."""
+"""Passes of a text through a model: forward, gradient, generate, paraphrase."""

@@ -1,1 +1,1 @@
-"""The run directory, knowing nothing of what is in it."""
+"""The run directory: files, receipts, lock, journal; independent of what is stored."""
