@@ -165,9 +165,8 @@ def _mismatch(model: Any) -> str:
         for key in [*batched, *((one,) for one in expected.keys() - {one for some in batched for one in some})]:
             expected_norm = sum(expected.get(one, 0.0) for one in key) ** 0.5
             norm = batched[key][row].sqrt().item() if key in batched else 0.0
-            if (
-                abs(norm - expected_norm) > relative * expected_norm + floor * total
-            ):  # False for NaN, which says nothing
+            tolerance = relative * expected_norm + floor * total
+            if abs(norm - expected_norm) > tolerance:  # False for NaN, which says nothing
                 return f"the rule for the parameter {names[key[0]]} gives {norm:.6g}, autograd {expected_norm:.6g}"
     return ""
 
