@@ -13,7 +13,7 @@ from pipeline.detectors.base import Detector
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
 from pipeline.errors import UserError, nearest
-from pipeline.selection.procedures import check_known, is_known
+from pipeline.selection.procedures import check_known, is_procedure
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
@@ -102,7 +102,7 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
     Raises:
         UserError: an unknown procedure, or settings that it does not take.
     """
-    if not is_known(selection.procedure):
+    if not is_procedure(selection.procedure):
         load_installed()
     check_known(selection.procedure, f"{where}: ")
     if len(selection.detectors) != 1 and selection.procedure not in FUSING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from pipeline.detectors.arguments import Argument, Check, arguments_of
-from pipeline.detectors.plugins import Registry, shown
+from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import STATISTICS
 
@@ -228,7 +228,7 @@ def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
     return statistics
 
 
-def is_known(name: str) -> bool:
+def is_detector(name: str) -> bool:
     """Whether a detector of this name is registered."""
     return name in _registry
 
@@ -315,5 +315,5 @@ def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[
 def _broken(name: str, what: str, error: Exception, tail: str = "") -> UserError:
     """An error in the code of a detector, which is its author's to mend."""
     text = " ".join(str(error).split())
-    where = shown(_registry.modules[name])
+    where = display_module(_registry.modules[name])
     return UserError(f"detector {name} ({where}): {what} raised {type(error).__name__}: {text}{tail}")

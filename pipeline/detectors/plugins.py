@@ -70,7 +70,7 @@ class Registry(dict[str, Entry]):
         """
         holder = self.modules.get(name, module)
         if holder != module:
-            taken = "is built in" if _is_built_in(holder) else f"is taken by {shown(holder)}"
+            taken = "is built in" if _is_built_in(holder) else f"is taken by {display_module(holder)}"
             raise UserError(f"{self.kind} {name}: the name {taken}; rename the function")
         self[name] = entry
         self.modules[name] = module
@@ -89,7 +89,7 @@ _registries: list[Registry[Any]] = []
 _loaded: dict[str, Plugin] = {}  # by module; what this process has loaded
 
 
-def shown(module: str) -> str:
+def display_module(module: str) -> str:
     """A module as its author knows it: a plugin file by its name."""
     return f"{module.removeprefix(PACKAGE + '.')}.py" if module.startswith(f"{PACKAGE}.") else module
 
@@ -251,7 +251,9 @@ def check_reaches_workers(who: str, module: str, plugins: Iterable[Plugin]) -> N
     """
     packages = [Plugin(entry.module, None) for entry in entry_points(group=GROUP)]
     if not _is_built_in(module) and not any(plugin.holds(module) for plugin in (*plugins, *packages)):
-        raise UserError(f"{who} is defined in {shown(module)}, which workers do not load: name its file under `import`")
+        raise UserError(
+            f"{who} is defined in {display_module(module)}, which workers do not load: name its file under `import`"
+        )
 
 
 def _is_built_in(module: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.detectors import deviation, gradient, knockoff, likelihood, samia
-from pipeline.detectors.base import Continued, Detector, Pass, is_known, modules_of, parse
+from pipeline.detectors.base import Continued, Detector, Pass, is_detector, modules_of, parse
 from pipeline.detectors.plugins import (
     Plugin,
     check_reaches_workers,
@@ -33,7 +33,7 @@ def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple
     Raises:
         UserError: an unknown name or argument, a value outside its limits, or the same column twice.
     """
-    if not all(map(is_known, _names_in(list(entries)))):
+    if not all(map(is_detector, _names_in(list(entries)))):
         load_installed()
     return parse(entries)
 

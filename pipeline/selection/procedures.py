@@ -15,7 +15,7 @@ from functools import wraps
 from typing import get_args
 
 from pipeline.config.selection import Procedure
-from pipeline.detectors.plugins import Registry, shown
+from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.selection import proportion
 from pipeline.selection.evalues import dependence_factor
@@ -183,7 +183,7 @@ WITH_KNOWN_MEMBERS: dict[str, Callable[[RankCounts, Fraction, RankCounts], Decis
 }
 
 
-def is_known(name: str) -> bool:
+def is_procedure(name: str) -> bool:
     """Whether a selection can name this procedure."""
     return name in PROCEDURES or name in get_args(Procedure)
 
@@ -194,7 +194,7 @@ def check_known(name: str, where: str = "") -> None:
     Raises:
         UserError: with the near miss, behind `where`.
     """
-    if not is_known(name):
+    if not is_procedure(name):
         known = dict.fromkeys([*get_args(Procedure), *PROCEDURES])
         raise UserError(f"{where}unknown procedure {name!r}; {nearest(name, known)}")
 
@@ -229,9 +229,11 @@ def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callabl
                 result = function(counts, alpha)
             except Exception as error:  # a plugin may raise anything
                 text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise UserError(f"procedure {name} ({shown(module)}) raised {text}") from None
+                raise UserError(f"procedure {name} ({display_module(module)}) raised {text}") from None
             if not isinstance(result, Decision):
-                raise UserError(f"procedure {name} ({shown(module)}) must return decision(...), got {result!r}")
+                raise UserError(
+                    f"procedure {name} ({display_module(module)}) must return decision(...), got {result!r}"
+                )
             return result
 
         PROCEDURES.register(name, guarded, module)

@@ -52,7 +52,7 @@ CLEAN_FILES = (
     "ray_jobs/training.py",
 )
 
-PENDING = {"Answer", "answer", "read_log_probs", "read_run"}
+PENDING = {"Answer", "answer", "read_run"}
 """Names that two rooms still share."""
 
 
