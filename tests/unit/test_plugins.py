@@ -305,6 +305,24 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
     assert before != after
 
 
+def test_an_installed_module_counts_by_all_files_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "their_detectors"
+    package.mkdir()
+    write(package, "", "__init__.py")
+    write(package, GOOD, "likelihood.py")
+    helper = Path(write(package, "x = 1\n", "helper.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = build_config(audit("their_detectors.likelihood", detectors=["loss", "lowest"]))
+    before = plugin_fingerprint(config.import_, config.detectors)
+    assert set(before) == {"their_detectors"}
+    helper.write_text("x = 2\n")
+    assert plugin_fingerprint(config.import_, config.detectors) != before
+    for name in ("their_detectors", "their_detectors.likelihood"):
+        monkeypatch.delitem(sys.modules, name)
+
+
 def test_what_changes_no_score_is_not_in_the_fingerprint(tmp_path: Path) -> None:
     path = write(tmp_path, PROCEDURE)
     load(path)
