@@ -1,4 +1,4 @@
-# make install, make demo, make trial NAME=alpha, make samia, make test, make lint: each sets up what it needs.
+# make install, make demo, make trial NAME=alpha, make samia, make test, make lint, make docs: each sets up what it needs.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ PASSAGES ?= 360
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo trial samia test test-ray-1 test-ray-2 test-unit test-statistical lint format clean
+.PHONY: install demo trial samia test test-ray-1 test-ray-2 test-unit test-statistical lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -56,5 +56,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: install
+	$(BIN)/python -m docs.reference
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+	@echo docs/_build/index.html
+
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,156 @@
+"""Write configuration.md, the reference of every setting, from the sentences under the fields themselves.
+
+    python -m docs.reference
+
+One table a section: name, type, default and sentence. A test holds that the page on disk is what this writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline.config.audit import AuditConfig
+from pipeline.trial.config import TrialConfig
+
+PAGE = Path(__file__).parent / "configuration.md"
+HEAD = """\
+# Configuration
+
+An audit and a trial are one YAML file each. This page lists every setting; it is made from the program's own
+descriptions of its fields, so it says what the version at hand takes. [Data](data.md), [models](models.md) and the
+pages of the detectors explain the settings by examples.
+
+- An unknown key is refused in one line that names the nearest known one.
+- `--set a.b=c` changes a setting for one call of `plan`, `run`, `select` or `trial`. A number is a place in a list
+  (`--set selections.0.alpha=0.05`), `*` stands for every entry of it.
+- Relative paths are relative to the folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work.
+- `null` means: not set.
+"""
+SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
+NOUNS = {"ModelConfig": "weights", "EndpointConfig": "an endpoint", "SourceConfig": "source"}
+WORDS = {"string": "text", "boolean": "`true` or `false`", "null": "`null`", "object": "mapping"}
+LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+
+
+def sections(root: type[BaseModel]) -> dict[type[BaseModel], list[str]]:
+    """Every section below a configuration, in the order of the page, and the keys under which it stands."""
+    places: dict[type[BaseModel], list[str]] = {}
+    waiting = [("", root)]
+    while waiting:
+        path, section = waiting.pop(0)
+        places.setdefault(section, []).append(path)
+        if len(places[section]) > 1:
+            continue
+        for name, field in section.model_fields.items():
+            key = f"{path}.{name}" if path else name
+            waiting += [(key, inner) for inner in _sections_in(field.annotation)]
+    return places
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    known: dict[type[BaseModel], str] = {}
+    for kind, root in (("audit", AuditConfig), ("trial", TrialConfig)):
+        places = sections(root)
+        titles = {section: _title(kind, paths, section, places) for section, paths in places.items()}
+        new = {section: title for section, title in titles.items() if section not in known}
+        known |= {section: _anchor(title) for section, title in new.items()}
+        for section, title in new.items():
+            level = "##" if section is root else "###"
+            lines += [f"{level} {title}", "", _first_paragraph(section), "", *_table(section, known), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _title(kind: str, paths: list[str], section: type[BaseModel], places: Mapping[type[BaseModel], list[str]]) -> str:
+    if paths == [""]:
+        return f"{SECTION_HEADS[kind]}"
+    shown = ", ".join(f"`{path}`" for path in dict.fromkeys(paths))
+    shared = [other for other, others in places.items() if other is not section and others[0] == paths[0]]
+    return f"{shown}: {NOUNS[section.__name__]}" if shared else shown
+
+
+def _noun(section: type[BaseModel]) -> str:
+    """A section in a word or two."""
+    return NOUNS.get(section.__name__, "settings")
+
+
+def _anchor(title: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _first_paragraph(section: type[BaseModel]) -> str:
+    return " ".join((section.__doc__ or "").split("\n\n")[0].split())
+
+
+def _table(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> Iterator[str]:
+    schema = section.model_json_schema()
+    links = {inner.__name__: f"[{_noun(inner)}](#{anchors[inner]})" for inner in sections(section)}
+    required = set(schema.get("required", ()))
+    yield "| setting | type | default | what it is |"
+    yield "|---|---|---|---|"
+    for name, field in section.model_fields.items():
+        entry = schema["properties"][name]
+        sentence = field.description or _sentence_of(field.annotation)
+        default = "required" if name in required else _default(field.get_default(call_default_factory=True))
+        yield f"| `{name}` | {_type(entry, links)} | {default} | {_cell(sentence)} |"
+
+
+def _sentence_of(annotation: Any) -> str:
+    """The sentence of a section that stands for a field without one of its own."""
+    return next((_first_paragraph(section) for section in _sections_in(annotation)), "")
+
+
+def _type(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
+    """A JSON schema in words."""
+    if "$ref" in entry or "allOf" in entry:
+        name = (entry.get("$ref") or entry["allOf"][0]["$ref"]).rsplit("/", 1)[-1]
+        return links[name]
+    for several in ("anyOf", "oneOf"):
+        if several in entry:
+            return " or ".join(dict.fromkeys(_type(one, links) for one in entry[several]))
+    if "enum" in entry or "const" in entry:
+        return ", ".join(f"`{value}`" for value in entry.get("enum", [entry.get("const")]))
+    if entry.get("type") == "array":
+        return f"list of {_type(entry['items'], links)}" if entry.get("items") else "list"
+    if entry.get("type") in ("integer", "number"):
+        limits = [f"{sign} {entry[key]:g}" for key, sign in LIMITS if key in entry]
+        return " ".join([entry["type"], ", ".join(limits)]).strip()
+    return WORDS.get(entry.get("type", ""), "any value")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        return "its own"
+    text = json.dumps(value, ensure_ascii=False)
+    return f"`{value}`" if isinstance(value, str) else f"`{text}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that a type speaks of, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _sections_in(inner)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

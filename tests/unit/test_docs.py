@@ -1,0 +1,160 @@
+"""README.md and the pages of docs/: their settings are settings, their links lead somewhere, and the site builds."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from docs import reference
+from docs.blocks import PAGES, ROOT, RUNNABLE, Block, all_pages, anchors, blocks, links
+from examples.trials.run import NAMES
+from pipeline.audit.description import build_config
+from pipeline.config.audit import AuditConfig
+from pipeline.trial.config import TrialConfig, build_trial
+
+README = ROOT / "README.md"
+EVERY_PAGE = all_pages()
+EVERY_BLOCK = [block for page in EVERY_PAGE for block in blocks(page)]
+SETTINGS = [block for block in EVERY_BLOCK if block.language == "yaml" and block.excuse is None]
+SHOWN = ("text", "json")
+"""Languages of blocks that are only looked at."""
+
+SOURCE = {"path": "documents.jsonl", "group": "section"}
+PARTS: dict[str, Any] = {
+    "run": "runs/part",
+    "model": {"path": "models/part"},
+    "reference_model": {"path": "models/reference"},
+    "paraphraser": {},
+    "corpus": {"audit": SOURCE, "unseen": SOURCE, "seen": SOURCE},
+    "detectors": ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus"],
+}
+"""What a part of an audit is merged into."""
+
+REPLACED = ("model", "audit", "unseen", "seen", "documents")
+"""What a part replaces as a whole."""
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def merged(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part put into a whole."""
+    found = dict(whole)
+    for key, value in part.items():
+        both = isinstance(value, dict) and isinstance(whole.get(key), dict) and key not in REPLACED
+        found[key] = merged(whole[key], value) if both else value
+    return found
+
+
+@pytest.mark.parametrize("block", SETTINGS, ids=str)
+def test_settings_of_a_page_are_settings(block: Block) -> None:
+    part = yaml.safe_load(block.text)
+    assert isinstance(part, dict)
+    if set(part) <= set(AuditConfig.model_fields):
+        build_config(merged(PARTS, part))
+    else:
+        assert set(part) <= set(TrialConfig.model_fields), f"neither an audit nor a trial: {sorted(part)}"
+        trial = {key: value for key, value in PARTS.items() if key != "corpus"}
+        selections = [{"name": "part", "detectors": ["loss"]}]
+        build_trial(merged({**trial, "documents": SOURCE, "selections": selections}, part))
+
+
+def test_every_block_says_what_it_is() -> None:
+    unclear = [f"{block}: {block.language or 'no language'}" for block in EVERY_BLOCK if not _is_clear(block)]
+    assert not unclear
+
+
+def _is_clear(block: Block) -> bool:
+    if block.language == "json":
+        json.loads(block.text)
+    return block.language in (*RUNNABLE, *SHOWN) or block.language.startswith("{")
+
+
+def test_a_command_that_is_not_run_says_why() -> None:
+    silent = [
+        f"{block}: {command}"
+        for block in EVERY_BLOCK
+        if block.language == "bash" and block.excuse is None
+        for command in block.commands
+        if not command.startswith("seenset ")
+    ]
+    assert not silent
+
+
+def test_every_make_target_trial_and_benchmark_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in EVERY_PAGE:
+        text = page.read_text(encoding="utf-8")
+        for target, names in re.findall(r"(?:`|^)make ([\w-]+)(?: NAME=\"?([\w ]+))?", text, re.MULTILINE):
+            assert target in targets, f"{page_id(page)}: make {target}"
+            assert {*names.split()} <= {*NAMES, "all", "NAME"}, f"{page_id(page)}: make {target} NAME={names}"
+        for module in re.findall(r"python -m ([\w.]+)", text):
+            assert find_spec(module) is not None, f"{page_id(page)}: python -m {module}"
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = [target for target in links(page) if not _leads_somewhere(page, target)]
+    assert not broken
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    parts = urlsplit(target)
+    if parts.scheme:
+        return parts.scheme == "https" and "." in parts.netloc and " " not in target
+    place = (page.parent / parts.path).resolve() if parts.path else page
+    if not place.is_relative_to(ROOT) or not place.exists():
+        return False
+    return not parts.fragment or (place.suffix == ".md" and parts.fragment in anchors(place))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    trees = [block.text for block in blocks(PAGES / "index.md") if block.language == "{toctree}"]
+    named = {line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")}
+    pages = {str(page.relative_to(PAGES).with_suffix("")) for page in EVERY_PAGE if page != README}
+    assert named == pages - {"index"}
+
+
+def test_the_reference_of_the_configuration_is_current() -> None:
+    written = reference.PAGE.read_text(encoding="utf-8")
+    assert written == reference.page(), "make docs writes it anew"
+
+
+def test_every_setting_has_a_sentence() -> None:
+    rows = [line.split(" | ") for line in reference.page().splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows if not row[-1].strip("| ").endswith((".", ")"))] == []
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len(README.read_bytes()) <= 8 * 1024
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--fail-on-warning",
+        "--keep-going",
+        "--quiet",
+        str(PAGES),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = re.compile(
+        r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//|@import|url\(http"
+    )
+    for file in [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]:
+        assert not loaded.search(file.read_text(encoding="utf-8")), file.name
