@@ -97,7 +97,8 @@ def _table(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> 
     required = set(schema.get("required", ()))
     yield "| setting | type | default | what it is |"
     yield "|---|---|---|---|"
-    for name, field in section.model_fields.items():
+    for field_name, field in section.model_fields.items():
+        name = field.alias or field_name
         entry = schema["properties"][name]
         sentence = field.description or _sentence_of(field.annotation)
         default = "required" if name in required else _default(field.get_default(call_default_factory=True))

@@ -24,7 +24,7 @@ from made_up import sentence
 from docs.blocks import ROOT, Block, all_pages, blocks
 from ray_jobs.cli import app, main
 
-COUNTS = {"audit": 60, "unseen": 40, "seen": 40, "documents": 320}
+COUNTS = {"audit": 60, "unseen": 40, "seen": 40, "documents": 240}
 LENGTHS = {"audit": 30, "unseen": 20, "seen": 30, "documents": 20}
 FIRST = ROOT / "README.md"
 RUN: list[str] = []
