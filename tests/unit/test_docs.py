@@ -16,6 +16,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+import seenset
 from docs import reference
 from docs.blocks import PAGES, ROOT, RUNNABLE, Block, all_pages, anchors, blocks, links
 from examples.trials.run import NAMES
@@ -110,7 +111,7 @@ def test_every_make_target_trial_and_benchmark_exists() -> None:
             assert find_spec(module) is not None, f"{page_id(page)}: python -m {module}"
 
 
-@pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
+@pytest.mark.parametrize("page", [*EVERY_PAGE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_id)
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = [target for target in links(page) if not _leads_somewhere(page, target)]
     assert not broken
@@ -141,6 +142,11 @@ def test_the_reference_of_the_configuration_is_current() -> None:
 def test_every_setting_has_a_sentence() -> None:
     rows = [line.split(" | ") for line in reference.page().splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows if not row[-1].strip("| ").endswith((".", ")"))] == []
+
+
+def test_every_name_of_the_interface_is_on_its_page() -> None:
+    page = (PAGES / "python.md").read_text(encoding="utf-8")
+    assert [name for name in seenset.__all__ if not re.search(rf"(:: |`|seenset\.){name}\b", page)] == []
 
 
 def test_the_readme_is_one_screen() -> None:
