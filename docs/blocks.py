@@ -77,14 +77,14 @@ def links(page: Path) -> Iterator[str]:
 
 def anchors(page: Path) -> set[str]:
     """What a link into a page may end with: its headings as GitHub and the site name them."""
-    found: set[str] = set()
+    names: set[str] = set()
     tokens = _tokens(page)
     for token, inner in itertools.pairwise(tokens):
         if token.type == "heading_open":
             shown = "".join(child.content for child in inner.children or [])
             name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-            found.add(name if name not in found else f"{name}-{sum(name == other for other in found)}")
-    return found | set(re.findall(r"^\(([\w-]+)\)=$", page.read_text(encoding="utf-8"), re.MULTILINE))
+            names.add(name)
+    return names | set(re.findall(r"^\(([\w-]+)\)=$", page.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def _tokens(page: Path) -> list[Token]:

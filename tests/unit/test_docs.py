@@ -58,11 +58,11 @@ def names_of(section: type[BaseModel]) -> set[str]:
 
 def merged(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     """A part put into a whole."""
-    found = dict(whole)
+    settings = dict(whole)
     for key, value in part.items():
         both = isinstance(value, dict) and isinstance(whole.get(key), dict) and key not in REPLACED
-        found[key] = merged(whole[key], value) if both else value
-    return found
+        settings[key] = merged(whole[key], value) if both else value
+    return settings
 
 
 @pytest.mark.parametrize("block", SETTINGS, ids=str)
