@@ -149,6 +149,13 @@ def test_every_name_of_the_interface_is_on_its_page() -> None:
     assert [name for name in seenset.__all__ if not re.search(rf"(:: |`|seenset\.){name}\b", page)] == []
 
 
+def test_the_tree_of_the_architecture_is_that_of_the_code() -> None:
+    tree = next(block.text for block in blocks(PAGES / "architecture.md") if block.language == "text")
+    rooms = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
+    assert sorted(rooms) == sorted(path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py"))
+    assert all((ROOT / name).is_dir() for name in re.findall(r"^(\w+)/", tree, re.MULTILINE))
+
+
 def test_the_readme_is_one_screen() -> None:
     assert len(README.read_bytes()) <= 8 * 1024
 
