@@ -20,8 +20,9 @@ import psutil
 
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
-from pipeline.audit.manifest import settle, versions
+from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
+from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipeline.audit.allocation import (
     KEYS_FILE,
@@ -16,12 +15,14 @@ from pipeline.audit.allocation import (
     write_document_keys,
 )
 from pipeline.audit.description import build_config
-from pipeline.audit.manifest import note_gradient, read_run, settle
+from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.select import select_all
+from pipeline.audit.settle import note_gradient, settle
 from pipeline.audit.stages import stages_of
-from pipeline.audit.status import Counts, StatusFile
+from pipeline.audit.status import Counts, RunState, Status, StatusFile
+from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
@@ -44,13 +45,20 @@ from ray_jobs.selection import each
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """How a run ended, and the address of its report."""
 
-    state: str
-    exit_code: ExitCode
-    counts: dict[str, Any]
-    selections: list[dict[str, Any]]
-    report: str | None
+    status: Status
+    report: str
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of the command."""
+        return ExitCode(self.status.exit_code or ExitCode.DONE)
+
+    @property
+    def selections(self) -> list[Summary]:
+        """The answers, in the order of the configuration."""
+        return self.status.selections
 
 
 def run_audit(
@@ -85,24 +93,24 @@ def run_audit(
             note_gradient(store, scored)
             check_budget(config, scored)
             summaries = select_all(config, scored, limit, each)
-            selected = any(summary["n_selected"] for summary in summaries)
+            selected = any(summary.n_selected for summary in summaries)
             code = ExitCode.SELECTED if fail_if_selected and selected else ExitCode.DONE
-            status.write("complete", code)
+            ended = status.write("complete", code, selections=summaries)
             report = write_report(store, texts=texts)
         except KeyboardInterrupt:
             status.write("incomplete", ExitCode.INTERRUPTED)
             raise
         except UserError as error:
-            state = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
+            state: RunState = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
             status.write(state, error.exit_code, str(error))
             raise
         except BaseException as error:
             status.write("failed", 1, f"{type(error).__name__}: {error}")
             raise
-    return Outcome("complete", code, status.counts.to_dict(), summaries, report)
+    return Outcome(ended, report)
 
 
-def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[dict[str, Any]]:
+def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[Summary]:
     """Answer a finished run's selections anew, with overrides; never touches a model.
 
     Raises:
@@ -110,10 +118,9 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
     """
     store = Store(run)
     manifest, shards = read_run(store)
-    before = build_config(dict(manifest["config"]))
-    config = build_config(dict(manifest["config"]), overrides)
-    changed = [key for key, value in before.model_dump().items() if config.model_dump()[key] != value]
-    refused = sorted(set(changed) - {"selections", "overlap", "error_budget"})
+    config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
+    changed = {key for key in AuditConfig.model_fields if getattr(config, key) != getattr(manifest.config, key)}
+    refused = sorted(changed - {"selections", "overlap", "error_budget"})
     if refused:
         raise UserError(
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
@@ -121,8 +128,8 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
     with RunLock(store):
         scored = read_scored(store, shards)
         check_budget(config, scored)
-        summaries = select_all(config, scored, manifest["limit"], each)
-        store.write_json("manifest.json", {**manifest, "config": config.model_dump(mode="json")})
+        summaries = select_all(config, scored, manifest.limit, each)
+        write_manifest(store, manifest.model_copy(update={"config": config}))
         write_report(store, texts=texts)
     return summaries
 
@@ -196,8 +203,8 @@ def _prepare(
 def _with_actors(plan: Plan, most: int) -> Plan:
     """The same work on no more actors."""
     resources = plan.config.resources
-    own = most if resources.actors == "auto" else min(most, resources.actors)
-    config = plan.config.model_copy(update={"resources": resources.model_copy(update={"actors": own})})
+    actors = most if resources.actors == "auto" else min(most, resources.actors)
+    config = plan.config.model_copy(update={"resources": resources.model_copy(update={"actors": actors})})
     return replace(plan, config=config)
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
 from ray_jobs import interrupts
+
+if TYPE_CHECKING:
+    from pipeline.audit.summary import Summary
 
 app = typer.Typer(
     add_completion=False,
@@ -89,8 +92,7 @@ def run(
     audit = load_config(config, set_ or ())
     outcome = run_audit(audit, Reporter(_console(), quiet=json_), limit, not no_text, fail_if_selected)
     if json_:
-        value = {"state": outcome.state, "exit_code": int(outcome.exit_code), "report": outcome.report}
-        _print_json({**value, "counts": outcome.counts, "selections": outcome.selections})
+        _print_json({**outcome.status.plain(), "report": outcome.report})
     else:
         _print_summaries(outcome.selections)
         print(f"report: {outcome.report}")
@@ -103,20 +105,20 @@ def status(run: RunPath, json_: AsJson = False) -> None:
     """Say how far a run is, from storage alone."""
     from pipeline.audit.status import run_status
 
-    value = run_status(run)
+    status = run_status(run)
     if json_:
-        _print_json(value)
+        _print_json(status.plain())
         return
     print(
-        f"{value['state']}: shards {value['shards_done']}/{value['shards']}, documents {value['documents']:,}, "
-        f"scored {value['scored']:,}, quarantined {value['quarantined']:,}"
+        f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
+        f"scored {status.scored:,}, quarantined {status.quarantined:,}"
     )
-    if value["state"] == "running":
-        eta = "-" if value["eta_s"] is None else f"{value['eta_s']:.0f} s"
-        print(f"{value['documents_per_s']:,.1f} documents/s, {value['tokens_per_s']:,.0f} tokens/s, ETA {eta}")
-    if value.get("message"):
-        print(value["message"])
-    _print_summaries(value["selections"])
+    if status.state == "running":
+        eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
+        print(f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s, ETA {eta}")
+    if status.message:
+        print(status.message)
+    _print_summaries(status.selections)
 
 
 @app.command()
@@ -132,10 +134,10 @@ def select(
 
     summaries = select_again(run, set_ or (), not no_text)
     if json_:
-        _print_json({"selections": summaries})
+        _print_json({"selections": [summary.plain() for summary in summaries]})
     else:
         _print_summaries(summaries)
-    if fail_if_selected and any(summary["n_selected"] for summary in summaries):
+    if fail_if_selected and any(summary.n_selected for summary in summaries):
         raise typer.Exit(int(ExitCode.SELECTED))
 
 
@@ -233,8 +235,8 @@ def _print_plan(facts: dict[str, Any]) -> None:
         console.print(f"a sample: the first {facts['limit']:,} documents of each role")
     for entry in facts["passes"]:
         if entry["kind"] == "generate":
-            given = f"the first {100 * entry['prefix_ratio']:g}% of a text's words"
-            console.print(f"pass generate: {entry['draws']} continuations of {given}", highlight=False)
+            prefix = f"the first {100 * entry['prefix_ratio']:g}% of a text's words"
+            console.print(f"pass generate: {entry['draws']} continuations of {prefix}", highlight=False)
             continue
         more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
         on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
@@ -253,14 +255,14 @@ def _print_plan(facts: dict[str, Any]) -> None:
             f"about {facts['estimated_tokens']:,} tokens a pass; "
             f"about {duration(seconds)} on one worker like this machine"
         )
-    if (asked := facts["endpoint"]) is not None:
-        price = f", about {asked['price']:,.2f}" if asked["price"] else ""
+    if (endpoint := facts["endpoint"]) is not None:
+        price = f", about {endpoint['price']:,.2f}" if endpoint["price"] else ""
         console.print(
-            f"endpoint: {asked['requests']:,} requests, about {asked['prompt_tokens']:,} tokens of prompts and at most "
-            f"{asked['answer_tokens']:,} of answers{price}",
+            f"endpoint: {endpoint['requests']:,} requests, about {endpoint['prompt_tokens']:,} tokens of prompts and "
+            f"at most {endpoint['answer_tokens']:,} of answers{price}",
             highlight=False,
         )
-        for limit in asked["over"]:
+        for limit in endpoint["over"]:
             console.print(f"warning: {limit}, less than that", highlight=False)
     for entry in facts["selections"]:
         mark = "" if entry["ok"] else "warning: "
@@ -268,24 +270,26 @@ def _print_plan(facts: dict[str, Any]) -> None:
         console.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
 
 
-def _print_summaries(summaries: Sequence[dict[str, Any]]) -> None:
+def _print_summaries(summaries: Sequence[Summary]) -> None:
     if not summaries:
         return
     table = Table("selection", "procedure", "alpha", "audited", "selected", "threshold p", "guarantee", "strict")
-    for s in summaries:
-        threshold = "-" if s["threshold"] is None else f"{s['threshold']:.4g}"
-        strict = f"{s['strict']['n_selected']:,} ({s['strict']['procedure']})"
+    for summary in summaries:
         table.add_row(
-            s["name"],
-            s["procedure"],
-            f"{s['alpha']:g}",
-            f"{s['n_audit']:,}",
-            f"{s['n_selected']:,}",
-            threshold,
-            s["guarantee"],
-            strict,
+            summary.name,
+            summary.procedure,
+            f"{summary.alpha:g}",
+            f"{summary.n_audit:,}",
+            f"{summary.n_selected:,}",
+            "-" if summary.threshold is None else f"{summary.threshold:.4g}",
+            summary.guarantee,
+            f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
         )
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    for summary in summaries:
+        for reason in summary.reasons:
+            console.print(f"{summary.name} is not supported: {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import smollm2
+from pipeline.audit.summary import read_summary
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.load import open_model
@@ -168,7 +169,8 @@ def judge(folder: Path, runs: Sequence[str], audited: Sequence[str], trained: se
     for name in runs:
         store = Store(str(folder / name))
         selected = store.read_table("selection/members/selected.parquet", ["doc_id"])["doc_id"].to_pylist()
-        summary = store.read_json("selection/members/summary.json")
+        summary = read_summary(store, "members")
+        assert summary is not None, f"{store.url} has no selection"
         rows.append({"audit": name, **audit_row(summary, selected, audited, trained)})
     return audit_table(rows)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.audit.manifest import AdapterRecord, Allocation
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
@@ -34,23 +34,21 @@ def adapter_folders(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
     return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
 
 
-def allocation_record(parts: Parts, keys: Mapping[str, str]) -> dict[str, Any]:
+def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
     """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
     if not parts.adapters:
-        return {}
+        return Allocation()
     adapters = {
-        name: {
-            "folder": f"adapters/{keys[name]}",
-            "training": part.training.settings(),
-            "train_on": list(part.settings.roles) or [OWN_CORPUS],
-            "documents": hashes(part.text_key),
-        }
+        name: AdapterRecord(
+            folder=f"adapters/{keys[name]}",
+            training=part.training,
+            train_on=list(part.settings.roles) or [OWN_CORPUS],
+            documents=hashes(part.text_key),
+        )
         for name, part in parts.adapters.items()
     }
-    return {
-        "adapters": adapters,
-        "calibration": {role: hashes(document_keys) for role, document_keys in parts.calibration.items()},
-    }
+    calibration = {role: hashes(text_keys) for role, text_keys in parts.calibration.items()}
+    return Allocation(adapters=adapters, calibration=calibration)
 
 
 def write_document_keys(parts: Parts, store: Store) -> None:

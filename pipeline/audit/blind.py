@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from pipeline.audit.summary import BlindDiagnostic
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.shard import Shard
 
-SAMPLE = 5_000
-SHARDS = 25
+SAMPLED_TEXTS = 5_000
+SAMPLED_SHARDS = 25
 CHARACTERS = 20_000
 FOLDS = 5
 FEATURES = 1 << 16
@@ -76,13 +76,13 @@ def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
     return math.sqrt(max(spread, 0.0) / (positives * negatives))
 
 
-def blind_sentence(found: Blind | None, role: str) -> dict[str, Any]:
-    """The diagnostic as summary.json and the report show it."""
-    if found is None:
+def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
+    """What summary.json and the report say of the test of a role; None where there were too few documents for one."""
+    if test is None:
         sentence = f"Fewer than {LEAST} {role} or audited documents: whether their words differ could not be tested."
-        return {"ok": None, "sentence": sentence}
-    interval = f"AUC {found.auc:.2f}, 99% interval {found.low:.2f} to {found.high:.2f}, 0.50 is chance"
-    if found.ok:
+        return BlindDiagnostic(ok=None, sentence=sentence)
+    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}, 0.50 is chance"
+    if test.ok:
         sentence = (
             f"A classifier that knows only their words could not tell the {role} documents from the audited ones "
             f"by more than the tolerance ({interval})."
@@ -92,27 +92,21 @@ def blind_sentence(found: Blind | None, role: str) -> dict[str, Any]:
             f"A classifier that knows only their words tells the {role} documents from the audited ones "
             f"({interval}): they differ in more than membership, and the promised error rate is not supported."
         )
-    numbers = {"auc": found.auc, "low": found.low, "high": found.high}
-    return {
-        **numbers,
-        "n_calibration": found.n_calibration,
-        "n_audit": found.n_audit,
-        "ok": found.ok,
-        "sentence": sentence,
-    }
+    return BlindDiagnostic(ok=test.ok, sentence=sentence, **asdict(test))
 
 
 def sample_texts(shards: Sequence[Shard]) -> list[str]:
-    """Up to SAMPLE readable texts, spread evenly over at most SHARDS shards.
+    """Up to SAMPLED_TEXTS readable texts, spread evenly over at most SAMPLED_SHARDS shards.
 
     Raises:
         UserError: a file is gone or damaged.
     """
     if not shards:
         return []
-    chosen = [shards[i] for i in sorted({round(i) for i in np.linspace(0, len(shards) - 1, min(SHARDS, len(shards)))})]
-    share = -(-SAMPLE // len(chosen))
-    return [text for shard in chosen for text in _first_texts(shard, share)]
+    places = np.linspace(0, len(shards) - 1, min(SAMPLED_SHARDS, len(shards)))
+    sampled = [shards[place] for place in sorted({round(place) for place in places})]
+    share = -(-SAMPLED_TEXTS // len(sampled))
+    return [text for shard in sampled for text in _first_texts(shard, share)]
 
 
 def _first_texts(shard: Shard, count: int) -> Iterator[str]:

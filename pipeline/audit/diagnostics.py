@@ -1,62 +1,102 @@
-"""The diagnostics of a selection: what the run's files say of the assumptions."""
+"""The diagnostics of a selection: what the run's files say of its assumptions."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from pipeline.audit.blind import blind, blind_sentence, sample_texts
+from pipeline.audit.blind import blind, blind_diagnostic, sample_texts
+from pipeline.audit.forecast import resolution
+from pipeline.audit.records import parse_part
 from pipeline.audit.scored import Overlap, Scored
+from pipeline.audit.summary import (
+    BlindDiagnostic,
+    CountDiagnostic,
+    Diagnostics,
+    OverlapDiagnostic,
+    ResolutionDiagnostic,
+    ShareDiagnostic,
+    SymmetryDiagnostic,
+)
 from pipeline.errors import UserError
+from pipeline.selection.engine import Answer
+from pipeline.selection.knockoff import SignSymmetry
 
 
-def blind_diagnostic(scored: Scored, role: str, seed: int) -> dict[str, Any]:
-    """The blind diagnostic of a role; computed once a run, because the texts may be gone when it is read again."""
+def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: BlindDiagnostic, role: str) -> Diagnostics:
+    """The checks of one selection.
+
+    Args:
+        answer: of the selection.
+        scored: the score shards.
+        overlap: of the role with the audited documents.
+        blind_test: of the role, from `run_blind_test`.
+        role: the null role, whose documents calibrate.
+    """
+    fewest, enough = answer.resolution(answer.m)
+    return Diagnostics(
+        blind=blind_test,
+        resolution=ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, enough, role)),
+        overlap=_overlap_diagnostic(overlap, role),
+        duplicates=_duplicates_diagnostic(scored),
+        truncated=_truncated_diagnostic(scored),
+        fine_tuned=_finetuned_diagnostic(scored, role),
+        sign_symmetry=_symmetry_diagnostic(answer.symmetry),
+    )
+
+
+def run_blind_test(scored: Scored, role: str, seed: int) -> BlindDiagnostic:
+    """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
+
+    Raises:
+        UserError: the file of an earlier test is damaged.
+    """
     name = f"diagnostics/blind-{role}.json"
-    found: dict[str, Any] | None = scored.store.read_json(name)
-    if found is not None:
-        return found
+    earlier = scored.store.read_json(name)
+    if earlier is not None:
+        return parse_part(BlindDiagnostic, earlier, f"{scored.store.url}/{name}")
     shards = {r: [scored.shards[receipt.shard] for receipt in scored.of(r)] for r in (role, "audit")}
     try:
-        found = blind_sentence(blind(sample_texts(shards[role]), sample_texts(shards["audit"]), seed), role)
+        test = blind(sample_texts(shards[role]), sample_texts(shards["audit"]), seed)
     except UserError as error:
-        return {
-            "ok": None,
-            "sentence": f"Whether the words of {role} and audited documents differ was not tested: {error}.",
-        }
-    scored.store.write_json(name, found)
-    return found
+        sentence = f"Whether the words of {role} and audited documents differ was not tested: {error}."
+        return BlindDiagnostic(ok=None, sentence=sentence)
+    diagnostic = blind_diagnostic(test, role)
+    scored.store.write_json(name, diagnostic.plain())
+    return diagnostic
 
 
-def overlap_diagnostic(overlap: Overlap, role: str) -> dict[str, Any]:
-    """How many calibration documents are audited too."""
+def _overlap_diagnostic(overlap: Overlap, role: str) -> OverlapDiagnostic:
     tail = " and were left out of calibration." if overlap.n_calibration else "."
     sentence = f"{overlap.n_calibration} {role} documents are audit documents too{tail}"
-    return {"n_calibration": overlap.n_calibration, "n_audit": overlap.n_audit, "ok": True, "sentence": sentence}
+    return OverlapDiagnostic(ok=True, sentence=sentence, n_calibration=overlap.n_calibration, n_audit=overlap.n_audit)
 
 
-def finetuned_diagnostic(scored: Scored, role: str) -> dict[str, Any]:
-    """What fine-tuning took from calibration, where a run fine-tunes."""
+def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
+    """Repeated ids take nothing from the promise: they are quarantined, and count as hypotheses with p = 1."""
+    count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
+    sentence = f"{count} documents repeat an id and were quarantined."
+    return CountDiagnostic(ok=None if count else True, sentence=sentence, count=count)
+
+
+def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
+    total = sum(receipt.n_scored for receipt in scored.receipts)
+    truncated = sum(receipt.n_truncated for receipt in scored.receipts)
+    share = truncated / total if total else 0.0
+    sentence = (
+        f"{truncated} of {total} scored documents ({share:.1%}) were judged by their first max_tokens tokens only."
+    )
+    return ShareDiagnostic(ok=None, sentence=sentence, share=share)
+
+
+def _finetuned_diagnostic(scored: Scored, role: str) -> CountDiagnostic | None:
     if not scored.finetuned:
-        return {}
+        return None
     count = scored.n_finetuned(role)
     sentence = f"{count} {role} documents were fine-tuned on, or begin like one that was, and do not calibrate."
-    return {"fine_tuned": {"count": count, "ok": True, "sentence": sentence}}
+    return CountDiagnostic(ok=True, sentence=sentence, count=count)
 
 
-def duplicates_diagnostic(scored: Scored) -> dict[str, Any]:
-    """How many documents repeat an id."""
-    count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
-    return {
-        "count": count,
-        "ok": count == 0,
-        "sentence": f"{count} documents repeat an id and were quarantined.",
-    }
-
-
-def truncated_diagnostic(scored: Scored) -> dict[str, Any]:
-    """How many documents were judged by their beginning alone."""
-    total = sum(receipt.n_scored for receipt in scored.receipts)
-    cut = sum(receipt.n_truncated for receipt in scored.receipts)
-    share = cut / total if total else 0.0
-    sentence = f"{cut} of {total} scored documents ({share:.1%}) were judged by their first max_tokens tokens only."
-    return {"share": share, "ok": None, "sentence": sentence}
+def _symmetry_diagnostic(symmetry: SignSymmetry | None) -> SymmetryDiagnostic | None:
+    """A test that contradicts nothing has not shown the assumption: it does not pass."""
+    if symmetry is None:
+        return None
+    ok = None if symmetry.ok else False
+    return SymmetryDiagnostic(ok=ok, sentence=symmetry.sentence, p_value=symmetry.p_value)

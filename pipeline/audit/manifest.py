@@ -1,165 +1,136 @@
-"""The manifest of a run directory: what its scores are made of, and whether a later command still asks for that."""
+"""The manifest of a run directory: what the run was asked to do, and what its scores are made of."""
 
 from __future__ import annotations
 
-import logging
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
+from pydantic import Field, JsonValue
+
 from pipeline import __version__
-from pipeline.audit.plan import Plan, describe_model
-from pipeline.audit.scored import Scored
-from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.corpus.shards import number_rows
+from pipeline.audit.records import MANIFEST_FILE, Record, VersionedRecord, read_record
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
+from pipeline.config.training import FinetuneConfig
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
 
-_log = logging.getLogger(__name__)
+SHARDS_FILE = "shards.json"
+PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
 
 
-def read_run(store: Store) -> tuple[dict[str, Any], list[Shard]]:
+class InputRecord(Record):
+    """One input file, saved dataset, hub dataset or folder of text files."""
+
+    role: Role = Field(description="What its documents are for: audit, unseen or seen.")
+    name: str = Field(description="As the configuration names it; ids of documents begin with it.")
+    path: str = Field(description="Where it was opened.")
+    format: str = Field(description="How it was read.")
+    size: int = Field(description="Bytes; 0 where unknown.")
+    rows: int | None = Field(description="Rows; null where only reading would tell.")
+    content: str = Field(description="Digest of its size and of both its ends, by which a change shows.")
+
+
+class AuditedModel(Record):
+    """What is known of the audited model without loading its weights."""
+
+    architecture: str = Field(description="Class of the model; endpoint where only its answers are seen.")
+    dtype: str = Field(description="Arithmetic of the weights; unknown behind an endpoint.")
+    max_tokens: int | None = Field(description="Positions that the model has; null where it does not say.")
+    parameters: int | None = Field(description="Parameters; null where only loading would tell.")
+
+
+class GradientRecord(Record):
+    """Over what the gradient norm was taken, and how."""
+
+    method: str = Field(description="batched, or one at a time.")
+    reason: str = Field(description="Why one document at a time; empty for a batched model.")
+    uncovered: list[str] = Field(description="Parameters that no rule of the batched method covers.")
+    differentiable: int = Field(description="Parameter tensors that the norm is taken over.")
+    quantised: int = Field(description="Quantised parameter tensors, which it leaves out: they have no gradient.")
+
+
+class AdapterRecord(Record):
+    """An adapter, and the documents that it was trained on."""
+
+    folder: str = Field(description="Folder of its weights in the run directory.")
+    training: FinetuneConfig = Field(description="How it was trained.")
+    train_on: list[str] = Field(description="Where its documents come from: roles, or a corpus of its own.")
+    documents: list[str] = Field(description="Hashes of the normalised texts of its documents.")
+
+
+class Allocation(Record):
+    """Which known documents are trained on and which calibrate, never the same; empty where no adapter is trained."""
+
+    adapters: dict[str, AdapterRecord] = Field({}, description="The adapters, by name.")
+    calibration: dict[Role, list[str]] = Field(
+        {}, description="Hashes of the normalised texts that calibrate, by role; empty where no adapter is trained."
+    )
+
+
+class Provenance(Record):
+    """What the scores of a run are made of."""
+
+    config: AuditConfig = Field(description="The configuration, with every default.")
+    limit: int | None = Field(description="The most documents of each role that are read; null when all are.")
+    seed: int = Field(description="Seed of all that is random.")
+    versions: dict[str, str] = Field(description="Versions of this program and of what computes its scores.")
+    fingerprint: dict[str, JsonValue] = Field(description="All that could change a score.")
+    inputs: list[InputRecord] = Field(description="The inputs of every role.")
+    passes: list[dict[str, JsonValue]] = Field(description="What the model is asked about each document.")
+    model: AuditedModel = Field(description="The audited model.")
+    gradient: GradientRecord | None = Field(
+        None, description="How the gradient norm was taken; null where no detector reads it."
+    )
+
+
+class Manifest(Allocation, Provenance, VersionedRecord):
+    """What a run was asked to do and what its scores are made of: `manifest.json`."""
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """The manifest of a run directory; None where there is none.
+
+    Raises:
+        UserError: in one line, a damaged manifest, or one of another version.
+    """
+    remedy = "begin a new run directory with seenset run, or use that version"
+    return read_record(store, MANIFEST_FILE, Manifest, remedy)
+
+
+def read_shards(store: Store) -> list[Shard] | None:
+    """The shard table of a run directory; None where there is none.
+
+    Raises:
+        UserError: a damaged table.
+    """
+    table: list[dict[str, Any]] | None = store.read_json(SHARDS_FILE)
+    try:
+        return None if table is None else [Shard.from_dict(row) for row in table]
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
+
+
+def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     """The manifest and the shard table of a run directory.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or a damaged one.
     """
-    manifest, table = store.read_json("manifest.json"), store.read_json("shards.json")
-    if manifest is None or table is None:
-        raise UserError(f"{store.url} is not a run directory: it has no manifest.json and shards.json")
-    return manifest, [Shard.from_dict(value) for value in table]
+    manifest, shards = read_manifest(store), read_shards(store)
+    if manifest is None or shards is None:
+        raise UserError(f"{store.url} is not a run directory: it has no {MANIFEST_FILE} and {SHARDS_FILE}")
+    return manifest, shards
 
 
-def note_gradient(store: Store, scored: Scored) -> None:
-    """Add to the manifest over what the gradient norm was taken, and how: only the loaded model could tell."""
-    found = next((receipt.gradient for receipt in scored.receipts if receipt.gradient is not None), None)
-    if found is not None:
-        if found["reason"]:
-            _log.warning("gradient_norm took one backward pass a document: %s", found["reason"])
-        store.write_json("manifest.json", {**store.read_json("manifest.json"), "gradient": found})
-
-
-PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """Write the manifest of a run directory."""
+    store.write_json(MANIFEST_FILE, manifest.plain())
 
 
 def versions() -> dict[str, str]:
     """Versions of this program and of what computes its scores."""
-    found = {"seenset": __version__, "python": platform.python_version()}
-    return {**found, **{name: metadata.version(name) for name in PACKAGES}}
-
-
-def settle(
-    plan: Plan,
-    fingerprints: Mapping[str, Mapping[str, Any]],
-    store: Store,
-    facts: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Write the manifest and the shard table, or check that the ones in the run directory still hold.
-
-    Args:
-        plan: of the run.
-        fingerprints: stage -> all that could change what it computes; scoring among them.
-        store: the run directory.
-        facts: what else the manifest says.
-
-    Returns:
-        The plan with its rows numbered.
-
-    Raises:
-        UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
-    """
-    before = store.read_json("manifest.json")
-    table = store.read_json("shards.json")
-    if before is not None and table is not None:
-        _check_layout(plan, before, store)
-        shards = tuple(Shard.from_dict(value) for value in table)
-        if [_unnumbered(shard) for shard in shards] != [_unnumbered(shard) for shard in plan.shards]:
-            shards = tuple(number_rows(plan.shards))
-    else:
-        shards = tuple(number_rows(plan.shards))
-    plan = Plan(plan.config, plan.inputs, shards, plan.limit)
-    if before is not None and _free_to_score(plan, before) and _differ(before["fingerprint"], fingerprints[STAGE]):
-        store.remove_folder(f"receipts/{STAGE}")
-    for stage, fingerprint in fingerprints.items():
-        _check_receipts(plan, stage, fingerprint, store)
-    fingerprint = fingerprints[STAGE]
-    store.write_json("shards.json", [shard.to_dict() for shard in shards])
-    if before is not None and before["fingerprint"] == dict(fingerprint) and "model" in before:
-        model = before["model"]
-    else:
-        model = describe_model(plan.config.model)
-    store.write_json("manifest.json", {**_manifest(plan, fingerprint), "model": model, **(facts or {})})
-    return plan
-
-
-def _manifest(plan: Plan, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "config": plan.config.model_dump(mode="json"),
-        "limit": plan.limit,
-        "seed": plan.config.seed,
-        "versions": versions(),
-        "fingerprint": dict(fingerprint),
-        "inputs": [{k: v for k, v in asdict(entry).items() if k != "files"} for entry in plan.inputs],
-        "passes": plan.passes(),
-    }
-
-
-def _check_layout(plan: Plan, before: Mapping[str, Any], store: Store) -> None:
-    if before.get("limit") != plan.limit:
-        held = f"a sample (--limit {before['limit']})" if before.get("limit") else "the whole corpus"
-        raise UserError(f"run {store.url} was planned for {held}; use the same --limit or another run directory")
-    ours = plan.config.resources
-    for key in ("shard_bytes", "shard_documents"):
-        was = before["config"]["resources"][key]
-        if was != getattr(ours, key):
-            raise UserError(f"run {store.url} was cut with resources.{key} {was}, now {getattr(ours, key)}")
-
-
-def _free_to_score(plan: Plan, before: Mapping[str, Any]) -> bool:
-    """Whether scores, earlier ones too, are made of stored continuations alone: then they are made anew at no cost."""
-    return all(entry["kind"] == "generate" for entry in [*before["passes"], *plan.passes()])
-
-
-def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints differ in their detectors and the stages that these read, and in nothing else."""
-    changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
-    return bool(changed) and changed <= {"detectors", "reads"}
-
-
-def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
-    """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
-    shards = {shard.id: shard for shard in plan.shards}
-    for receipt in read_receipts(store, stage):
-        shard = shards.get(receipt.shard)
-        if shard is None:
-            raise UserError(
-                f"run {store.url} holds shard {receipt.shard}, which the inputs no longer give; "
-                "use another run directory"
-            )
-        wanted = shard_fingerprint(fingerprint, shard)
-        differing = [
-            key for key in {**wanted, **receipt.fingerprint} if wanted.get(key) != receipt.fingerprint.get(key)
-        ]
-        if differing:
-            fields = "; ".join(
-                f"{key}: {_short(receipt.fingerprint.get(key))} then, {_short(wanted.get(key))} now"
-                for key in differing
-            )
-            where = f" (shard {shard.id}, {shard.name})" if {"rows", "columns"} & set(differing) else ""
-            raise UserError(
-                f"run {store.url} holds the work of stage {stage} with other settings: {fields}{where}; "
-                "use another run directory"
-            )
-
-
-def _unnumbered(shard: Shard) -> dict[str, Any]:
-    return {key: value for key, value in shard.to_dict().items() if key != "first_row"}
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:12]}..."
+    programs = {"seenset": __version__, "python": platform.python_version()}
+    return {**programs, **{name: metadata.version(name) for name in PACKAGES}}

@@ -1,4 +1,4 @@
-"""What selection asks of one score shard. Every answer merges with the others in any order.
+"""What selection computes of one score shard; the results of all shards merge in any order.
 
 A shard's table is reduced to small arrays; the driver never holds a column of the whole corpus but the
 calibration scores and, a bounded part at a time, the keys of ids.
@@ -11,10 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
+from pipeline.audit.records import Record
 from pipeline.errors import UserError
 
 HISTOGRAM_BINS = 60
+
+DUPLICATES = "quarantine/duplicate_id.parquet"
+"""Of a run directory: the documents whose id stands in an earlier shard, which only all shards together tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,14 @@ def histogram(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.histogram(scores, bins=edges)[0].astype(np.int64)
 
 
+class ScoreHistogram(Record):
+    """How the scores of each role are spread: `selection/<name>/scores.json`."""
+
+    column: str = Field(description="The detector column.")
+    edges: list[float] = Field(description="Edges of the bins, ascending; one more than there are bins.")
+    roles: dict[str, list[int]] = Field(description="Documents in each bin, by role.")
+
+
 DOCUMENTS_SCHEMA = pa.schema([("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())])
 
 
@@ -76,9 +89,9 @@ def overlapping(table: pa.Table, keys: Keys) -> tuple[np.ndarray, int]:
     Returns a bool array over the calibration documents, which merges by `|`, and a count.
     """
     text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
-    hits = np.isin(keys.text, text) | np.isin(keys.prefix, prefix)
-    ours = np.isin(text, keys.text) | np.isin(prefix, keys.prefix)
-    return hits, int(np.count_nonzero(ours))
+    calibrating = np.isin(keys.text, text) | np.isin(keys.prefix, prefix)
+    audited = np.isin(text, keys.text) | np.isin(prefix, keys.prefix)
+    return calibrating, int(np.count_nonzero(audited))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.allocation import KEYS_FILE, trained_on
-from pipeline.audit.score_shards import Keys, overlapping, repeated, scores_of
+from pipeline.audit.score_shards import DUPLICATES, Keys, overlapping, repeated, scores_of
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ROLES
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.engine import Batch
@@ -22,24 +23,24 @@ from pipeline.store.receipts import Receipt, read_receipts
 
 
 def check_budget(config: AuditConfig, scored: Scored) -> None:
-    """Too many quarantined documents end the run before any selection; the scores are kept."""
+    """Check that not too many documents were quarantined.
+
+    Raises:
+        IncompleteError: they were; the run ends before any selection, and its scores are kept.
+    """
     total = sum(receipt.n_in for receipt in scored.receipts)
-    reasons: dict[str, int] = {}
-    for role in ("audit", "unseen", "seen"):
-        for reason, count in scored.quarantined(role).items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    bad = sum(reasons.values())
-    if bad > config.error_budget * total:
-        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    reasons = Counter[str]()
+    for role in ROLES:
+        reasons.update(scored.quarantined(role))
+    if reasons.total() > config.error_budget * total:
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         raise IncompleteError(
-            f"{bad} of {total} documents were quarantined ({listed}), more than error_budget "
+            f"{reasons.total()} of {total} documents were quarantined ({counts}), more than error_budget "
             f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
         )
 
 
 KEYS_AT_ONCE = 1 << 24
-
-DUPLICATES = "quarantine/duplicate_id.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,10 @@ class Scored:
         parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
         if not parts:
             return Batch(np.empty((0, len(columns))), None, np.empty(0, dtype=np.int64))
-        found = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
+        chunks = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
         return Batch(
             np.concatenate([part.matrix for part in parts]),
-            pa.chunked_array(found, pa.string()) if groups else None,
+            pa.chunked_array(chunks, pa.string()) if groups else None,
             np.concatenate([part.keys for part in parts]),
         )
 
@@ -124,7 +125,7 @@ def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
     _one_fingerprint(receipts)
     scored = Scored(store, receipts, by_id, {}, _finetuned(store, receipts))
     duplicates = {}
-    for role in ("audit", "unseen", "seen"):
+    for role in ROLES:
         duplicates.update(_duplicates(store, scored.of(role)))
     scored = replace(scored, duplicates=duplicates)
     _write_duplicates(scored)
@@ -135,15 +136,15 @@ def _finetuned(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarra
     """Positions, by shard, of known documents that an adapter was trained on or that begin like one of those."""
     if not store.exists(KEYS_FILE):
         return {}
-    taken = store.read_table(KEYS_FILE)
-    found = {}
+    training_keys = store.read_table(KEYS_FILE)
+    positions = {}
     for receipt in receipts:
         if receipt.role != "audit":
-            own = store.read_table(receipt.data, ["text_key", "prefix_key"])
-            hits = trained_on(own["text_key"].to_numpy(), own["prefix_key"].to_numpy(), taken)
-            if hits.any():
-                found[receipt.shard] = np.flatnonzero(hits)
-    return found
+            keys = store.read_table(receipt.data, ["text_key", "prefix_key"])
+            trained = trained_on(keys["text_key"].to_numpy(), keys["prefix_key"].to_numpy(), training_keys)
+            if trained.any():
+                positions[receipt.shard] = np.flatnonzero(trained)
+    return positions
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
@@ -159,20 +160,20 @@ def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarr
     """Positions, by shard, of documents whose id stands in an earlier shard of the role."""
     total = sum(receipt.n_scored for receipt in receipts)
     parts = -(-total // KEYS_AT_ONCE)
-    found: dict[str, list[np.ndarray]] = {}
+    duplicates: dict[str, list[np.ndarray]] = {}
     for part in range(parts):
         keys, shard_of, position = [], [], []
         for index, receipt in enumerate(receipts):
-            own = store.read_table(receipt.data, ["id_key"])["id_key"].to_numpy()
-            chosen = np.flatnonzero(own % parts == part)
-            keys.append(own[chosen])
-            shard_of.append(np.full(chosen.size, index, dtype=np.int32))
-            position.append(chosen)
+            shard_keys = store.read_table(receipt.data, ["id_key"])["id_key"].to_numpy()
+            inside = np.flatnonzero(shard_keys % parts == part)
+            keys.append(shard_keys[inside])
+            shard_of.append(np.full(inside.size, index, dtype=np.int32))
+            position.append(inside)
         repeats = repeated(np.concatenate(keys))
         shards, positions = np.concatenate(shard_of)[repeats], np.concatenate(position)[repeats]
         for index in np.unique(shards):
-            found.setdefault(receipts[index].shard, []).append(positions[shards == index])
-    return {shard: np.sort(np.concatenate(arrays)) for shard, arrays in found.items()}
+            duplicates.setdefault(receipts[index].shard, []).append(positions[shards == index])
+    return {shard: np.sort(np.concatenate(arrays)) for shard, arrays in duplicates.items()}
 
 
 def _write_duplicates(scored: Scored) -> None:
@@ -213,22 +214,22 @@ def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`.
     """
-    wanted = ["text_key", "prefix_key"]
-    known = [scored.table(receipt, wanted, finetuned=True) for receipt in scored.of(role)]
+    columns = ["text_key", "prefix_key"]
+    known = [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)]
     keys = Keys.of(known)
-    hits = np.zeros(keys.text.size, dtype=bool)
-    ours = 0
+    shared = np.zeros(keys.text.size, dtype=bool)
+    n_audit = 0
     for receipt in scored.of("audit"):
-        found, count = overlapping(scored.table(receipt, wanted), keys)
-        hits |= found
-        ours += count
-    shared = int(np.count_nonzero(hits))
-    if shared and config.overlap == "error":
+        shared_here, count = overlapping(scored.table(receipt, columns), keys)
+        shared |= shared_here
+        n_audit += count
+    n_shared = int(np.count_nonzero(shared))
+    if n_shared and config.overlap == "error":
         raise UserError(
-            f"{shared} of {hits.size} {role} documents are audit documents too (same text, or same first 8 words; "
-            f"{ours} audit documents); remove them or set overlap: drop to leave them out of calibration"
+            f"{n_shared} of {shared.size} {role} documents are audit documents too (same text, or same first 8 words; "
+            f"{n_audit} audit documents); remove them or set overlap: drop to leave them out of calibration"
         )
-    calibrating = np.ones(hits.size, dtype=bool)
+    calibrating = np.ones(shared.size, dtype=bool)
     if scored.n_finetuned(role):
         calibrating = ~trained_on(keys.text, keys.prefix, scored.store.read_table(KEYS_FILE))
-    return Overlap(shared, ours, ~hits[calibrating])
+    return Overlap(n_shared, n_audit, ~shared[calibrating])

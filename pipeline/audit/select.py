@@ -1,9 +1,9 @@
-"""Score shards -> selections: functions folded over the shards, then the decision and its files."""
+"""From score shards to selections: passes over the shards, the decision, and the files of the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -11,17 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.allocation import KEYS_FILE, trained_on
-from pipeline.audit.diagnostics import (
-    blind_diagnostic,
-    duplicates_diagnostic,
-    finetuned_diagnostic,
-    overlap_diagnostic,
-    truncated_diagnostic,
-)
-from pipeline.audit.forecast import resolution
-from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, Span, histogram, span_of
+from pipeline.audit.diagnostics import diagnose, run_blind_test
+from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, ScoreHistogram, Span, histogram, span_of
 from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
+from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, summary_file, write_summary
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
@@ -32,7 +27,7 @@ Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 """A function of every score shard, in any order: in this process or on a cluster."""
 
 
-def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> list[dict[str, Any]]:
+def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
     Args:
@@ -46,9 +41,9 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Eac
     """
     columns = sorted({column for selection in config.selections for column in selection.detectors})
     if not columns:
-        _forget_others(config, scored)
+        _remove_others(config, scored)
         return []
-    _refuse_taught(config, scored, each)
+    _check_training(config, scored, each)
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = Span({}, {})
     for part in each(
@@ -56,15 +51,36 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Eac
         lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data),
     ):
         span = span + part
-    overlaps: dict[str, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
-    blinds: dict[str, dict[str, Any]] = {role: blind_diagnostic(scored, role, config.seed) for role in overlaps}
-    questions = [_Question(config, s, scored, overlaps[NULL_ROLE[s.direction]], span) for s in config.selections]
+    overlaps: dict[Role, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
+    blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
+    questions = []
+    for selection in config.selections:
+        role = NULL_ROLE[selection.direction]
+        questions.append(_Question(config, selection, scored, overlaps[role], blind_tests[role], span, limit))
+    answers = _answer_all(questions, ["doc_id", "row", "id_key", "group", *columns], each)
+    summaries = [question.write(answer, judged) for question, answer, judged in answers]
+    _remove_others(config, scored)
+    return summaries
 
-    read = ["doc_id", "row", "id_key", "group", *columns]
+
+def _answer_all(
+    questions: Sequence[_Question], columns: Sequence[str], each: Each
+) -> list[tuple[_Question, Answer, _Judged]]:
+    """Decide all selections in shared passes over the audit shards, then judge every document in one more.
+
+    Args:
+        questions: at least one, of one run.
+        columns: of the score shards that any of them reads.
+        each: reads the shards.
+
+    Raises:
+        UserError: no audit documents, or a selection that cannot be answered.
+    """
+    scored = questions[0].scored
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
         def of_shard(receipt: Receipt) -> list[Any]:
-            table = scored.table(receipt, read)
+            table = scored.table(receipt, columns)
             return [ask.of_shard(questions[index].batch(table, receipt)) for index, ask in asks]
 
         merged: dict[int, Any] = {}
@@ -76,48 +92,43 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Eac
     answers = together([question.ask() for question in questions], run_pass)
     for question in questions:
         question.clear()
-    judged: list[_Judged] | None = None
 
     def judge(receipt: Receipt) -> list[_Judged]:
-        table = scored.table(receipt, read)
-        return [question.judge(table, receipt, found) for question, found in zip(questions, answers, strict=True)]
+        table = scored.table(receipt, columns)
+        return [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
 
+    judged: list[_Judged] | None = None
     for parts in each(scored.of("audit"), judge):
         judged = parts if judged is None else [one + other for one, other in zip(judged, parts, strict=True)]
     if judged is None:
         raise UserError("no audit documents")
-    summaries = []
-    for question, found, verdicts in zip(questions, answers, judged, strict=True):
-        diagnostics = {"blind": blinds[NULL_ROLE[question.selection.direction]]}
-        summaries.append(question.write(found, verdicts, diagnostics, limit))
-    _forget_others(config, scored)
-    return summaries
+    return list(zip(questions, answers, judged, strict=True))
 
 
-def _forget_others(config: AuditConfig, scored: Scored) -> None:
-    """Remove the answers to questions that are no longer asked: they may be of other scores."""
-    wanted = {selection.name for selection in config.selections}
+def _remove_others(config: AuditConfig, scored: Scored) -> None:
+    """Remove the answers of selections that are no longer configured: they may be of other scores."""
+    configured = {selection.name for selection in config.selections}
     for name in scored.store.names("selection"):
-        if name not in wanted:
+        if name not in configured:
             scored.store.remove_folder(f"selection/{name}")
 
 
-def _refuse_taught(config: AuditConfig, scored: Scored, each: Each) -> None:
-    """Make sure that no adapter which a selection reads was trained on documents that it judges.
+def _check_training(config: AuditConfig, scored: Scored, each: Each) -> None:
+    """Check that no adapter which a selection reads was trained on documents that it judges.
 
     Raises:
         UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
     """
-    asked = {column for selection in config.selections for column in selection.detectors}
-    if not adapters_of([d for d in parse_detectors(config.detectors) if d.column in asked]):
+    columns = {column for selection in config.selections for column in selection.detectors}
+    if not adapters_of([d for d in parse_detectors(config.detectors) if d.column in columns]):
         return
-    keys = scored.store.read_table(KEYS_FILE)
+    training_keys = scored.store.read_table(KEYS_FILE)
 
-    def taught(receipt: Receipt) -> int:
-        own = scored.table(receipt, ["text_key", "prefix_key"])
-        return int(trained_on(own["text_key"].to_numpy(), own["prefix_key"].to_numpy(), keys).sum())
+    def count_trained(receipt: Receipt) -> int:
+        keys = scored.table(receipt, ["text_key", "prefix_key"])
+        return int(trained_on(keys["text_key"].to_numpy(), keys["prefix_key"].to_numpy(), training_keys).sum())
 
-    count = sum(each(scored.of("audit"), taught))
+    count = sum(each(scored.of("audit"), count_trained))
     if count:
         raise UserError(
             f"the adapters were trained on {count} audit documents, or on others with the same first 8 words, and "
@@ -127,17 +138,24 @@ def _refuse_taught(config: AuditConfig, scored: Scored, each: Each) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One selection of a run: decides it and writes its files, the summary last, so a selection with one is whole."""
+    """One selection of a run: decides it and writes its files, the summary last."""
 
     config: AuditConfig
     selection: SelectionConfig
     scored: Scored
-    overlap: Overlap
-    span: Span
+    overlap: Overlap  # of the null role
+    blind_test: BlindDiagnostic  # of the null role
+    span: Span  # of all scores
+    limit: int | None
 
     @property
     def folder(self) -> str:
         return f"selection/{self.selection.name}"
+
+    @property
+    def null_role(self) -> Role:
+        """The role whose documents calibrate."""
+        return NULL_ROLE[self.selection.direction]
 
     @property
     def grouped(self) -> bool:
@@ -153,8 +171,9 @@ class _Question:
 
     def known(self) -> Batch:
         """The null role's documents that calibrate."""
-        role = NULL_ROLE[self.selection.direction]
-        return _kept(self.scored.batches(role, self.selection.detectors, self.grouped), self.overlap.keep)
+        batch = self.scored.batches(self.null_role, self.selection.detectors, self.grouped)
+        groups = batch.groups.filter(pa.array(self.overlap.keep)) if batch.groups is not None else None
+        return Batch(batch.matrix[self.overlap.keep], groups, batch.keys[self.overlap.keep])
 
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
@@ -170,25 +189,25 @@ class _Question:
 
     def clear(self) -> None:
         """Remove an earlier answer, its summary first."""
-        self.scored.store.remove(f"{self.folder}/summary.json")
+        self.scored.store.remove(summary_file(self.selection.name))
         self.scored.store.remove_folder(self.folder)
 
-    def judge(self, table: pa.Table, receipt: Receipt, found: Answer) -> _Judged:
+    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> _Judged:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
-        p, chosen = found.judge(batch)
-        verdicts = {"doc_id": table["doc_id"], "p_value": p, "selected": chosen}
-        everything = pa.concat_tables([pa.table(verdicts, schema=DOCUMENTS_SCHEMA), self.unscored(receipt)])
-        self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", everything)
-        size = found.n_calibration + 1
+        p, selected = answer.judge(batch)
+        verdicts = pa.table({"doc_id": table["doc_id"], "p_value": p, "selected": selected}, schema=DOCUMENTS_SCHEMA)
+        documents = pa.concat_tables([verdicts, self.unscored(receipt)])
+        self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", documents)
+        size = answer.n_calibration + 1
         # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
-        part = table.append_column("p_value", pa.array(p)).filter(pa.array(chosen))
+        part = table.append_column("p_value", pa.array(p)).filter(pa.array(selected))
         source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
         counts = np.bincount(places - 1, minlength=size)
         return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges))
 
-    def write(self, found: Answer, judged: _Judged, diagnostics: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    def write(self, answer: Answer, judged: _Judged) -> Summary:
         """Write the selected, what the report draws and the summary, which is returned."""
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
         keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
@@ -202,14 +221,12 @@ class _Question:
         filled = np.flatnonzero(counts)
         ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
         self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
-        role = NULL_ROLE[self.selection.direction]
-        roles = {role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
-        value = {"column": self.selection.detectors[0], "edges": self.edges.tolist(), "roles": roles}
-        self.scored.store.write_json(f"{self.folder}/scores.json", value)
-        summary = self.summary(found, len(selected), diagnostics)
-        if limit is not None:
-            summary["limit"] = limit
-        self.scored.store.write_json(f"{self.folder}/summary.json", summary)
+        roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
+        scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
+        self.scored.store.write_json(f"{self.folder}/scores.json", scores.plain())
+        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
+        summary = self.summary(answer, len(selected), diagnostics)
+        write_summary(self.scored.store, summary)
         return summary
 
     def unscored(self, receipt: Receipt) -> pa.Table:
@@ -232,60 +249,48 @@ class _Question:
             tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
         return {task: sorted(rows) for task, rows in sorted(tasks.items())}
 
-    def summary(self, found: Answer, n_selected: int, diagnostics: dict[str, Any]) -> dict[str, Any]:
-        selection, quarantined = self.selection, self.quarantined
-        needed, enough = found.resolution(found.m)
-        role = NULL_ROLE[selection.direction]
-        held = {**found.strict, "n_selected": min(found.strict["n_selected"], found.m - quarantined)}
-        own = {
-            **diagnostics,
-            "resolution": resolution(found.n_calibration, found.m, needed, enough, role),
-            "overlap": overlap_diagnostic(self.overlap, role),
-            "duplicates": duplicates_diagnostic(self.scored),
-            "truncated": truncated_diagnostic(self.scored),
-            **finetuned_diagnostic(self.scored, role),
-            **found.diagnostics,
-        }
-        return {
-            "name": selection.name,
-            "procedure": selection.procedure,
-            "direction": selection.direction,
-            "alpha": selection.alpha,
-            "detectors": selection.detectors,
-            "calibration": selection.calibration,
-            "n_audit": found.m,
-            "n_calibration": found.n_calibration,
-            "n_quarantined": quarantined,
-            "n_selected": n_selected,
-            "threshold": found.threshold,
-            "null_proportion": found.null_proportion,
-            "factor": found.factor,
-            "weights": found.weights,
-            "guarantee": found.guarantee,
-            "assumption": found.assumption,
-            "promise": found.promise,
-            "supported": diagnostics["blind"]["ok"] is not False,
-            "minimum_selectable": needed,
-            "strict": held,
-            "details": found.details,
-            "diagnostics": own,
-        }
+    def summary(self, answer: Answer, n_selected: int, diagnostics: Diagnostics) -> Summary:
+        """The typed result, made here and read everywhere."""
+        selection = self.selection
+        scored = answer.m - self.quarantined  # the most that can be listed: a strict answer may reach p = 1
+        fewest, _ = answer.resolution(answer.m)
+        return Summary(
+            name=selection.name,
+            procedure=selection.procedure,
+            direction=selection.direction,
+            alpha=selection.alpha,
+            detectors=selection.detectors,
+            calibration=selection.calibration,
+            n_audit=answer.m,
+            n_calibration=answer.n_calibration,
+            n_quarantined=self.quarantined,
+            n_selected=n_selected,
+            threshold=answer.threshold,
+            null_proportion=answer.null_proportion,
+            factor=answer.factor,
+            weights=answer.weights,
+            guarantee=answer.guarantee,
+            assumption=answer.assumption,
+            promise=answer.promise,
+            supported=diagnostics.support(),
+            reasons=diagnostics.failures(),
+            minimum_selectable=fewest,
+            strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
+            details=answer.details,
+            diagnostics=diagnostics,
+            limit=self.limit,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """What judging shards gives back to the driver; merges in any order."""
 
-    selected: pa.Table
-    ranks: np.ndarray
-    histogram: np.ndarray
+    selected: pa.Table  # one row a selected document
+    ranks: np.ndarray  # int64 counts of p-values at k / (n_calibration + 1)
+    histogram: np.ndarray  # int64 counts of the first detector's scores
 
     def __add__(self, other: _Judged) -> _Judged:
         """The documents of both."""
         tables = pa.concat_tables([self.selected, other.selected])
         return _Judged(tables, self.ranks + other.ranks, self.histogram + other.histogram)
-
-
-def _kept(batch: Batch, keep: np.ndarray) -> Batch:
-    groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
-    return Batch(batch.matrix[keep], groups, batch.keys[keep])

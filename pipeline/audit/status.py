@@ -1,16 +1,53 @@
-"""How far a run is: the counts of status.json, and what storage alone says."""
+"""How far a run is: what status.json says, and what storage alone says."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
+
+from pydantic import Field
 
 from pipeline.audit.manifest import read_run
-from pipeline.stages.score import STAGE
+from pipeline.audit.records import VersionedRecord, read_record
+from pipeline.audit.summary import Summary, read_summary
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
 from pipeline.store.receipts import Receipt, read_receipts
+
+STATUS_FILE = "status.json"
+STATUS_SECONDS = 5.0
+LISTED_FAILURES = 20
+SCORING = "score"
+"""The last stage, whose receipts say what is scored (`pipeline.stages.score`, which loads torch)."""
+
+RunState = Literal["running", "complete", "incomplete", "failed"]
+_RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures"}
+
+
+class Status(VersionedRecord):
+    """How far a run is, or how it ended: `status.json`."""
+
+    state: RunState = Field(
+        description="running; complete; incomplete: the same command goes on; failed: see the message."
+    )
+    exit_code: int | None = Field(description="Exit code of the command; null while it runs.")
+    message: str | None = Field(description="Why the run is incomplete or failed, in one line.")
+    stage: str = Field(description="The stage that is counted here.")
+    shards: int = Field(description="Shards of the run.")
+    shards_done: int = Field(description="Shards that the stage has finished.")
+    documents: int = Field(description="Documents of the finished shards.")
+    scored: int = Field(description="Documents that the stage could read; with stage score, that have scores.")
+    quarantined: int = Field(description="Documents that it could not.")
+    tokens: int = Field(description="Tokens of the finished shards.")
+    documents_per_s: float = Field(description="Documents a second in the last driver's own work.")
+    tokens_per_s: float = Field(description="Tokens a second in the last driver's own work.")
+    eta_s: float | None = Field(description="Seconds until the stage is finished; null where not known.")
+    failures: list[str] = Field(description=f"Why shards failed, the first {LISTED_FAILURES}.")
+    selections: list[Summary] = Field(
+        [], description="The answers there are, as seenset status prints them; not kept in status.json."
+    )
 
 
 @dataclass(slots=True)
@@ -18,7 +55,7 @@ class Counts:
     """Documents and shards so far; rates are of this driver's own work."""
 
     shards: int
-    stage: str = "score"
+    stage: str = SCORING
     shards_done: int = 0
     documents: int = 0
     scored: int = 0
@@ -43,34 +80,36 @@ class Counts:
             self.fresh_documents += receipt.n_in
             self.fresh_tokens += receipt.tokens
 
-    def to_dict(self) -> dict[str, Any]:
-        """What status.json says."""
+    def status(self, state: RunState = "running", exit_code: int | None = None, message: str | None = None) -> Status:
+        """The counts and rates at this moment, in a state."""
         seconds = max(time.monotonic() - self.began, 1e-9)
-        left = self.shards - self.shards_done
-        eta = round(seconds / self.fresh_shards * left, 1) if self.fresh_shards else None
-        return {
-            "stage": self.stage,
-            "shards": self.shards,
-            "shards_done": self.shards_done,
-            "documents": self.documents,
-            "scored": self.scored,
-            "quarantined": self.quarantined,
-            "tokens": self.tokens,
-            "documents_per_s": round(self.fresh_documents / seconds, 2),
-            "tokens_per_s": round(self.fresh_tokens / seconds, 1),
-            "eta_s": eta,
-            "failures": self.failures[:20],
-        }
+        remaining = self.shards - self.shards_done
+        return Status(
+            state=state,
+            exit_code=exit_code,
+            message=message,
+            stage=self.stage,
+            shards=self.shards,
+            shards_done=self.shards_done,
+            documents=self.documents,
+            scored=self.scored,
+            quarantined=self.quarantined,
+            tokens=self.tokens,
+            documents_per_s=round(self.fresh_documents / seconds, 2),
+            tokens_per_s=round(self.fresh_tokens / seconds, 1),
+            eta_s=round(seconds / self.fresh_shards * remaining, 1) if self.fresh_shards else None,
+            failures=self.failures[:LISTED_FAILURES],
+        )
 
     def line(self) -> str:
         """One line for a person."""
-        d = self.to_dict()
-        eta = "-" if d["eta_s"] is None else duration(d["eta_s"])
-        stage = "" if self.stage == "score" else f"{self.stage}: "
+        status = self.status()
+        eta = "-" if status.eta_s is None else duration(status.eta_s)
+        stage = "" if self.stage == SCORING else f"{self.stage}: "
         answers = f"answers {self.answers:,}  " if self.answers else ""
         return (
             f"{stage}shards {self.shards_done}/{self.shards}  documents {self.documents:,}  "
-            f"{d['documents_per_s']:,.1f} documents/s  {d['tokens_per_s']:,.0f} tokens/s  "
+            f"{status.documents_per_s:,.1f} documents/s  {status.tokens_per_s:,.0f} tokens/s  "
             f"ETA {eta}  {answers}quarantined {self.quarantined:,}"
         )
 
@@ -81,28 +120,36 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-STATUS_SECONDS = 5.0
+def read_status(store: Store) -> Status | None:
+    """What status.json says; None where no driver has written one.
+
+    Raises:
+        UserError: in one line, a damaged file, or one of another version.
+    """
+    return read_record(store, STATUS_FILE, Status, "seenset run writes it anew")
 
 
-def run_status(run: str) -> dict[str, Any]:
+def run_status(run: str) -> Status:
     """How far a run is, from storage alone: status.json, the receipts and the summaries.
 
     Raises:
-        UserError: not a run directory.
+        UserError: not a run directory, a damaged file in it, or one of another version.
     """
     store = Store(run)
     manifest, shards = read_run(store)
-    value = store.read_json("status.json") or {"state": "running", "exit_code": None, "message": None}
     counts = Counts(len(shards))
-    for receipt in read_receipts(store, STAGE):
+    for receipt in read_receipts(store, SCORING):
         counts.add(receipt, fresh=False)
-    rates = ("documents_per_s", "tokens_per_s", "eta_s", "failures")
-    fresh = {key: entry for key, entry in counts.to_dict().items() if key not in rates or key not in value}
-    if value["state"] == "running" and not lock_is_live(store):
-        value = {**value, "state": "incomplete", "message": "its driver is gone; the same command resumes"}
-    names = [selection["name"] for selection in manifest["config"]["selections"]]
-    summaries = [store.read_json(f"selection/{name}/summary.json") for name in names]
-    return {**value, **fresh, "selections": [summary for summary in summaries if summary is not None]}
+    status = counts.status()
+    written = read_status(store)
+    if written is not None:
+        of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
+        status = status.model_copy(update=of_driver)
+    if status.state == "running" and not lock_is_live(store):
+        update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
+        status = status.model_copy(update=update)
+    summaries = [read_summary(store, selection.name) for selection in manifest.config.selections]
+    return status.model_copy(update={"selections": [summary for summary in summaries if summary is not None]})
 
 
 class StatusFile:
@@ -118,8 +165,11 @@ class StatusFile:
         if time.monotonic() - self._last >= STATUS_SECONDS:
             self.write("running", None)
 
-    def write(self, state: str, code: int | None, message: str | None = None) -> None:
-        """Write the state, the exit code and the counts."""
+    def write(
+        self, state: RunState, code: int | None, message: str | None = None, selections: Sequence[Summary] = ()
+    ) -> Status:
+        """Write the state, the exit code and the counts; what was written is returned with the selections."""
         self._last = time.monotonic()
-        value = {"state": state, "exit_code": None if code is None else int(code), "message": message}
-        self.store.write_json("status.json", {**value, **self.counts.to_dict()})
+        status = self.counts.status(state, None if code is None else int(code), message)
+        self.store.write_json(STATUS_FILE, status.model_dump(mode="json", by_alias=True, exclude={"selections"}))
+        return status.model_copy(update={"selections": list(selections)})

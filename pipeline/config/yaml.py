@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -104,7 +105,7 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
     problem = problems[0]
     location = _location(problem)
     where = ".".join(location) or "config"
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         keys = _keys_at(kind, problem["loc"][:-1])
         return f"unknown key {where!r}; {nearest(location[-1], keys)}"
     if problem["type"] == "missing":
@@ -133,24 +134,30 @@ def _is_union_branch(part: int | str) -> bool:
 def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """The keys of a model at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
     model: Any = kind
-    sections = [kind]
+    sections: list[type] = [kind]
     for part in location:
         if _is_union_branch(part):
             model = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), model)
-        elif isinstance(part, str) and not part.isdigit():
-            sections = list(_sections_in(model.model_fields[part].annotation))
+        elif part in _fields(model):
+            sections = list(_sections_in(_fields(model)[part].annotation))
             model = sections[0]
     return _keys_of(model)
 
 
-def _keys_of(kind: type[BaseModel]) -> list[str]:
-    """The keys of a model as a user writes them."""
-    return [field.alias or name for name, field in kind.model_fields.items()]
+def _keys_of(kind: Any) -> list[str]:
+    """The keys of a model or a dataclass, as a user writes them."""
+    return [getattr(field, "alias", None) or name for name, field in _fields(kind).items()]
 
 
-def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in a type annotation, in order."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _fields(kind: Any) -> dict[Any, Any]:
+    """The fields of a model, or of a dataclass in one, by name."""
+    fields: dict[Any, Any] = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    return fields
+
+
+def _sections_in(annotation: Any) -> Iterator[type]:
+    """The models and dataclasses in a type annotation, in order."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for inner in get_args(annotation):
         yield from _sections_in(inner)

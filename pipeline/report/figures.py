@@ -15,7 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pipeline.report.facts import Ranks, ScoreCounts, Selection
+from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.summary import Summary
+from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.wording import documents, null_share, percent
 
 BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#333333"  # Okabe & Ito: told apart by every eye
@@ -24,7 +26,6 @@ ROLE_LABELS = {"audit": "audited", "unseen": "known unseen", "seen": "known seen
 MAX_POINTS = 2000
 P_BINS = 20
 TAIL = 0.001
-LINE_PROCEDURES = {"bh", "by", "storey", "ptdi"}  # those that select where the curve last meets the line
 SETTINGS = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -42,7 +43,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class FigureImage:
     """A figure: its file name, what it shows in words, and the PNG."""
 
     file: str
@@ -52,16 +53,16 @@ class Drawn:
     png: bytes
 
 
-def draw(selection: Selection) -> list[Drawn]:
+def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
     """The figures of a selection for which the run directory holds the counts."""
-    found = []
+    figures = []
     if selection.scores is not None and _drawable(selection.scores):
-        found.append(_score_figure(selection, selection.scores))
+        figures.append(_score_figure(selection, selection.scores))
     if selection.ranks is not None:
-        found.append(_p_value_figure(selection, selection.ranks))
-        if selection.summary["procedure"] != "ktd":  # which decides on W, not on p-values
-            found.append(_step_up_figure(selection, selection.ranks))
-    return found
+        figures.append(_p_value_figure(selection, selection.ranks))
+        if selection.summary.procedure != "ktd":  # which decides on W, not on p-values
+            figures.append(_step_up_figure(selection, selection.ranks))
+    return figures
 
 
 def _render(paint: Callable[[Axes], None]) -> bytes:
@@ -83,14 +84,15 @@ def _count_axis(axes: Axes) -> None:
 # --- scores
 
 
-def _score_figure(selection: Selection, scores: ScoreCounts) -> Drawn:
+def _score_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
     edges, roles = _bins(scores)
+    totals = {role: sum(scores.roles[role]) for role in roles}
 
     def paint(axes: Axes) -> None:
         for role, counts in roles.items():
             colour, line, fill = ROLE_STYLES.get(role, (INK, ":", 0.0))
-            height = counts / (scores.roles[role].sum() * np.diff(edges))
-            label = f"{ROLE_LABELS.get(role, role)} ({int(scores.roles[role].sum()):,})"
+            height = counts / (totals[role] * np.diff(edges))
+            label = f"{ROLE_LABELS.get(role, role)} ({totals[role]:,})"
             axes.stairs(height, edges, color=colour, linestyle=line, linewidth=1.8, label=label)
             if fill:
                 axes.stairs(height, edges, color=colour, alpha=fill, fill=True)
@@ -98,10 +100,10 @@ def _score_figure(selection: Selection, scores: ScoreCounts) -> Drawn:
         axes.set_ylabel("share of the role per unit of score")
         axes.set_ylim(bottom=0)
 
-    sizes = ", ".join(f"{ROLE_LABELS.get(role, role)}: {documents(int(scores.roles[role].sum()))}" for role in roles)
-    outside = sum(int(scores.roles[role].sum() - counts.sum()) for role, counts in roles.items())
+    sizes = ", ".join(f"{ROLE_LABELS.get(role, role)}: {documents(total)}" for role, total in totals.items())
+    outside = sum(total - int(roles[role].sum()) for role, total in totals.items())
     hidden = f" {documents(outside)} with extreme scores lie outside the drawn range." if outside else ""
-    return Drawn(
+    return FigureImage(
         file=f"{selection.name}-scores.png",
         title="Scores by role",
         alt=f"Distribution of the score {scores.column} by role; {sizes}.",
@@ -110,15 +112,15 @@ def _score_figure(selection: Selection, scores: ScoreCounts) -> Drawn:
     )
 
 
-def _drawable(scores: ScoreCounts) -> bool:
+def _drawable(scores: ScoreHistogram) -> bool:
     """Whether there is a score and every bin has a width."""
-    return any(counts.sum() for counts in scores.roles.values()) and bool(np.all(np.diff(scores.edges) > 0))
+    return any(map(sum, scores.roles.values())) and bool(np.all(np.diff(scores.edges) > 0))
 
 
-def _bins(scores: ScoreCounts) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _bins(scores: ScoreHistogram) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Neighbouring bins joined until the curves are readable, without the outermost tails."""
-    roles = {role: counts for role, counts in scores.roles.items() if counts.sum() > 0}
-    edges = scores.edges
+    roles = {role: np.array(counts) for role, counts in scores.roles.items() if sum(counts) > 0}
+    edges = np.array(scores.edges)
     shares = [np.cumsum(counts) / counts.sum() for counts in roles.values()]
     low = min(int(np.searchsorted(share, TAIL, side="right")) for share in shares)
     high = max(int(np.searchsorted(share, 1 - TAIL, side="left")) for share in shares) + 1
@@ -133,8 +135,8 @@ def _bins(scores: ScoreCounts) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 # --- p-values
 
 
-def _p_value_figure(selection: Selection, ranks: Ranks) -> Drawn:
-    n, m = selection.summary["n_calibration"], int(ranks.count.sum())
+def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureImage:
+    n, m = selection.summary.n_calibration, int(ranks.count.sum())
     pi0, estimated = null_share(selection.summary)
     cuts = np.unique(np.round(np.linspace(0, n + 1, min(P_BINS, n + 1) + 1)).astype(np.int64))
     reached = np.concatenate(([0], np.cumsum(ranks.count)))
@@ -151,7 +153,7 @@ def _p_value_figure(selection: Selection, ranks: Ranks) -> Drawn:
         axes.set_xlabel("p-value")
         axes.set_ylabel("density (1 = uniform)")
 
-    return Drawn(
+    return FigureImage(
         file=f"{selection.name}-p-values.png",
         title="p-values of the audited documents",
         alt=f"Histogram of {m:,} p-values; {label}, drawn as a level line.",
@@ -167,20 +169,14 @@ def _p_value_figure(selection: Selection, ranks: Ranks) -> Drawn:
 # --- the step-up decision
 
 
-def _slope(selection: Selection, m: int) -> float | None:
+def _slope(summary: Summary, m: int) -> float | None:
     """Documents per unit of p on the line that the curve must reach; None if the procedure has no such line."""
-    summary = selection.summary
-    if summary.get("factor") is not None:
-        return float(summary["factor"] * m / summary["alpha"])
-    if summary["procedure"] not in LINE_PROCEDURES:
-        return None
-    harmonic = (summary.get("details") or {}).get("harmonic_sum", 1.0)
-    return float(null_share(summary)[0] * m * harmonic / summary["alpha"])
+    return None if summary.factor is None else summary.factor * m / summary.alpha
 
 
-def _step_up_figure(selection: Selection, ranks: Ranks) -> Drawn:
-    n, m = selection.summary["n_calibration"], int(ranks.count.sum())
-    threshold, slope = selection.summary["threshold"], _slope(selection, m)
+def _step_up_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureImage:
+    n, m = selection.summary.n_calibration, int(ranks.count.sum())
+    threshold, slope = selection.summary.threshold, _slope(selection.summary, m)
     p, reached = ranks.rank / (n + 1), np.cumsum(ranks.count)
     right = _right_edge(threshold, slope, m, n)
     x, y = _thinned(p, reached, right, threshold)
@@ -188,10 +184,10 @@ def _step_up_figure(selection: Selection, ranks: Ranks) -> Drawn:
     def paint(axes: Axes) -> None:
         axes.step(x, y, where="post", color=BLUE, linewidth=1.8, label="audited documents")
         if slope is not None:
-            label = f"line to reach (alpha = {percent(selection.summary['alpha'])})"
+            label = f"line to reach (alpha = {percent(selection.summary.alpha)})"
             axes.plot([0, right], [0, slope * right], color=ORANGE, linestyle="--", linewidth=1.8, label=label)
         if threshold is not None:
-            label = f"threshold p = {threshold:.3g}: {selection.summary['n_selected']:,} selected"
+            label = f"threshold p = {threshold:.3g}: {selection.summary.n_selected:,} selected"
             axes.axvline(threshold, color=INK, linestyle=":", linewidth=1.5, label=label)
         top = max(float(y.max()), 0.0 if slope is None else min(slope * right, 1.6 * float(y.max())), 1.0)
         axes.set_xlim(0, right)
@@ -200,15 +196,15 @@ def _step_up_figure(selection: Selection, ranks: Ranks) -> Drawn:
         axes.set_ylabel("audited documents at or below it")
         _count_axis(axes)
 
-    found = f"{selection.summary['n_selected']:,} selected" if threshold is not None else "nothing is selected"
+    outcome = f"{selection.summary.n_selected:,} selected" if threshold is not None else "nothing is selected"
     line = "a line that the curve must reach" if slope is not None else "no line, as this procedure has none"
     caption = "All documents up to the last point where the curve is on or above the line are selected."
     if slope is None:
         caption = "How many audited documents have at most a given p-value."
-    return Drawn(
+    return FigureImage(
         file=f"{selection.name}-step-up.png",
         title="How the selection was made",
-        alt=f"Audited documents counted up to each p-value, and {line}; {found}.",
+        alt=f"Audited documents counted up to each p-value, and {line}; {outcome}.",
         caption=caption if threshold is not None or slope is None else f"{caption} Here it never is.",
         png=_render(paint),
     )

@@ -6,28 +6,28 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from pydantic import BaseModel
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
-from pipeline.config.models import ModelConfig
+from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.corpus.documents import fetch_texts
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.report import wording
-from pipeline.report.facts import Listed, Run, Selection, read_run
-from pipeline.report.figures import Drawn, draw
+from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
+from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
+from pipeline.report.figures import FigureImage, draw_figures
 from pipeline.store.files import Store
 
 EXCERPT = 300
 NOT_AVAILABLE = "text not available"
 CHANGED = "text not available: the file has changed since it was scored"
-_COLUMNS = ("doc_id", "role", "source", "row", "stage", "reason", "message")
 _Place = tuple[str, int]
 
 
@@ -45,123 +45,102 @@ def write_report(store: Store, texts: bool = True) -> str:
         the path or URL of report.html.
 
     Raises:
-        UserError: not a run directory, or a damaged file in it.
+        UserError: not a run directory, a damaged file in it, or one of another version.
     """
-    run = read_run(store)
-    excerpts = _excerpts(run) if texts else {}
-    figures = {selection.name: draw(selection) for selection in run.selections}
-    facts = _facts(run, excerpts, figures, texts)
+    run = read_facts(store)
+    excerpts = _excerpts(run) if texts else None
+    figures = {selection.name: draw_figures(selection) for selection in run.selections}
+    report = _report(run, excerpts, figures)
     drawn = [figure for group in figures.values() for figure in group]
     for figure in drawn:
         store.write(f"report/figures/{figure.file}", figure.png)
     for name in store.names("report/figures", ".png"):
         if name not in {figure.file for figure in drawn}:
             store.remove(f"report/figures/{name}")
-    store.write_json("report/report.json", facts)
-    store.write("report/report.html", _html(facts, run, figures).encode("utf-8", "replace"))
+    store.write_json("report/report.json", report.plain())
+    store.write("report/report.html", _html(report, figures).encode("utf-8", "replace"))
     return f"{store.url}/report/report.html"
 
 
-# --- facts
+# --- contents
 
 
-def _facts(run: Run, excerpts: dict[_Place, str], figures: dict[str, list[Drawn]], texts: bool) -> dict[str, Any]:
-    """Everything that the page says, as plain values: this is report.json."""
-    config = run.manifest.get("config", {})
-    return {
-        "run": run.url,
-        "sample": run.limit is not None,
-        "limit": run.limit,
-        "texts": texts,
-        "notices": wording.notices(run),
-        "model": _model(run, config),
-        "selections": [_selection(run, one, excerpts, figures[one.name], texts) for one in run.selections],
-        "not_covered": wording.not_covered(run.selections),
-        "documents": [asdict(role) for role in run.roles],
-        "quarantine": {
-            "reasons": run.quarantine.reasons,
-            "examples": [_example(example, texts) for example in run.quarantine.examples],
-        },
-        "provenance": {
-            "run": run.url,
-            "seed": run.manifest.get("seed", config.get("seed")),
-            "versions": run.manifest.get("versions") or {},
-            "fingerprint": run.manifest.get("fingerprint") or {},
-            "gradient": run.manifest.get("gradient"),
-            "inputs": run.manifest.get("inputs") or [],
-            "config": config,
-        },
-    }
+def _report(run: RunFacts, excerpts: dict[_Place, str] | None, figures: dict[str, list[FigureImage]]) -> Report:
+    """Everything that the page says; without excerpts, no text of a document."""
+    return Report(
+        run=run.url,
+        limit=run.manifest.limit,
+        texts=excerpts is not None,
+        notices=wording.notices(run),
+        model=_model(run),
+        selections=[_selection(run, selection, excerpts, figures[selection.name]) for selection in run.selections],
+        not_covered=wording.not_covered(run.selections),
+        documents=list(run.roles),
+        quarantine=run.quarantine if excerpts is not None else _without_messages(run.quarantine),
+        provenance=run.manifest,  # without the hashes of documents, which Provenance leaves to manifest.json
+    )
 
 
-def _model(run: Run, config: dict[str, Any]) -> dict[str, Any]:
-    asked = config.get("model", {})
-    loaded = run.manifest.get("model") or {}
-    fingerprint = json.dumps(run.manifest.get("fingerprint") or {}, sort_keys=True, default=str)
-    return {
-        "architecture": None,
-        "dtype": (run.manifest.get("fingerprint") or {}).get("dtype") or asked.get("dtype"),
-        **loaded,
-        "name": wording.model_name(asked),
-        "path": asked.get("path") or wording.model_name(asked),
-        "revision": asked.get("revision"),
-        "adapter": asked.get("adapter"),
-        "quantization": asked.get("quantization"),
-        "fingerprint": hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
-        "max_tokens": config.get("max_tokens"),
-        "counted": "words" if asked.get("endpoint") else "tokens",
-        "fine_tuned": wording.fine_tuned(run),
-    }
+def _model(run: RunFacts) -> ModelReport:
+    model, known = run.manifest.config.model, run.manifest.model
+    weights = None if isinstance(model, EndpointConfig) else model
+    fingerprint = json.dumps(run.manifest.fingerprint, sort_keys=True)
+    return ModelReport(
+        name=wording.model_name(model),
+        path=display_name(model),
+        revision=None if weights is None else weights.revision,
+        adapter=None if weights is None else weights.adapter,
+        quantization=None if weights is None else weights.quantization,
+        architecture=known.architecture,
+        dtype=known.dtype,
+        parameters=known.parameters,
+        fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        max_tokens=run.manifest.config.max_tokens,
+        counted="words" if weights is None else "tokens",
+        fine_tuned=wording.fine_tuned(run),
+    )
 
 
 def _selection(
-    run: Run, selection: Selection, excerpts: dict[_Place, str], figures: Sequence[Drawn], texts: bool
-) -> dict[str, Any]:
-    found = wording.answer(run, selection)
-    listed = [_listed(document, excerpts) if texts else asdict(document) for document in selection.listed]
-    return {
-        "name": selection.name,
-        "answer": {
-            "sentence": found.sentence,
-            "headline": found.headline,
-            "terms": found.terms,
-            "doubts": list(found.doubts),
-            "cautions": list(found.cautions),
-        },
-        "summary": selection.summary,
-        "checks": [asdict(check) for check in wording.checks(selection.summary)],
-        "figures": [f"figures/{figure.file}" for figure in figures],
-        "selected": listed,
-    }
+    run: RunFacts, selection: SelectionFacts, excerpts: dict[_Place, str] | None, figures: Sequence[FigureImage]
+) -> SelectionReport:
+    selected = list(selection.documents)
+    if excerpts is not None:
+        selected = [_with_excerpt(document, excerpts) for document in selected]
+    return SelectionReport(
+        answer=wording.answer_text(run, selection),
+        summary=selection.summary,
+        checks=wording.checks(selection.summary),
+        figures=[f"figures/{figure.file}" for figure in figures],
+        selected=selected,
+    )
 
 
-def _listed(document: Listed, excerpts: dict[_Place, str]) -> dict[str, Any]:
-    place = (document.source, document.row)
-    return {**asdict(document), "excerpt": excerpts.get(place, NOT_AVAILABLE)}
+def _with_excerpt(document: SelectedDocument, excerpts: dict[_Place, str]) -> SelectedDocument:
+    excerpt = excerpts.get((document.source, document.row), NOT_AVAILABLE)
+    return document.model_copy(update={"excerpt": excerpt})
 
 
-def _example(example: dict[str, Any], texts: bool) -> dict[str, Any]:
-    kept = {name: example.get(name) for name in _COLUMNS}
-    if not texts:
-        del kept["message"]
-    return kept
+def _without_messages(quarantine: QuarantineReport) -> QuarantineReport:
+    """Messages of errors may quote a text."""
+    examples = [example.model_copy(update={"message": None}) for example in quarantine.examples]
+    return quarantine.model_copy(update={"examples": examples})
 
 
 # --- excerpts
 
 
-def _excerpts(run: Run) -> dict[_Place, str]:
+def _excerpts(run: RunFacts) -> dict[_Place, str]:
     """The beginnings of the listed documents; a source that is gone or has changed says so instead."""
-    wanted: dict[str, set[int]] = {}
+    rows_of: dict[str, set[int]] = {}
     for selection in run.selections:
-        for document in selection.listed:
-            wanted.setdefault(document.source, set()).add(document.row)
-    shards = [Shard.from_dict(value) for value in run.shards if value["role"] == "audit"]
-    found: dict[_Place, str] = {}
-    for source, rows in sorted(wanted.items()):
-        own = [shard for shard in shards if shard.name == source]
-        found.update(_texts_of(source, sorted(rows), own))
-    return found
+        for document in selection.documents:
+            rows_of.setdefault(document.source, set()).add(document.row)
+    excerpts: dict[_Place, str] = {}
+    for source, rows in sorted(rows_of.items()):
+        shards = [shard for shard in run.shards if shard.role == "audit" and shard.name == source]
+        excerpts.update(_texts_of(source, sorted(rows), shards))
+    return excerpts
 
 
 def _texts_of(source: str, rows: Sequence[int], shards: Sequence[Shard]) -> dict[_Place, str]:
@@ -195,7 +174,7 @@ def _shortened(text: str) -> str:
 # --- the page
 
 
-def _html(facts: dict[str, Any], run: Run, figures: dict[str, list[Drawn]]) -> str:
+def _html(report: Report, figures: dict[str, list[FigureImage]]) -> str:
     environment = Environment(
         autoescape=True,
         finalize=_shown,
@@ -204,15 +183,11 @@ def _html(facts: dict[str, Any], run: Run, figures: dict[str, list[Drawn]]) -> s
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=wording.percent, documents=wording.documents, pretty=_pretty)
+    environment.filters.update(percent=wording.percent, pretty=_pretty)
+    environment.globals.update(null_share=wording.null_share, is_tested=wording.is_tested)
     source = resources.files("pipeline.report").joinpath("report.html").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        facts=facts,
-        nulls={one.name: wording.null_share(one.summary) for one in run.selections},
-        rows={one.name: one.n_rows for one in run.selections},
-        figures={name: [(figure, _data_uri(figure.png)) for figure in group] for name, group in figures.items()},
-        tested={one.name: wording.tested(one.summary) for one in run.selections},
-    )
+    images = {name: [(figure, _data_uri(figure.png)) for figure in group] for name, group in figures.items()}
+    return environment.from_string(source).render(report=report, figures=images)
 
 
 def _shown(value: Any) -> Any:
@@ -227,4 +202,6 @@ def _data_uri(png: bytes) -> str:
 
 
 def _pretty(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    """A mapping, list or configuration as readable JSON."""
+    plain = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    return json.dumps(plain, indent=2, ensure_ascii=False)

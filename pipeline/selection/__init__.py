@@ -5,7 +5,7 @@ from pipeline.selection.conformal import Ties, calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import GroupCalibration, calibrate_by_group, pool, ranks_by_group
 from pipeline.selection.procedures import PROCEDURES, WITH_KNOWN_MEMBERS, Decision, decide, strict
-from pipeline.selection.promises import TERMS, Guarantee, Terms, terms_of
+from pipeline.selection.promises import TERMS, Guarantee, StrictAnswer, Terms, terms_of
 from pipeline.selection.proportion import JKBB, jkbb, storey
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
@@ -20,6 +20,7 @@ __all__ = [
     "GroupCalibration",
     "Guarantee",
     "RankCounts",
+    "StrictAnswer",
     "Terms",
     "Ties",
     "calibrate",

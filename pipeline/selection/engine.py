@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 from pipeline.selection.procedures import Decision, decide, strict
-from pipeline.selection.promises import SPECIAL_TERMS
+from pipeline.selection.promises import SPECIAL_TERMS, Guarantee, StrictAnswer
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.split import Sample, halves
 from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
@@ -72,15 +72,15 @@ class Answer:
     m: int  # audit documents, quarantined ones included
     threshold: float | None  # the largest p-value selected; None for the knockoff filter
     null_proportion: float
-    guarantee: str
+    guarantee: Guarantee
     assumption: str
     promise: str
     details: dict[str, float]
     resolution: Callable[[int], tuple[int, int]]  # m -> fewest selectable, calibration needed for 1%
-    strict: dict[str, Any]
+    strict: StrictAnswer
     factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
     weights: list[float] | None = None
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
 
 
 def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -174,14 +174,15 @@ def _judge_ranks(
     return p_values(audit_ranks, against), audit_ranks <= last
 
 
-def _of_decision(decision: Decision, counts: RankCounts, judge: Judge, **more: Any) -> Answer:
-    held = strict(decision, counts)
-    beside = {
-        "procedure": held.procedure,
-        "n_selected": held.n_selected,
-        "threshold": held.threshold,
-        "guarantee": held.guarantee,
-    }
+def _of_decision(
+    decision: Decision,
+    counts: RankCounts,
+    judge: Judge,
+    strict_name: str | None = None,
+    weights: list[float] | None = None,
+) -> Answer:
+    """The answer of a decision from rank counts; `strict_name` is that of its strict answer, if not its procedure's."""
+    safe = strict(decision, counts)
     return Answer(
         judge=judge,
         n_calibration=counts.n,
@@ -193,8 +194,9 @@ def _of_decision(decision: Decision, counts: RankCounts, judge: Judge, **more: A
         promise=decision.promise,
         details=decision.details,
         resolution=partial(_resolution, counts.grid, decision.alpha, decision.factor),
+        strict=StrictAnswer(strict_name or safe.procedure, safe.n_selected, safe.threshold, safe.guarantee),
         factor=float(decision.factor),
-        **{"strict": beside, **more},
+        weights=weights,
     )
 
 
@@ -218,13 +220,7 @@ def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batc
     terms = SPECIAL_TERMS["adadetect"]
     decision = replace(decide("bh", counts, selection.exact_alpha), assumption=terms.assumption, promise=terms.promise)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
-    beside = {
-        "procedure": "adadetect",
-        "n_selected": decision.n_selected,
-        "threshold": decision.threshold,
-        "guarantee": decision.guarantee,
-    }
-    return _of_decision(decision, counts, judge, strict=beside)
+    return _of_decision(decision, counts, judge, "adadetect")
 
 
 def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -284,14 +280,8 @@ def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined:
 
     counts = yield from _count(place, statistics.size, quarantined)
     decision = decide("bh", counts, alpha)
-    beside = {
-        "procedure": "td4eval, reconformal",
-        "n_selected": decision.n_selected,
-        "threshold": decision.threshold,
-        "guarantee": decision.guarantee,
-    }
     judge = partial(_judge_ranks, place, statistics.size, decision.rank)
-    return _of_decision(decision, counts, judge, strict=beside, weights=weights.tolist())
+    return _of_decision(decision, counts, judge, "td4eval, reconformal", weights.tolist())
 
 
 def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
@@ -343,8 +333,6 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
     if len(known.matrix):
         conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
     terms = SPECIAL_TERMS["ktd"]
-    symmetry = knockoff.sign_symmetry(known.first)
-    none = {"procedure": "bh", "n_selected": 0, "threshold": None, "guarantee": "finite-sample"}
     least, _ = knockoff.fewest(q, m)
     return Answer(
         judge=partial(_judge_knockoff, cut, conformal.judge if conformal is not None else None),
@@ -357,14 +345,8 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
         promise=terms.promise,
         details={} if cut.value is None else {"smallest_w_selected": cut.value},
         resolution=lambda _: (least, len(known.matrix)),
-        strict=conformal.strict if conformal is not None else none,
-        diagnostics={
-            "sign_symmetry": {
-                "p_value": symmetry.p_value,
-                "ok": None if symmetry.ok else False,  # a test that finds nothing has not shown the assumption
-                "sentence": symmetry.sentence,
-            }
-        },
+        strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
+        symmetry=knockoff.sign_symmetry(known.first),
     )
 
 

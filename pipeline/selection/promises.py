@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from pipeline.detectors.plugins import Registry
 from pipeline.selection.grid import Grid
@@ -18,6 +20,16 @@ class Terms:
     guarantee: Guarantee
     assumption: str  # one sentence: what must hold for the promise to hold
     promise: str  # what then holds
+
+
+@dataclass(frozen=True, slots=True)
+class StrictAnswer:
+    """The answer with a finite-sample guarantee that stands beside every answer."""
+
+    procedure: Annotated[str, Field(description="The procedure, with how it is used where that matters.")]
+    n_selected: Annotated[int, Field(description="Documents that it selects.")]
+    threshold: Annotated[float | None, Field(description="The largest p-value that it selects; null if none.")]
+    guarantee: Annotated[Guarantee, Field(description="finite-sample: proved for any number of documents.")]
 
 
 _NULLS = "for which the null holds (direction members: never trained on; direction clean: trained on)"

@@ -97,7 +97,7 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
         "n_sought": sought,
         "null_proportion": float(verdict.answer.null_proportion),
         "null_share": (audited - sought) / audited,
-        "strict_selected": int(verdict.answer.strict["n_selected"]),
+        "strict_selected": verdict.answer.strict.n_selected,
         "guarantee": verdict.answer.guarantee,
     }
 
@@ -112,8 +112,7 @@ def measure(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
 
 
 def _scored(pool: Pool, positions: np.ndarray) -> np.ndarray:
-    found: np.ndarray = positions[pool.scored[positions]]
-    return found
+    return np.asarray(positions[pool.scored[positions]])
 
 
 def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.ndarray, columns: list[str]) -> Pool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Column, Table
 
+from pipeline.audit.summary import Summary
 from pipeline.config.selection import ESTIMATING, SelectionConfig
 from pipeline.trial.detection import RATES, UNDEFINED, Detection, Estimate
 from pipeline.trial.intervals import mean_interval
@@ -19,10 +20,10 @@ from pipeline.trial.intervals import mean_interval
 Row = dict[str, Any]
 
 
-def detector_rows(settings: Mapping[str, Any], found: Mapping[str, Detection], models: int) -> list[Row]:
+def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detection], models: int) -> list[Row]:
     """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined."""
     rows = []
-    for column, detection in found.items():
+    for column, detection in detections.items():
         row: Row = {**shown(settings), "detector": column, "models": models, **_spread("auc", detection.auc)}
         for rate in RATES:
             row.update(_spread(f"tpr_at_{rate:g}", detection.tpr[rate]))
@@ -43,12 +44,12 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
         selections: of the point.
         repeats: `repeats.ROWS_SCHEMA`, of all its models.
     """
-    return [_selection_row(settings, s, repeats.filter(_is(repeats, s.name))) for s in selections]
+    return [_selection_row(settings, s, repeats.filter(_mask_of(repeats, s.name))) for s in selections]
 
 
-def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, own: pa.Table) -> Row:
+def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repeats: pa.Table) -> Row:
     def numbers(name: str) -> np.ndarray:
-        return np.asarray(own[name].to_numpy(), dtype=np.float64)
+        return np.asarray(repeats[name].to_numpy(), dtype=np.float64)
 
     selected, sought, audited = numbers("n_selected"), numbers("n_sought"), numbers("n_audit")
     with_nulls, with_sought = sought < audited, sought > 0
@@ -62,8 +63,8 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, own:
         "procedure": selection.procedure,
         "direction": selection.direction,
         "detectors": ", ".join(selection.detectors),
-        "guarantee": own["guarantee"][0].as_py(),
-        "repeats": len(own),
+        "guarantee": repeats["guarantee"][0].as_py(),
+        "repeats": len(repeats),
         "audited": float(audited.mean()),
         "calibration": float(numbers("n_calibration").mean()),
         "selected": float(selected.mean()),
@@ -84,7 +85,7 @@ def _spread(name: str, estimate: Estimate) -> Row:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def _is(repeats: pa.Table, name: str) -> pa.Array:
+def _mask_of(repeats: pa.Table, name: str) -> pa.Array:
     return pa.array([value == name for value in repeats["selection"].to_pylist()])
 
 
@@ -97,17 +98,17 @@ def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def audit_row(summary: Mapping[str, Any], selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
+def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
     """One selection of the audit itself, held against the truth; None where a share is not defined."""
     members = sum(doc_id in trained for doc_id in audited)
-    right = sum((doc_id in trained) == (summary["direction"] == "members") for doc_id in selected)
-    sought = members if summary["direction"] == "members" else len(audited) - members
+    right = sum((doc_id in trained) == (summary.direction == "members") for doc_id in selected)
+    sought = members if summary.direction == "members" else len(audited) - members
     return {
-        "selection": summary["name"],
-        "procedure": summary["procedure"],
-        "direction": summary["direction"],
-        "detectors": ", ".join(summary["detectors"]),
-        "alpha": summary["alpha"],
+        "selection": summary.name,
+        "procedure": summary.procedure,
+        "direction": summary.direction,
+        "detectors": ", ".join(summary.detectors),
+        "alpha": summary.alpha,
         "audited": len(audited),
         "trained": members,
         "selected": len(selected),
@@ -167,7 +168,7 @@ def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
 
 
 def _blocks(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[str], Row]]:
-    """Each row and its cells of settings, which are said once and set off by a rule where a few rows share them."""
+    """Each row and its cells of settings, printed once, and set off by a rule, where a few rows share them."""
     before: list[str] | None = None
     keys = [[row[s] for s in settings] for row in readable(rows, settings)]
     shared = len({tuple(key) for key in keys}) < len(keys)
@@ -223,11 +224,12 @@ def _detectors() -> Column:
 
 def as_text(tables: Sequence[Table]) -> str:
     """Tables as plain text, wide enough that nothing is cut."""
-    console = Console(file=io.StringIO(), width=240, color_system=None)
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=240, color_system=None)
     for table in tables:
         console.print(table)
-    found: io.StringIO = console.file  # type: ignore[assignment]
-    return "\n".join(line.rstrip() for line in found.getvalue().splitlines()) + "\n"
+    text = buffer.getvalue()
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def _cell(row: Row, name: str) -> str:

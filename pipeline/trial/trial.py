@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
 from pipeline.audit.stages import stages_of
 from pipeline.audit.status import duration
+from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
@@ -39,7 +40,7 @@ from pipeline.trial.table import Row
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What a trial found: rows for machines, tables for people."""
+    """The results of a trial: rows for machines, tables for people."""
 
     facts: dict[str, Any]
     tables: list[Table]
@@ -62,11 +63,11 @@ class Audited(Protocol):
     """How the audit of a contaminated model ended."""
 
     @property
-    def selections(self) -> Sequence[Mapping[str, Any]]:
+    def selections(self) -> Sequence[Summary]:
         """The summaries, in order."""
 
     @property
-    def report(self) -> str | None:
+    def report(self) -> str:
         """Path of the page."""
 
 
@@ -96,11 +97,11 @@ def carry_out(
         if not folder.local:
             raise UserError(f"a trial trains into local folders, got {named}")
     documents = read_documents(config, limit)
-    asked = read_results(results, documents.ids) if results is not None else None
+    item_results = read_results(results, documents.ids) if results is not None else None
     with ExitStack() as locks:
-        for held in {store.root: store, work.root: work}.values():
-            locks.enter_context(RunLock(held))
-        return _Trial(config, run_audit, say, store, work, documents).run(points, asked)
+        for folder in {store.root: store, work.root: work}.values():
+            locks.enter_context(RunLock(folder))
+        return _Trial(config, run_audit, say, store, work, documents).run(points, item_results)
 
 
 class _Trial:
@@ -123,7 +124,7 @@ class _Trial:
         self.documents = documents
         self.audits: dict[str, _Audit] = {}
 
-    def run(self, points: Sequence[Point], asked: Results | None) -> TrialOutcome:
+    def run(self, points: Sequence[Point], item_results: Results | None) -> TrialOutcome:
         """Every point, then the tables and figures."""
         if self.documents.left_out:
             self.say("left out: " + ", ".join(f"{why} {n}" for why, n in sorted(self.documents.left_out.items())))
@@ -135,8 +136,8 @@ class _Trial:
             self.say(f"repeats: point {number + 1} of {len(points)} {shown}".rstrip())
             repeats = pa.concat_tables(self.repeats(point.config, a, index) for index, a in enumerate(audits))
             selections += table.selection_rows(point.settings, point.config.selections, repeats)
-            if asked is not None:
-                rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], asked)
+            if item_results is not None:
+                rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
         return self.write(points, audited, selections, rankings)
 
     # --- one contaminated model and its audit
@@ -151,17 +152,17 @@ class _Trial:
         as_written: dict[str, Any] = {"split": self.base.split}
         if config.detectors == self.base.detectors:
             as_written["selections"] = self.base.selections
-        asked = config.model_copy(update=as_written)
-        key = self.key_of(asked, planned.model)
+        audited = config.model_copy(update=as_written)
+        key = self.key_of(audited, planned.model)
         if key not in self.audits:
-            self.audits[key] = self.run_audit(asked, planned, key, index)
+            self.audits[key] = self.run_audit(audited, planned, key, index)
         return self.audits[key]
 
     def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
         """A name for the scores: all that could change one, and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
-        said = [stages_of(audit_of(config, model, files))[-1].fingerprint, self.documents.digest, sorted(files)]
-        return _digest(said)
+        fingerprint = stages_of(audit_of(config, model, files))[-1].fingerprint
+        return _digest([fingerprint, self.documents.digest, sorted(files)])
 
     def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:
         """`seenset run` over the first split of the trial as written: all that does not calibrate is audited."""
@@ -182,23 +183,23 @@ class _Trial:
         members = {doc_id for doc_id, trained in zip(pool.ids, pool.trained, strict=True) if trained}
         rows = []
         for summary in outcome.selections:
-            path = f"selection/{summary['name']}/selected.parquet"
+            path = f"selection/{summary.name}/selected.parquet"
             selected = store.read_table(path, ["doc_id"])["doc_id"].to_pylist()
             rows.append({"audit": key, **table.audit_row(summary, selected, audited, members)})
-        return _Audit(key, planned.model, pool, str(outcome.report), rows)
+        return _Audit(key, planned.model, pool, outcome.report, rows)
 
     def finetuned(self, scored: Scored) -> dict[Role, np.ndarray]:
         """Which documents the audit's adapters were trained on, by the role that they would have had."""
         place = {doc_id: index for index, doc_id in enumerate(self.documents.ids)}
-        found: dict[Role, np.ndarray] = {}
+        masks: dict[Role, np.ndarray] = {}
         for role in self.base.roles():
             mask = np.zeros(len(self.documents), dtype=bool)
             for receipt in scored.of(role):
                 ids = scored.table(receipt, ["doc_id"], finetuned=True)["doc_id"].to_pylist()
                 mask[[place[ids[row]] for row in scored.finetuned.get(receipt.shard, ())]] = True
             if mask.any():
-                found[role] = mask
-        return found
+                masks[role] = mask
+        return masks
 
     def inputs(self, trained: np.ndarray, key: str, index: int) -> dict[str, str]:
         """The audit's input files, without a label; written once, so that a changed split scores nothing anew."""
@@ -217,9 +218,9 @@ class _Trial:
 
     def repeats(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
         """The repeats over one model's scores, computed once for the same question."""
-        asked = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
-        said = [audit.key, index, asked, {str(k): v for k, v in config.roles().items()}, __version__]
-        name = f"repeats/{_digest(said)}.parquet"
+        settings = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
+        roles = {str(role): amount for role, amount in config.roles().items()}
+        name = f"repeats/{_digest([audit.key, index, settings, roles, __version__])}.parquet"
         if not self.store.exists(name):
             self.store.write_table(name, measure(audit.pool, config, index))
         return self.store.read_table(name)
@@ -235,19 +236,19 @@ class _Trial:
                 values[path].setdefault(key, set()).add(json.dumps(value))
         paths = [
             path
-            for path, found in values.items()
-            if len(found) > 1 and all(len(of_key) == 1 for of_key in found.values())
+            for path, by_audits in values.items()
+            if len(by_audits) > 1 and all(len(settings) == 1 for settings in by_audits.values())
         ]
         rows: list[Row] = []
         for place, (point, audits) in enumerate(zip(points, audited, strict=True)):
             if keys[place] in keys[:place]:
                 continue
-            found = {
-                column: detection([_told_apart(audit.pool, column) for audit in audits], self.base.seed)
+            detections = {
+                column: detection([_by_training(audit.pool, column) for audit in audits], self.base.seed)
                 for column in audits[0].pool.scores.columns
             }
             settings = {path: point.settings[path] for path in paths}
-            rows += table.detector_rows(settings, found, len(audits))
+            rows += table.detector_rows(settings, detections, len(audits))
         return rows, paths
 
     def write(
@@ -268,10 +269,10 @@ class _Trial:
             *ranking_tables(rankings, settings),
         ]
         rows = {"detectors": detectors, "audits": audits, "selections": selections, "rankings": rankings}
-        for name, own in rows.items():
-            if own:
-                self.store.write_json(f"{name}.json", own)
-                self.store.write_table(f"{name}.parquet", table.to_arrow(own))
+        for name, table_rows in rows.items():
+            if table_rows:
+                self.store.write_json(f"{name}.json", table_rows)
+                self.store.write_table(f"{name}.parquet", table.to_arrow(table_rows))
         self.store.write("tables.txt", table.as_text(tables).encode())
         self.store.write("figures/selections.png", figures.sweep_figure(selections, settings))
         if varied:
@@ -279,7 +280,7 @@ class _Trial:
         else:
             pool = audited[0][0].pool
             defined = [row["detector"] for row in detectors if row["auc"] is not None]
-            curves = {column: roc(*_told_apart(pool, column)) for column in defined}
+            curves = {column: roc(*_by_training(pool, column)) for column in defined}
             self.store.write("figures/detectors.png", figures.roc_figure(curves, detectors))
         reports = [audit.report for audit in self.audits.values()]
         models = [{"audit": audit.key, **audit.model.model_dump()} for audit in self.audits.values()]
@@ -297,11 +298,11 @@ class _Trial:
     def show_step(self, step: TrainingStep) -> None:
         """About every tenth of a training."""
         if step.step % max(1, step.steps // 10) == 0:
-            left = step.seconds / step.step * (step.steps - step.step)
-            self.say(f"  step {step.step}/{step.steps}  loss {step.loss:.2f}  {duration(left)} left")
+            remaining = step.seconds / step.step * (step.steps - step.step)
+            self.say(f"  step {step.step}/{step.steps}  loss {step.loss:.2f}  {duration(remaining)} left")
 
 
-def _told_apart(pool: Pool, column: str) -> tuple[np.ndarray, np.ndarray]:
+def _by_training(pool: Pool, column: str) -> tuple[np.ndarray, np.ndarray]:
     """A detector's scores of the trained and of the untrained documents."""
     scores = pool.scores.columns[column]
     return scores[pool.scored & pool.trained], scores[pool.scored & ~pool.trained]

@@ -134,7 +134,7 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         with journal.open("ab") as file:
             file.write(b'{"row": 0, "draw": 2, "te')  # as a killed driver leaves it
         outcome = run(path, "model.budget.requests=null")
-        assert outcome.counts["scored"] == 40
+        assert outcome.status.scored == 40
         assert set(server.answered.values()) == {4}
         assert len(server.bodies) == 80
         assert spent_before(Store(str(tmp_path / "run")), STAGE).requests == 80
@@ -170,7 +170,7 @@ def test_ctrl_c_while_an_endpoint_answers_leaves_a_run_that_goes_on(make_audit: 
         assert "Traceback" not in errors
         status = json.loads((tmp_path / "run/status.json").read_text())
         assert (status["state"], status["exit_code"]) == ("incomplete", 130)
-        assert run(path).counts["scored"] == 40
+        assert run(path).status.scored == 40
         assert len(server.bodies) <= 40 + 2, "only what was under way is asked for again"
 
 

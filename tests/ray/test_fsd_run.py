@@ -93,8 +93,8 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     scored = rows(folder)
     texts = {f"unseen-{i}": text for i, text in enumerate(unseen) if f"unseen-{i}" in scored}
     calibrating = [text for text in texts.values() if digest(text) in calibration]
-    assert summary["n_calibration"] == len(calibrating) > 10
-    assert f"{len(texts) - len(calibrating)} unseen documents" in summary["diagnostics"]["fine_tuned"]["sentence"]
+    assert summary.n_calibration == len(calibrating) > 10
+    assert f"{len(texts) - len(calibrating)} unseen documents" in summary.diagnostics.fine_tuned.sentence
 
     assert manifest["adapters"]["same"]["folder"] == manifest["adapters"]["default"]["folder"]
 
@@ -160,7 +160,7 @@ def test_an_adapter_that_was_trained_on_audited_documents_may_not_judge_them(
     with pytest.raises(UserError, match=r"adapters were trained on 3 audit documents, or on others with the same"):
         run(path, f"fsd={json.dumps(fsd)}")
     summaries = run(path, f"fsd={json.dumps(fsd)}", "selections.0.detectors=[loss]").selections
-    assert [summary["n_audit"] for summary in summaries] == [12]
+    assert [summary.n_audit for summary in summaries] == [12]
 
 
 def test_a_trial_leaves_the_fine_tuning_documents_out_of_every_comparison(

@@ -47,7 +47,7 @@ def test_runs_with_one_and_two_actors_give_the_recorded_scores(
                 "resources": {"actors": actors, "shard_bytes": 800},
             }
         )
-        assert run_audit(config, Reporter(Console(), quiet=True)).counts["scored"] == len(rows)
+        assert run_audit(config, Reporter(Console(), quiet=True)).status.scored == len(rows)
         receipts = list(read_receipts(Store(config.run), "score"))
         assert len(receipts) > 2
         found[actors] = [r for receipt in receipts for r in pq.read_table(f"{config.run}/{receipt.data}").to_pylist()]

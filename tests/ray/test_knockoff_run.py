@@ -47,8 +47,8 @@ def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
         error_budget=1.0,  # some paraphrases of this model are a single token
     )
     outcome = run(path, "resources.actors=1")
-    assert outcome.counts["scored"] > 10
-    assert outcome.counts["scored"] + outcome.counts["quarantined"] == 28
+    assert outcome.status.scored > 10
+    assert outcome.status.scored + outcome.status.quarantined == 28
     folder = tmp_path / "run"
     scored, drawn = rows(folder, "score"), rows(folder, "paraphrase")
     assert scored.keys() <= drawn.keys()
@@ -65,8 +65,8 @@ def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
             w = scored[doc_id]["loss"] - np.mean(each[:draws])
             assert scored[doc_id][f"knockoff(base=loss, draws={draws})"] == pytest.approx(w, abs=1e-4)
     (summary,) = outcome.selections
-    assert summary["diagnostics"]["sign_symmetry"]["sentence"]
-    assert summary["strict"]["guarantee"] == "finite-sample"
+    assert summary.diagnostics.sign_symmetry.sentence
+    assert summary.strict.guarantee == "finite-sample"
     assert json.loads((folder / "selection/w/scores.json").read_text())["roles"].keys() == {"audit", "unseen"}
     # the same again with two actors, bit for bit; and a resume draws and scores nothing anew
     again = tmp_path / "again"
@@ -92,7 +92,7 @@ def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
         error_budget=1.0,
     )
     outcome = run(path)
-    assert (outcome.counts["scored"], outcome.counts["quarantined"]) == (0, 5)
+    assert (outcome.status.scored, outcome.status.quarantined) == (0, 5)
     reasons = [
         row for file in (tmp_path / "run/quarantine").glob("*.parquet") for row in pq.read_table(file).to_pylist()
     ]

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.status import run_status
+from pipeline.audit.summary import read_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
 from pipeline.store.files import Store
@@ -73,8 +74,8 @@ def test_every_document_is_scored_once_and_the_same_with_one_or_two_actors(
         folder = tmp_path / f"run{actors}"
         outcome = run(path, f"run={folder}", f"resources.actors={actors}")
         assert outcome.exit_code == ExitCode.DONE
-        assert outcome.counts["documents"] == outcome.counts["scored"] == 100
-        assert outcome.counts["shards"] > 4
+        assert outcome.status.documents == outcome.status.scored == 100
+        assert outcome.status.shards > 4
         results[actors] = (digest(folder / "selection"), scores(folder))
         assert len(results[actors][1]) == 100
     assert results[1] == results[2]
@@ -84,7 +85,7 @@ def test_a_second_run_scores_nothing_again_and_says_the_same(finished: Rerun, tm
     finished()  # which notes that the run directory has moved
     before = digest(tmp_path / "run")
     outcome = finished()
-    assert outcome.counts["documents_per_s"] == 0
+    assert outcome.status.documents_per_s == 0
     after = digest(tmp_path / "run")
     changed = {name for name in after if before.get(name) != after[name]}
     assert changed <= {"status.json"}
@@ -133,7 +134,7 @@ def test_an_input_that_changed_is_refused_on_resume(finished: Rerun, moved: Path
 
 def test_the_number_of_workers_is_no_part_of_the_fingerprint(finished: Rerun) -> None:
     outcome = finished("resources.actors=2", "selections.0.alpha=0.5")
-    assert outcome.counts["documents_per_s"] == 0
+    assert outcome.status.documents_per_s == 0
 
 
 def test_a_second_driver_on_a_live_run_is_turned_away(make_audit: MakeAudit, tmp_path: Path) -> None:
@@ -162,8 +163,8 @@ def test_bad_documents_are_quarantined_with_their_reason_and_none_vanishes(
         [*good, *special, *(text for text, _ in BAD)], error_budget=0.5, resources={"shard_bytes": 1 << 20, "actors": 1}
     )
     outcome = run(path, fail_if_selected=False)
-    assert outcome.counts["documents"] == 30 + 3 + len(BAD) + 40
-    assert outcome.counts["quarantined"] == len(BAD)
+    assert outcome.status.documents == 30 + 3 + len(BAD) + 40
+    assert outcome.status.quarantined == len(BAD)
     folder = tmp_path / "run"
     quarantined = {}
     for receipt in read_receipts(Store(str(folder)), "score"):
@@ -172,8 +173,9 @@ def test_bad_documents_are_quarantined_with_their_reason_and_none_vanishes(
                 {r["doc_id"]: r["reason"] for r in pq.read_table(folder / receipt.quarantine).to_pylist()}
             )
     assert quarantined == {f"audit-{33 + i}": reason for i, (_, reason) in enumerate(BAD)}
-    summary = json.loads((folder / "selection/members/summary.json").read_text())
-    assert (summary["n_audit"], summary["n_quarantined"]) == (33 + len(BAD), len(BAD))
+    summary = read_summary(Store(str(folder)), "members")
+    assert summary == outcome.selections[0]
+    assert (summary.n_audit, summary.n_quarantined) == (33 + len(BAD), len(BAD))
     rows = [r for p in (folder / "selection/members/documents").glob("*.parquet") for r in pq.read_table(p).to_pylist()]
     verdicts = {r["doc_id"]: r for r in rows}
     assert len(rows) == len(verdicts) == 33 + len(BAD)
@@ -187,8 +189,8 @@ def test_repeated_ids_are_quarantined_within_and_across_shards(make_audit: MakeA
     rows = [{"id": f"d{i % 50}" if i != 3 else "d2", "text": sentence(i)} for i in range(60)]
     (tmp_path / "audit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = run(path)
-    assert outcome.selections[0]["n_quarantined"] == 10
-    assert outcome.selections[0]["n_audit"] == 60
+    assert outcome.selections[0].n_quarantined == 10
+    assert outcome.selections[0].n_audit == 60
     with pytest.raises(IncompleteError, match=r"10 of 100 documents were quarantined \(duplicate_id 10\)"):
         run(path, "error_budget=0.01")
 
@@ -203,8 +205,8 @@ def test_the_error_budget_ends_a_run_before_any_selection_and_a_raised_one_goes_
     assert not (tmp_path / "run/selection").exists()
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "incomplete"
     outcome = run(path, "error_budget=0.1")
-    assert outcome.counts["documents_per_s"] == 0
-    assert outcome.selections[0]["n_quarantined"] == 3
+    assert outcome.status.documents_per_s == 0
+    assert outcome.selections[0].n_quarantined == 3
 
 
 def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
@@ -217,9 +219,9 @@ def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
         run(path)
     assert caught.value.exit_code == 2
     outcome = run(path, "overlap=drop")
-    assert outcome.selections[0]["n_calibration"] == 34
-    assert outcome.selections[0]["n_audit"] == 46
-    assert outcome.selections[0]["diagnostics"]["overlap"]["n_calibration"] == 6
+    assert outcome.selections[0].n_calibration == 34
+    assert outcome.selections[0].n_audit == 46
+    assert outcome.selections[0].diagnostics.overlap.n_calibration == 6
 
 
 def test_a_damaged_file_leaves_the_other_shards_scored(make_audit: MakeAudit, tmp_path: Path) -> None:
@@ -231,12 +233,12 @@ def test_a_damaged_file_leaves_the_other_shards_scored(make_audit: MakeAudit, tm
     both = f'corpus.audit.path=["{tmp_path}/audit.jsonl", "{tmp_path}/cut.jsonl.gz"]'
     with pytest.raises(IncompleteError, match=r"cut\.jsonl\.gz is damaged after row"):
         run(path, both)
-    assert run_status(str(tmp_path / "run"))["state"] == "incomplete"
+    assert run_status(str(tmp_path / "run")).state == "incomplete"
     (tmp_path / "cut.jsonl.gz").write_bytes(
         gzip.compress(write_and_read(tmp_path / "more.jsonl", [sentence(5000 + i) for i in range(5)]))
     )
     outcome = run(path, both)
-    assert outcome.counts["documents"] == 105
+    assert outcome.status.documents == 105
 
 
 def write_and_read(path: Path, texts: list[str]) -> bytes:
@@ -256,11 +258,11 @@ def test_both_directions_and_many_selections_read_the_same_scores(make_audit: Ma
     config = load_config(str(path), [f'corpus.seen={{"path": "{seen}", "id": "id"}}'])
     config = AuditConfig.model_validate({**config.model_dump(), "selections": selections})
     outcome = run_audit(config, Reporter(Console(), quiet=True))
-    assert [s["name"] for s in outcome.selections] == [s["name"] for s in selections]
+    assert [s.name for s in outcome.selections] == [s["name"] for s in selections]
     for summary in outcome.selections:
-        assert summary["n_calibration"] == (40 if summary["direction"] == "members" else 30)
-        assert summary["strict"]["guarantee"] == "finite-sample"
-        assert summary["minimum_selectable"] >= 1
+        assert summary.n_calibration == (40 if summary.direction == "members" else 30)
+        assert summary.strict.guarantee == "finite-sample"
+        assert summary.minimum_selectable >= 1
 
 
 @pytest.mark.usefixtures("finished", "moved")
@@ -269,8 +271,8 @@ def test_select_answers_anew_without_a_model(tmp_path: Path) -> None:
     summaries = select_again(
         str(tmp_path / "run"), ["selections.0.alpha=0.9", "selections.0.procedure=ptdi"], texts=False
     )
-    assert summaries[0]["alpha"] == 0.9
-    assert summaries[0]["procedure"] == "ptdi"
+    assert summaries[0].alpha == 0.9
+    assert summaries[0].procedure == "ptdi"
     assert digest(tmp_path / "run" / "scores") == before
     with pytest.raises(UserError, match="max_tokens needs seenset run"):
         select_again(str(tmp_path / "run"), ["max_tokens=3"])
@@ -281,8 +283,8 @@ def test_select_answers_anew_without_a_model(tmp_path: Path) -> None:
 def test_a_sample_says_that_it_is_one_and_cannot_be_mixed_with_the_whole(make_audit: MakeAudit, tmp_path: Path) -> None:
     path = make_audit()
     outcome = run(path, limit=20)
-    assert outcome.counts["documents"] == 40
-    assert outcome.selections[0]["limit"] == 20
+    assert outcome.status.documents == 40
+    assert outcome.selections[0].limit == 20
     assert "sample" in (tmp_path / "run/report/report.html").read_text().lower()
     with pytest.raises(UserError, match="--limit 20"):
         run(path)
@@ -292,7 +294,7 @@ def test_selected_documents_name_their_source_and_row(make_audit: MakeAudit, tmp
     path = make_audit([sentence(i, 80) for i in range(60)])
     outcome = run(path, "selections.0.detectors=[zlib]", fail_if_selected=True)
     table = pq.read_table(tmp_path / "run/selection/members/selected.parquet")
-    assert len(table) == outcome.selections[0]["n_selected"] > 0
+    assert len(table) == outcome.selections[0].n_selected > 0
     assert outcome.exit_code == ExitCode.SELECTED
     assert table.column_names == ["doc_id", "p_value", "zlib", "source", "row"]
     for row in table.to_pylist():
@@ -369,8 +371,8 @@ def test_a_document_that_kills_its_worker_is_found_and_quarantined(
         resources={"shard_bytes": 1 << 20, "actors": 1},
     )
     outcome = run(path)
-    assert outcome.counts["quarantined"] == 1
-    assert outcome.counts["scored"] == 51
+    assert outcome.status.quarantined == 1
+    assert outcome.status.scored == 51
     store = Store(str(tmp_path / "run"))
     receipt = next(r for r in read_receipts(store, "score") if r.quarantine)
     row = pq.read_table(tmp_path / "run" / str(receipt.quarantine)).to_pylist()[0]

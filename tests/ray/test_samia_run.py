@@ -33,7 +33,7 @@ def test_continuations_are_scored_stored_and_the_same_whatever_the_number_of_wor
     texts = [sentence(i) for i in range(20)]
     path = make_audit([*texts, "alone", ""], [sentence(1000 + i) for i in range(12)], error_budget=0.5, **SETTINGS)
     outcome = run(path, "resources.actors=1")
-    assert (outcome.counts["scored"], outcome.counts["quarantined"]) == (32, 2)
+    assert (outcome.status.scored, outcome.status.quarantined) == (32, 2)
     folder = tmp_path / "run"
     drawn, scored = rows(folder, f"{STAGE}/3"), rows(folder, "score")
     for row in scored.values():

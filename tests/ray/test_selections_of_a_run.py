@@ -16,9 +16,10 @@ import pytest
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.manifest import settle
 from pipeline.audit.plan import make_plan
+from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
+from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.process import process
@@ -73,7 +74,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished / "run", tmp_path / "run"))
 
 
-def select(run: Path, *selections: dict[str, Any]) -> list[dict[str, Any]]:
+def select(run: Path, *selections: dict[str, Any]) -> list[Summary]:
     named = [{"name": f"s{i}", "detectors": ONE, **selection} for i, selection in enumerate(selections)]
     return select_again(str(run), [f"selections={json.dumps(named)}"], texts=False)
 
@@ -102,12 +103,13 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
     summary = select(run, {"alpha": 0.2, **asked})[0]
     found = selected(run)
     assert len(found & LONG) >= 0.9 * len(LONG), "the long documents stand out by far"
-    assert summary["n_selected"] == len(found)
-    assert summary["strict"]["guarantee"] == "finite-sample"
-    assert summary["promise"]
-    assert set(summary["diagnostics"]) >= {"blind", "resolution", "overlap", "duplicates", "truncated"}
+    assert summary.n_selected == len(found)
+    assert summary.strict.guarantee == "finite-sample"
+    assert summary.promise
+    assert list(summary.diagnostics.by_name()) == ["blind", "resolution", "overlap", "duplicates", "truncated"]
+    assert (summary.supported, summary.reasons) == (True, [])
     verdicts = [r for p in sorted((run / "selection/s0/documents").iterdir()) for r in pq.read_table(p).to_pylist()]
-    assert len(verdicts) == summary["n_audit"] == 120
+    assert len(verdicts) == summary.n_audit == 120
     assert {v["doc_id"] for v in verdicts if v["selected"]} == found
     chosen = [v["p_value"] for v in verdicts if v["selected"]]
     assert max(chosen) <= min([v["p_value"] for v in verdicts if not v["selected"]], default=1.0)
@@ -122,20 +124,20 @@ def test_the_knockoff_filter_reads_any_signed_column(run: Path) -> None:
             table.set_column(table.column_names.index("min_k_plus_plus"), "min_k_plus_plus", pa.array(wide)), path
         )
     summary = select(run, {"procedure": "ktd", "detectors": ["min_k_plus_plus"], "alpha": 0.1})[0]
-    assert "sign_symmetry" in summary["diagnostics"]
-    assert summary["guarantee"] == "heuristic"
-    assert summary["minimum_selectable"] == 10
+    assert summary.diagnostics.sign_symmetry is not None
+    assert summary.guarantee == "heuristic"
+    assert summary.minimum_selectable == 10
     everything = pa.concat_tables([pq.read_table(p) for p in (run / "scores").glob("audit-*.parquet")])
     w = np.array(everything["min_k_plus_plus"])
     steps = sorted(abs(w[w != 0]))
     good = [t for t in steps if (1 + (w <= -t).sum()) / max(1, (w >= t).sum()) <= 0.1]
-    assert summary["n_selected"] == (int((w >= min(good)).sum()) if good else 0)
+    assert summary.n_selected == (int((w >= min(good)).sum()) if good else 0)
 
 
 def test_clean_items_come_in_the_form_that_an_evaluation_harness_takes(run: Path) -> None:
     summary = select(run, {"direction": "clean", "procedure": "storey", "alpha": 0.2})[0]
     found = selected(run)
-    assert summary["n_calibration"] == 80
+    assert summary.n_calibration == 80
     assert found >= {f"audit-{i}" for i in range(120)} - LONG
     ids = json.loads((run / "selection/s0/clean_ids.json").read_text())
     assert ids == {"audit": sorted(int(name.split("-")[1]) for name in found)}
@@ -184,12 +186,11 @@ def test_documents_that_their_words_give_away_are_not_supported(finished: Path, 
     rows = [json.loads(line) for line in (finished / "audit.jsonl").read_text().splitlines()]
     summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
     assert len(rows) == 120
-    assert summary["diagnostics"]["blind"]["n_audit"] == 120
-    (run / "diagnostics/blind-unseen.json").write_text(
-        json.dumps({"auc": 0.9, "low": 0.85, "high": 0.95, "ok": False, "sentence": "Their words differ."})
-    )
+    assert summary.diagnostics.blind.n_audit == 120
+    apart = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+    (run / "diagnostics/blind-unseen.json").write_text(json.dumps(apart.plain()))
     summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
-    assert summary["supported"] is False
+    assert (summary.supported, summary.reasons) == (False, ["Their words differ."])
     facts = json.loads((run / "report/report.json").read_text())
     assert "not supported" in facts["selections"][0]["answer"]["headline"]
     assert "not supported" in (run / "report/report.html").read_text()
@@ -201,9 +202,10 @@ def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(finished: Pa
     for shard in table:
         shard["path"] = "/no/such/place.jsonl"
     (run / "shards.json").write_text(json.dumps(table))
-    found = select(run, {})[0]["diagnostics"]["blind"]
-    assert found["ok"] is None
-    assert "was not tested" in found["sentence"]
+    summary = select(run, {})[0]
+    assert summary.diagnostics.blind.ok is None
+    assert "was not tested" in summary.diagnostics.blind.sentence
+    assert (summary.supported, summary.reasons) == (None, [])
 
 
 def refusal(run: Path, *selections: dict[str, Any]) -> str:
@@ -262,4 +264,4 @@ def test_equal_scores_select_nothing(run: Path) -> None:
         same = pa.array([0.5] * len(table))
         pq.write_table(table.set_column(table.column_names.index("zlib"), "zlib", same), path)
     for summary in select(run, {"procedure": "bh"}, {"procedure": "ptdi"}, {"procedure": "td4eval", "detectors": ONE}):
-        assert summary["n_selected"] == 0
+        assert summary.n_selected == 0

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.audit.blind import blind_diagnostic
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.status import Counts, StatusFile
+from pipeline.audit.summary import (
+    CountDiagnostic,
+    Diagnostics,
+    OverlapDiagnostic,
+    ResolutionDiagnostic,
+    ShareDiagnostic,
+    Summary,
+    read_summary,
+    write_summary,
+)
 from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import number_rows, plan_shards
-from pipeline.selection import Decision, RankCounts, calibrate, decide, minimum_selectable, ranks, strict
+from pipeline.selection import Decision, RankCounts, StrictAnswer, calibrate, decide, minimum_selectable, ranks, strict
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_receipt
 
@@ -52,22 +65,21 @@ def build_run(
     shards = number_rows(plan_shards(config, inputs))
     store = Store(str(folder / "run"))
     store.write_json("shards.json", [shard.to_dict() for shard in shards])
-    store.write_json("status.json", {"state": "complete", "exit_code": 0})
-    manifest = {
-        "config": config.model_dump(),
-        "versions": {"seenset": "0.1.0", "torch": "2.9"},
-        "model": {"architecture": "LlamaForCausalLM", "dtype": "float32"},
-        "fingerprint": {"weights": "ab12", "tokenizer": "cd34"},
-        "seed": 7,
-        "inputs": [
-            {"role": e.role, "name": e.name, "format": e.format, "size": e.size, "rows": e.rows} for e in inputs
-        ],
-        "limit": limit,
-    }
-    store.write_json("manifest.json", manifest)
+    StatusFile(store, Counts(len(shards))).write("complete", 0)
+    manifest = Manifest(
+        config=config,
+        limit=limit,
+        seed=7,
+        versions={"seenset": "0.1.0", "torch": "2.9"},
+        fingerprint={"weights": "ab12", "tokenizer": "cd34"},
+        inputs=[InputRecord.model_validate(entry, from_attributes=True) for entry in inputs],
+        passes=[],
+        model=AuditedModel(architecture="LlamaForCausalLM", dtype="float32", max_tokens=2048, parameters=None),
+    )
+    write_manifest(store, manifest)
     _score(store, [shard.id for shard in shards], m, n)
-    for extra in selections:
-        _select(store, str(source), m, n, members, shift, extra)
+    for selection in config.selections:
+        _select(store, selection, str(source), m, n, members, shift, limit)
     return store
 
 
@@ -103,9 +115,17 @@ def _score(store: Store, shards: list[str], m: int, n: int) -> None:
         write_receipt(store, "score", receipt)
 
 
-def _select(store: Store, source: str, m: int, n: int, members: float, shift: float, extra: dict[str, Any]) -> None:
-    name, direction = extra.get("name", "members"), extra.get("direction", "members")
-    alpha, procedure = Fraction(repr(extra.get("alpha", 0.1))), extra.get("procedure", "bh")
+def _select(
+    store: Store,
+    selection: SelectionConfig,
+    source: str,
+    m: int,
+    n: int,
+    members: float,
+    shift: float,
+    limit: int | None,
+) -> None:
+    name, direction = selection.name, selection.direction
     generator = np.random.default_rng(3)
     scored = m - 4
     audit = generator.normal(size=scored) + shift * (np.arange(scored) < round(members * m))
@@ -115,9 +135,8 @@ def _select(store: Store, source: str, m: int, n: int, members: float, shift: fl
         audit, calibration = -audit, -calibration
     rank = ranks(audit, calibrate(calibration), direction)
     counts = RankCounts.of(np.append(rank, [n + 1] * 4), n)
-    decision = decide(procedure, counts, alpha)
-    summary = _summary(name, direction, alpha, counts, decision)
-    store.write_json(f"selection/{name}/summary.json", summary)
+    decision = decide(selection.procedure, counts, selection.exact_alpha)
+    write_summary(store, summary_of(selection, counts, decision, limit))
     occupied = np.flatnonzero(counts.counts)
     store.write_table(
         f"selection/{name}/ranks.parquet", pa.table({"rank": occupied + 1, "count": counts.counts[occupied]})
@@ -139,41 +158,54 @@ def _select(store: Store, source: str, m: int, n: int, members: float, shift: fl
     store.write_table(f"selection/{name}/selected.parquet", selected)
 
 
-def _summary(name: str, direction: str, alpha: Fraction, counts: RankCounts, decision: Decision) -> dict[str, Any]:
+def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decision, limit: int | None = None) -> Summary:
+    """The summary of a decision, four of whose documents are quarantined."""
     safe = strict(decision, counts)
-    least = minimum_selectable(counts.n, counts.m, alpha, decision.null_proportion)
-    return {
-        "name": name,
-        "procedure": decision.procedure,
-        "direction": direction,
-        "alpha": float(alpha),
-        "detectors": ["loss"],
-        "n_audit": counts.m,
-        "n_calibration": counts.n,
-        "n_quarantined": 4,
-        "n_selected": decision.n_selected,
-        "threshold": decision.threshold,
-        "null_proportion": decision.null_proportion,
-        "weights": None,
-        "guarantee": decision.guarantee,
-        "assumption": decision.assumption,
-        "minimum_selectable": least,
-        "strict": {
-            "procedure": safe.procedure,
-            "n_selected": safe.n_selected,
-            "threshold": safe.threshold,
-            "guarantee": safe.guarantee,
-        },
-        "details": decision.details,
-        "diagnostics": {
-            "resolution": {"ok": least <= counts.m / 100, "sentence": f"A selection holds at least {least}."},
-            "overlap": {"ok": True, "count": 0, "sentence": "No calibration document is also audited."},
-            "truncated": {"ok": None, "sentence": "2 documents were cut short."},
-        },
-    }
+    least = minimum_selectable(counts.n, counts.m, decision.alpha, decision.factor)
+    diagnostics = Diagnostics(
+        blind=blind_diagnostic(None, "unseen"),
+        resolution=ResolutionDiagnostic(
+            ok=least <= counts.m / 100,
+            sentence=f"A selection holds at least {least}.",
+            minimum_selectable=least,
+            calibration_for_1_percent=1,
+        ),
+        overlap=OverlapDiagnostic(
+            ok=True, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
+        ),
+        duplicates=CountDiagnostic(ok=True, sentence="0 documents repeat an id.", count=0),
+        truncated=ShareDiagnostic(ok=None, sentence="2 documents were cut short.", share=2 / counts.m),
+    )
+    return Summary(
+        name=selection.name,
+        procedure=selection.procedure,
+        direction=selection.direction,
+        alpha=selection.alpha,
+        detectors=selection.detectors,
+        calibration=selection.calibration,
+        n_audit=counts.m,
+        n_calibration=counts.n,
+        n_quarantined=4,
+        n_selected=decision.n_selected,
+        threshold=decision.threshold,
+        null_proportion=decision.null_proportion,
+        factor=float(decision.factor),
+        weights=None,
+        guarantee=decision.guarantee,
+        assumption=decision.assumption,
+        promise=decision.promise,
+        supported=diagnostics.support(),
+        reasons=diagnostics.failures(),
+        minimum_selectable=least,
+        strict=StrictAnswer(safe.procedure, safe.n_selected, safe.threshold, safe.guarantee),
+        details=decision.details,
+        diagnostics=diagnostics,
+        limit=limit,
+    )
 
 
 def amend(store: Store, name: str, **changes: Any) -> None:
     """Change fields of a selection's summary."""
-    path = f"selection/{name}/summary.json"
-    store.write_json(path, {**store.read_json(path), **changes})
+    summary = read_summary(store, name)
+    assert summary is not None
+    write_summary(store, summary.model_copy(update=changes))

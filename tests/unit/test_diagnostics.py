@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeline.audit.blind import blind, blind_sentence
+from pipeline.audit.blind import blind, blind_diagnostic
 
 WORDS = [f"word{i}" for i in range(400)]
 
@@ -29,14 +29,14 @@ def test_documents_of_another_year_are_told_apart() -> None:
     found = blind(texts(1, 300), dated, 0)
     assert found is not None
     assert not found.ok
-    shown = blind_sentence(found, "unseen")
-    assert shown["ok"] is False
-    assert "not supported" in shown["sentence"]
+    shown = blind_diagnostic(found, "unseen")
+    assert shown.ok is False
+    assert "not supported" in shown.sentence
 
 
 def test_too_few_documents_are_no_evidence_either_way() -> None:
     assert blind(texts(1, 19), texts(2, 300), 0) is None
-    assert blind_sentence(None, "seen")["ok"] is None
+    assert blind_diagnostic(None, "seen").ok is None
 
 
 def test_the_same_documents_and_seed_give_the_same_answer() -> None:

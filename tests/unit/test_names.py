@@ -10,50 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pipeline", "ray_jobs", "cluster")
+ROOMS = ("pipeline", "ray_jobs", "cluster")
+PACKAGES = (*ROOMS, "seenset", "benchmarks", "examples")
 
 VAGUE = {"found", "asked", "own", "said", "told"}
 """Words that say nothing of the value that they name."""
 
-CLEAN_ROOMS = (
-    "benchmarks",
-    "cluster",
-    "examples",
-    "pipeline/corpus",
-    "pipeline/models",
-    "pipeline/passes",
-    "pipeline/selection",
-    "pipeline/training",
-)
-CLEAN_FILES = (
-    "pipeline/audit/allocation.py",
-    "pipeline/audit/forecast.py",
-    "pipeline/audit/plan.py",
-    "pipeline/audit/price.py",
-    "pipeline/config/corpus.py",
-    "pipeline/config/models.py",
-    "pipeline/config/training.py",
-    "pipeline/config/yaml.py",
-    "pipeline/endpoint/client.py",
-    "pipeline/store/files.py",
-    "pipeline/store/lock.py",
-    "pipeline/trial/config.py",
-    "pipeline/trial/contaminate.py",
-    "pipeline/trial/detection.py",
-    "pipeline/trial/documents.py",
-    "pipeline/trial/figures.py",
-    "pipeline/trial/intervals.py",
-    "pipeline/trial/ranking.py",
-    "pipeline/trial/splits.py",
-    "ray_jobs/adapters.py",
-    "ray_jobs/finetune.py",
-    "ray_jobs/interrupts.py",
-    "ray_jobs/progress.py",
-    "ray_jobs/training.py",
-)
-
-PENDING = {"Answer", "answer", "read_run"}
-"""Names that two rooms still share."""
+FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def public_names(path: Path) -> Iterator[str]:
@@ -78,18 +41,15 @@ def names_made_in(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_no_two_rooms_share_a_public_name() -> None:
-    rooms: dict[str, set[str]] = defaultdict(set)
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
+    places: dict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] in ROOMS:
             for name in public_names(path):
-                rooms[name].add(str(path.parent.relative_to(ROOT)))
-    shared = {name: sorted(places) for name, places in rooms.items() if len(places) > 1}
-    assert {name: places for name, places in shared.items() if name not in PENDING} == {}
-    assert shared.keys() >= PENDING, "a name that is shared no more is pending no more"
+                places[name].add(str(path.parent.relative_to(ROOT)))
+    assert {name: sorted(rooms) for name, rooms in places.items() if len(rooms) > 1} == {}
 
 
-@pytest.mark.parametrize("place", [*CLEAN_ROOMS, *CLEAN_FILES])
-def test_names_are_nouns(place: str) -> None:
-    files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
-    vague = [f"{path.relative_to(ROOT)}:{line} {name}" for path in files for line, name in names_made_in(path)]
-    assert [name for name in vague if name.split()[-1].lstrip("_") in VAGUE] == []
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_are_nouns(path: Path) -> None:
+    vague = [f"line {line}: {name}" for line, name in names_made_in(path) if name.lstrip("_") in VAGUE]
+    assert vague == []

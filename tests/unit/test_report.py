@@ -11,17 +11,23 @@ import time
 from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from report_run import SCRIPT, SECRET, amend, build_run
 
+from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run, write_manifest
+from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.status import Counts, StatusFile
+from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
+from pipeline.config.corpus import TransformConfig
+from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.report import write_report
-from pipeline.report.facts import Ranks, ScoreCounts, Selection, read_run
-from pipeline.report.figures import MAX_POINTS, _slope, _thinned, draw
+from pipeline.report.contents import Report
+from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
+from pipeline.report.figures import MAX_POINTS, _slope, _thinned, draw_figures
 from pipeline.report.wording import visible
 from pipeline.store.files import Store
 
@@ -51,10 +57,17 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
-def report(store: Store, texts: bool = True) -> tuple[Page, dict[str, Any]]:
+def report(store: Store, texts: bool = True) -> tuple[Page, Report]:
     path = write_report(store, texts)
     assert path == f"{store.url}/report/report.html"
-    return Page(store.read("report/report.html").decode()), store.read_json("report/report.json")
+    facts = Report.model_validate(store.read_json("report/report.json"))
+    return Page(store.read("report/report.html").decode()), facts
+
+
+def summary_in(store: Store) -> Summary:
+    summary = read_summary(store, "members")
+    assert summary is not None
+    return summary
 
 
 @pytest.fixture(scope="module")
@@ -67,39 +80,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_a_finite_sample_answer_names_the_average_and_its_assumption(run: Store) -> None:
     page, facts = report(run)
-    summary = facts["selections"][0]["summary"]
-    count = summary["n_selected"]
+    summary = facts.selections[0].summary
+    count = summary.n_selected
     assert count > 50
     headline = f"Of 240 audited documents, {count} were selected as part of the training data of models/tiny<b>."
     assert headline in page.text
     assert "On average over repetitions of the whole audit" in page.text
-    assert "is at most 10%, if this holds: " + summary["assumption"] in page.text
-    assert "approximately" not in facts["selections"][0]["answer"]["sentence"]
+    assert "is at most 10%, if this holds: " + summary.assumption in page.text
+    assert "approximately" not in facts.selections[0].answer.sentence
     assert "4 of the audited documents could not be scored and count as hypotheses with p = 1." in page.text
 
 
 def test_an_asymptotic_answer_says_that_it_is_not_guaranteed_and_shows_the_strict_one(tmp_path: Path) -> None:
     store = build_run(tmp_path, selections=({"procedure": "ptdi"},))
     page, facts = report(store)
-    sentence = facts["selections"][0]["answer"]["sentence"]
+    sentence = facts.selections[0].answer.sentence
     assert "approximately at most 10% for large samples" in sentence
     assert "not guaranteed at this size" in sentence
-    safe = facts["selections"][0]["summary"]["strict"]["n_selected"]
+    safe = facts.selections[0].summary.strict.n_selected
     assert f"The procedure with a finite-sample guarantee (storey) selects {safe} of 240." in sentence
-    assert sentence in page.text or facts["selections"][0]["answer"]["terms"] in page.text
+    assert sentence in page.text or facts.selections[0].answer.terms in page.text
     assert f"{safe} selected by storey (finite-sample)" in page.text
 
 
-@pytest.mark.parametrize("guarantee", ["heuristic", "something new"])
-def test_without_a_known_guarantee_none_is_claimed(tmp_path: Path, guarantee: str) -> None:
-    store = build_run(tmp_path)
-    amend(store, "members", guarantee=guarantee, procedure="kernel", strict=None)
-    page, facts = report(store)
-    sentence = facts["selections"][0]["answer"]["sentence"]
-    assert "No guarantee is proved for this procedure (kernel)" in sentence
-    assert "is at most" not in sentence
-    assert "by a procedure for which no guarantee is proved." in facts["selections"][0]["answer"]["headline"]
-    assert "No procedure with a finite-sample guarantee was computed beside it." in sentence
+def test_without_a_proved_guarantee_none_is_claimed(tmp_path: Path) -> None:
+    page, facts = report(build_run(tmp_path, selections=({"procedure": "kernel"},)))
+    answer = facts.selections[0].answer
+    assert "No guarantee is proved for this procedure (kernel)" in answer.sentence
+    assert "is at most" not in answer.sentence
+    assert "by a procedure for which no guarantee is proved." in answer.headline
+    assert "The procedure with a finite-sample guarantee (storey) selects" in answer.sentence
     assert "none proved" in page.text
 
 
@@ -121,11 +131,11 @@ def test_one_document_is_one(tmp_path: Path) -> None:
 def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
     store = build_run(tmp_path, members=0.0)
     page, facts = report(store)
-    assert facts["selections"][0]["summary"]["n_selected"] == 0
+    assert facts.selections[0].summary.n_selected == 0
     assert "Of 240 audited documents, none was selected as part of the training data" in page.text
     assert "This is not evidence that the model was not trained on them" in page.text
     assert "a selection holds at least 24 or none" in page.text
-    assert "is at most 10%" not in facts["selections"][0]["answer"]["sentence"]
+    assert "is at most 10%" not in facts.selections[0].answer.sentence
     assert "Here it never is." in page.text
 
 
@@ -150,8 +160,8 @@ def test_nothing_selected_in_the_clean_direction_does_not_accuse(tmp_path: Path)
 def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path) -> None:
     store = build_run(tmp_path, n=5)
     page, facts = report(store)
-    summary = facts["selections"][0]["summary"]
-    assert summary["minimum_selectable"] > summary["n_audit"]
+    summary = facts.selections[0].summary
+    assert summary.minimum_selectable > summary.n_audit
     assert "With only 5 documents for calibration nothing could ever have been selected" in page.text
     assert "the smallest possible p-value is 1/6" in page.text
     assert "at least about 9 for anything to be selectable" in page.text
@@ -168,21 +178,23 @@ def test_by_asks_for_more_calibration_than_bh(tmp_path: Path) -> None:
 def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     sentence = "Calibration and audited documents differ in more than membership (AUC 0.91)."
-    blind = {"ok": False, "sentence": sentence}
-    amend(store, "members", diagnostics={"fine": {"ok": True, "sentence": "Fine."}, "blind": blind})
+    checks = summary_in(store).diagnostics.model_copy(update={"blind": BlindDiagnostic(ok=False, sentence=sentence)})
+    amend(store, "members", diagnostics=checks, supported=checks.support(), reasons=checks.failures())
     page, facts = report(store)
-    assert f"Check failed (blind): {sentence}" in facts["selections"][0]["answer"]["sentence"]
+    selection = facts.selections[0]
+    assert f"Check failed (blind): {sentence}" in selection.answer.sentence
     answer, rest = page.text.split("2. What was asked")
     assert sentence in answer
     assert "✗ failed blind. " + sentence in rest
-    assert facts["selections"][0]["answer"]["doubts"] == [f"Check failed (blind): {sentence}"]
-    assert "✓ passed fine. Fine." in rest
+    assert selection.answer.doubts == [f"Check failed (blind): {sentence}"]
+    assert "this answer is not supported: their words alone tell" in selection.answer.headline
+    assert "✓ passed overlap. No calibration document is also audited." in rest
     assert "Not tested in this run" not in page.text
 
 
 def test_an_untested_assumption_is_called_untested(run: Store) -> None:
     page, facts = report(run)
-    assert "differ in more than membership was not tested" in facts["selections"][0]["answer"]["sentence"]
+    assert "differ in more than membership was not tested" in facts.selections[0].answer.sentence
     assert "Not tested in this run: whether calibration and audited documents can be told apart" in page.text
     assert "\N{EN DASH} noted truncated. 2 documents were cut short." in page.text
 
@@ -190,15 +202,15 @@ def test_an_untested_assumption_is_called_untested(run: Store) -> None:
 def test_what_could_not_be_found_casts_no_doubt_on_what_was(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     page, facts = report(store)
-    assert facts["selections"][0]["summary"]["diagnostics"]["resolution"]["ok"] is False
-    assert facts["selections"][0]["answer"]["doubts"] == []
+    assert facts.selections[0].summary.diagnostics.resolution.ok is False
+    assert facts.selections[0].answer.doubts == []
     assert "△ limited resolution." in page.text
 
 
 def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     page, facts = report(store)
-    assert [entry["name"] for entry in facts["selections"]] == ["members", "wide"]
+    assert [entry.summary.name for entry in facts.selections] == ["members", "wide"]
     assert "None covers all of them together" in page.text
     assert "is at most 30%, if this holds" in page.text
 
@@ -216,17 +228,16 @@ def test_the_limits_of_the_guarantee_are_spelt_out(run: Store) -> None:
 
 def test_a_sample_says_so_first_and_in_the_answer(tmp_path: Path) -> None:
     page, facts = report(build_run(tmp_path, limit=240))
-    assert facts["sample"] is True
-    assert facts["limit"] == 240
+    assert facts.limit == 240
     top, _ = page.text.split("1. The answer")
     assert "This is a sample: only the first 240 documents of each role were read." in top
-    sentence = facts["selections"][0]["answer"]["sentence"]
+    sentence = facts.selections[0].answer.sentence
     assert "(a sample: the first 240 of each role, not the whole corpus)" in sentence
 
 
 def test_a_whole_run_is_no_sample(run: Store) -> None:
     page, facts = report(run)
-    assert facts["sample"] is False
+    assert facts.limit is None
     assert "sample:" not in page.text
 
 
@@ -235,7 +246,7 @@ def test_scores_alone_are_no_answer(tmp_path: Path) -> None:
     store.remove_folder("selection")
     page, facts = report(store)
     assert "No selection has been made." in page.text
-    assert facts["selections"] == []
+    assert facts.selections == []
     assert store.names("report/figures") == []
     assert "empty" in page.text
 
@@ -254,29 +265,34 @@ def test_a_selection_from_other_scores_is_called_out(tmp_path: Path) -> None:
 
 def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_path: Path) -> None:
     store = build_run(tmp_path)
-    manifest = store.read_json("manifest.json")
-    training = {"method": "lora", "epochs": 3}
-    adapters = {"few": {"training": training, "train_on": ["unseen", "seen"], "documents": ["0a"] * 30}}
-    changed = {**manifest["config"], "text_transform": {"dates": "replace_year", "year": 2020}}
-    store.write_json("manifest.json", {**manifest, "config": changed, "adapters": adapters})
+    manifest, _ = read_run(store)
+    training = FinetuneConfig(method="lora", epochs=3)
+    few = AdapterRecord(
+        folder="adapters/0", training=training, train_on=["unseen", "seen"], documents=["0a1b2c3d"] * 30
+    )
+    config = manifest.config.model_copy(update={"text_transform": TransformConfig(dates="replace_year", year=2020)})
+    write_manifest(store, manifest.model_copy(update={"config": config, "adapters": {"few": few}}))
     text = report(store)[0].text
+    assert b"0a1b2c3d" not in store.read("report/report.json"), "hashes of documents stay in the manifest"
     assert "The year 2020 stands in the place of every year in every text, before any use." in text
     assert "lora, 3 epochs on 30 documents of unseen and seen, which do not calibrate" in text
 
 
 def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: Path) -> None:
     store = build_run(tmp_path)
-    manifest = store.read_json("manifest.json")
-    store.write_json("manifest.json", {**manifest, "gradient": {"differentiable": 62, "quantised": 210}})
+    manifest, _ = read_run(store)
+    gradient = GradientRecord(method="batched", reason="", uncovered=[], differentiable=62, quantised=210)
+    write_manifest(store, manifest.model_copy(update={"gradient": gradient}))
     top, _ = report(store)[0].text.split("1. The answer")
     assert "the norm over the 62 parameter tensors that can be differentiated, and leaves out 210 quantised" in top
-    store.write_json("manifest.json", {**manifest, "gradient": {"differentiable": 272, "quantised": 0}})
+    whole = gradient.model_copy(update={"differentiable": 272, "quantised": 0})
+    write_manifest(store, manifest.model_copy(update={"gradient": whole}))
     assert "quantised" not in report(store)[0].text
 
 
 def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
     store = build_run(tmp_path)
-    store.write_json("status.json", {"state": "incomplete"})
+    StatusFile(store, Counts(2)).write("incomplete", 3)
     store.remove("receipts/score/unseen-000000.json")
     text = report(store)[0].text.split("1. The answer")[0]
     assert "The run ended in the state “incomplete”" in text
@@ -290,15 +306,15 @@ def test_no_manifest_is_no_run_directory(tmp_path: Path) -> None:
 
 def test_a_damaged_summary_names_what_is_missing(tmp_path: Path) -> None:
     store = build_run(tmp_path)
-    store.write_json("selection/members/summary.json", {"name": "members"})
-    with pytest.raises(UserError, match=r"summary\.json is damaged: no procedure"):
+    store.write_json("selection/members/summary.json", {"schema": 1, "name": "members"})
+    with pytest.raises(UserError, match=r"summary\.json is damaged: missing key 'procedure'"):
         write_report(store)
 
 
 def test_quarantine_is_counted_by_reason_with_examples_of_each(run: Store) -> None:
     page, facts = report(run)
-    assert facts["quarantine"]["reasons"] == {"empty": {"audit": 3}, "model_error": {"audit": 1}}
-    assert {example["doc_id"] for example in facts["quarantine"]["examples"]} == {"q0", "q1", "q2", "q3"}
+    assert facts.quarantine.reasons == {"empty": {"audit": 3}, "model_error": {"audit": 1}}
+    assert {example.doc_id for example in facts.quarantine.examples} == {"q0", "q1", "q2", "q3"}
     assert "q3 audit, model error: <b>failed on" in page.text
     assert "p = 1, which is evidence of nothing" in page.text
 
@@ -309,18 +325,18 @@ def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path
     table = table.set_column(table.schema.get_field_index("reason"), "reason", pa.array(["duplicate_id"]))
     store.write_table("quarantine/duplicate_id.parquet", table)
     _, facts = report(store)
-    assert facts["quarantine"]["reasons"]["duplicate_id"] == {"audit": 1}
-    assert "duplicate_id" in {example["reason"] for example in facts["quarantine"]["examples"]}
-    audited = facts["documents"][0]
-    assert (audited["n_in"], audited["n_scored"], audited["n_quarantined"]) == (240, 235, 5)
+    assert facts.quarantine.reasons["duplicate_id"] == {"audit": 1}
+    assert "duplicate_id" in {example.reason for example in facts.quarantine.examples}
+    audited = facts.documents[0]
+    assert (audited.n_in, audited.n_scored, audited.n_quarantined) == (240, 235, 5)
 
 
 def test_provenance_and_settings_are_on_the_page(run: Store) -> None:
     page, facts = report(run)
     for wanted in ("LlamaForCausalLM", "float32", "seenset 0.1.0", "ab12", "audit.jsonl", run.url):
         assert wanted in page.text, wanted
-    assert facts["provenance"]["seed"] == 7
-    assert facts["model"]["fingerprint"] in page.text
+    assert facts.provenance.seed == 7
+    assert facts.model.fingerprint in page.text
 
 
 # --- what it never contains
@@ -328,7 +344,7 @@ def test_provenance_and_settings_are_on_the_page(run: Store) -> None:
 
 def test_a_hostile_text_is_shown_and_not_run(run: Store) -> None:
     page, facts = report(run)
-    assert facts["selections"][0]["selected"][0]["excerpt"].startswith(SCRIPT)
+    assert str(facts.selections[0].selected[0].excerpt).startswith(SCRIPT)
     assert SCRIPT in page.text
     assert not {tag for tag, _ in page.tags} & {"script", "b1", "iframe", "object", "link", "a", "form", "base"}
     assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
@@ -366,14 +382,15 @@ def test_no_text_leaves_no_text_anywhere(tmp_path: Path) -> None:
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
             assert b"alert(" not in path.read_bytes(), path
-    assert "excerpt" not in facts["selections"][0]["selected"][0]
+    assert all(document.excerpt is None for document in facts.selections[0].selected)
+    assert all(example.message is None for example in facts.quarantine.examples)
     assert "Texts were left out" in page.text
-    assert len(facts["selections"][0]["selected"]) == 50
+    assert len(facts.selections[0].selected) == 50
 
 
 def test_excerpts_are_short(run: Store) -> None:
     _, facts = report(run)
-    excerpts = [document["excerpt"] for document in facts["selections"][0]["selected"]]
+    excerpts = [document.excerpt for document in facts.selections[0].selected]
     assert len(excerpts) == 50
     assert all(SECRET in excerpt for excerpt in excerpts)
     assert excerpts[5].endswith("…")
@@ -384,7 +401,7 @@ def test_a_source_that_is_gone_costs_the_excerpts_only(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     (tmp_path / "audit.jsonl").unlink()
     page, facts = report(store)
-    assert {document["excerpt"] for document in facts["selections"][0]["selected"]} == {"text not available"}
+    assert {document.excerpt for document in facts.selections[0].selected} == {"text not available"}
     assert "text not available" in page.text
 
 
@@ -394,7 +411,7 @@ def test_another_text_is_never_shown_as_the_selected_one(tmp_path: Path) -> None
     source.write_text(json.dumps({"text": "An innocent newcomer."}) + "\n" + source.read_text())
     page, facts = report(store)
     assert "innocent newcomer" not in page.text
-    excerpts = {document["excerpt"] for document in facts["selections"][0]["selected"]}
+    excerpts = {document.excerpt for document in facts.selections[0].selected}
     assert excerpts == {"text not available: the file has changed since it was scored"}
 
 
@@ -417,7 +434,7 @@ def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> 
     page, facts = report(store)
     names = ["members-p-values.png", "members-scores.png", "members-step-up.png"]
     assert store.names("report/figures") == names
-    assert sorted(facts["selections"][0]["figures"]) == [f"figures/{name}" for name in names]
+    assert sorted(facts.selections[0].figures) == [f"figures/{name}" for name in names]
     shown = [attrs for tag, attrs in page.tags if tag == "img"]
     assert all(attrs["alt"] for attrs in shown)
     embedded = {base64.b64decode(str(attrs["src"]).partition(",")[2]) for attrs in shown}
@@ -434,35 +451,36 @@ def test_a_hundred_thousand_ranks_draw_fast_and_keep_the_threshold(run: Store) -
     x, y = _thinned(rank / (n + 1), np.cumsum(count), 1.0, threshold)
     assert len(x) <= MAX_POINTS + 3
     assert y[list(x).index(threshold)] == count[:54_321].sum()
-    summary = {**run.read_json("selection/members/summary.json"), "n_calibration": n, "threshold": threshold}
+    summary = summary_in(run).model_copy(update={"n_calibration": n, "threshold": threshold})
     began = time.perf_counter()
-    assert len(draw(Selection("members", summary, Ranks(rank, count), None, (), 0))) == 2
+    assert len(draw_figures(SelectionFacts("members", summary, RankHistogram(rank, count), None, (), 0))) == 2
     assert time.perf_counter() - began < 20
 
 
 def test_the_smallest_and_the_emptiest_selections_can_be_drawn(run: Store) -> None:
-    base = run.read_json("selection/members/summary.json")
-    summary = {**base, "n_audit": 1, "n_calibration": 1, "n_selected": 0, "threshold": None}
-    one = Ranks(np.array([2]), np.array([1]))
-    empty = ScoreCounts("loss", np.array([0.0, 1.0]), {"audit": np.array([0])})
-    flat = ScoreCounts("loss", np.array([1.0, 1.0]), {"audit": np.array([3])})
-    single = ScoreCounts("loss", np.array([0.0, 1.0]), {"audit": np.array([1])})
-    assert [len(draw(Selection("s", summary, one, scores, (), 0))) for scores in (empty, flat, single)] == [2, 2, 3]
-    assert draw(Selection("s", summary, None, None, (), 0)) == []
+    update = {"n_audit": 1, "n_calibration": 1, "n_selected": 0, "threshold": None}
+    summary = summary_in(run).model_copy(update=update)
+    one = RankHistogram(np.array([2]), np.array([1]))
+    empty = ScoreHistogram(column="loss", edges=[0.0, 1.0], roles={"audit": [0]})
+    flat = ScoreHistogram(column="loss", edges=[1.0, 1.0], roles={"audit": [3]})
+    single = ScoreHistogram(column="loss", edges=[0.0, 1.0], roles={"audit": [1]})
+    drawn = [draw_figures(SelectionFacts("s", summary, one, scores, (), 0)) for scores in (empty, flat, single)]
+    assert [len(figures) for figures in drawn] == [2, 2, 3]
+    assert draw_figures(SelectionFacts("s", summary, None, None, (), 0)) == []
 
 
 def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Path) -> None:
     for procedure in ("bh", "by", "storey", "ptdi"):
         store = build_run(tmp_path / procedure, n=1000, selections=({"procedure": procedure},))
-        (selection,) = read_run(store).selections
+        (selection,) = read_facts(store).selections
         assert selection.ranks is not None
-        slope = _slope(selection, 240)
+        slope = _slope(selection.summary, 240)
         assert slope is not None
         every = np.zeros(1001, dtype=np.int64)
         every[selection.ranks.rank - 1] = selection.ranks.count
         p = np.arange(1, 1002) / 1001
         met = p[np.cumsum(every) >= slope * p * (1 - 1e-12)].max()
-        assert met == selection.summary["threshold"], procedure
+        assert met == selection.summary.threshold, procedure
 
 
 def test_the_report_never_imports_torch() -> None:

@@ -10,12 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_run import summary_of
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.families import draw_families, families
 from pipeline.errors import UserError
+from pipeline.selection import RankCounts, decide
 from pipeline.selection.in_memory import Scores
 from pipeline.trial import figures
 from pipeline.trial.config import SplitConfig, build_trial
@@ -354,7 +356,9 @@ def test_both_directions_count_what_they_seek() -> None:
 
 
 def test_an_audit_is_held_against_the_truth() -> None:
-    summary = {"name": "a", "procedure": "bh", "direction": "clean", "detectors": ["loss"], "alpha": 0.1}
+    selection = SelectionConfig(name="a", direction="clean", detectors=["loss"])
+    counts = RankCounts.of(np.ones(5, dtype=np.int64), 9)
+    summary = summary_of(selection, counts, decide("bh", counts, selection.exact_alpha))
     row = audit_row(summary, ["x", "y", "z"], ["u", "v", "x", "y", "z"], {"u", "z"})
     assert (row["selected"], row["true"]) == (3, 2)
     assert row["share_false"] == pytest.approx(1 / 3)

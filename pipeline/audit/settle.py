@@ -1,0 +1,156 @@
+"""Settle what a run directory holds: written for a new run, and checked against the plan for one that goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.audit.manifest import (
+    SHARDS_FILE,
+    Allocation,
+    AuditedModel,
+    GradientRecord,
+    InputRecord,
+    Manifest,
+    read_manifest,
+    read_shards,
+    versions,
+    write_manifest,
+)
+from pipeline.audit.plan import Plan, describe_model
+from pipeline.audit.scored import Scored
+from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.corpus.shards import number_rows
+from pipeline.errors import UserError
+from pipeline.stages.score import STAGE
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+
+_log = logging.getLogger(__name__)
+
+
+def settle(
+    plan: Plan,
+    fingerprints: Mapping[str, Mapping[str, Any]],
+    store: Store,
+    allocation: Allocation | None = None,
+) -> Plan:
+    """Write the manifest and the shard table, or check that the ones in the run directory still hold.
+
+    Args:
+        plan: of the run.
+        fingerprints: stage -> all that could change what it computes; scoring among them.
+        store: the run directory.
+        allocation: which known documents are trained on; by default none.
+
+    Returns:
+        The plan with its rows numbered.
+
+    Raises:
+        UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
+    """
+    before, table = read_manifest(store), read_shards(store)
+    if before is not None and table is not None:
+        _check_layout(plan, before, store)
+        shards = tuple(table)
+        if [_unnumbered(shard) for shard in shards] != [_unnumbered(shard) for shard in plan.shards]:
+            shards = tuple(number_rows(plan.shards))
+    else:
+        shards = tuple(number_rows(plan.shards))
+    plan = Plan(plan.config, plan.inputs, shards, plan.limit)
+    fingerprint = fingerprints[STAGE]
+    if before is not None and _free_to_score(plan, before) and _differ_in_detectors(before.fingerprint, fingerprint):
+        store.remove_folder(f"receipts/{STAGE}")
+    for stage, wanted in fingerprints.items():
+        _check_receipts(plan, stage, wanted, store)
+    store.write_json(SHARDS_FILE, [shard.to_dict() for shard in shards])
+    if before is not None and before.fingerprint == dict(fingerprint):
+        model = before.model
+    else:
+        model = AuditedModel(**describe_model(plan.config.model))
+    write_manifest(store, _manifest(plan, fingerprint, model, allocation or Allocation()))
+    return plan
+
+
+def note_gradient(store: Store, scored: Scored) -> None:
+    """Add to the manifest over what the gradient norm was taken, and how: only the loaded model could tell."""
+    coverage = next((receipt.gradient for receipt in scored.receipts if receipt.gradient is not None), None)
+    manifest = read_manifest(store)
+    if coverage is None or manifest is None:
+        return
+    gradient = GradientRecord(**coverage)
+    if gradient.reason:
+        _log.warning("gradient_norm took one backward pass a document: %s", gradient.reason)
+    write_manifest(store, manifest.model_copy(update={"gradient": gradient}))
+
+
+def _manifest(plan: Plan, fingerprint: Mapping[str, Any], model: AuditedModel, allocation: Allocation) -> Manifest:
+    return Manifest(
+        config=plan.config,
+        limit=plan.limit,
+        seed=plan.config.seed,
+        versions=versions(),
+        fingerprint=dict(fingerprint),
+        inputs=[InputRecord.model_validate(entry, from_attributes=True) for entry in plan.inputs],
+        passes=plan.passes(),
+        model=model,
+        adapters=allocation.adapters,
+        calibration=allocation.calibration,
+    )
+
+
+def _check_layout(plan: Plan, before: Manifest, store: Store) -> None:
+    if before.limit != plan.limit:
+        extent = f"a sample (--limit {before.limit})" if before.limit else "the whole corpus"
+        raise UserError(f"run {store.url} was planned for {extent}; use the same --limit or another run directory")
+    for key in ("shard_bytes", "shard_documents"):
+        was, now = getattr(before.config.resources, key), getattr(plan.config.resources, key)
+        if was != now:
+            raise UserError(f"run {store.url} was cut with resources.{key} {was}, now {now}")
+
+
+def _free_to_score(plan: Plan, before: Manifest) -> bool:
+    """Whether scores, earlier ones too, are made of stored continuations alone: then they are made anew at no cost."""
+    return all(entry["kind"] == "generate" for entry in [*before.passes, *plan.passes()])
+
+
+def _differ_in_detectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints differ in their detectors and the stages that these read, and in nothing else."""
+    changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
+    return bool(changed) and changed <= {"detectors", "reads"}
+
+
+def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
+    """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
+    shards = {shard.id: shard for shard in plan.shards}
+    for receipt in read_receipts(store, stage):
+        shard = shards.get(receipt.shard)
+        if shard is None:
+            raise UserError(
+                f"run {store.url} holds shard {receipt.shard}, which the inputs no longer give; "
+                "use another run directory"
+            )
+        wanted = shard_fingerprint(fingerprint, shard)
+        differing = [
+            key for key in {**wanted, **receipt.fingerprint} if wanted.get(key) != receipt.fingerprint.get(key)
+        ]
+        if differing:
+            fields = "; ".join(
+                f"{key}: {_short(receipt.fingerprint.get(key))} then, {_short(wanted.get(key))} now"
+                for key in differing
+            )
+            where = f" (shard {shard.id}, {shard.name})" if {"rows", "columns"} & set(differing) else ""
+            raise UserError(
+                f"run {store.url} holds the work of stage {stage} with other settings: {fields}{where}; "
+                "use another run directory"
+            )
+
+
+def _unnumbered(shard: Shard) -> dict[str, Any]:
+    return {key: value for key, value in shard.to_dict().items() if key != "first_row"}
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."

@@ -1,0 +1,171 @@
+"""The summary of a selection: what was asked, what was decided, what is promised and what speaks against it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord, read_record
+from pipeline.config.selection import Direction
+from pipeline.selection.promises import Guarantee, StrictAnswer
+from pipeline.store.files import Store
+
+
+class Diagnostic(Record):
+    """One check of what a selection rests on."""
+
+    about_power: ClassVar[bool] = False
+    """Whether a failed check takes nothing from the promise, and only says how little could have been selected."""
+
+    ok: bool | None = Field(
+        description="Whether the check passed; null where it could not be made, or only reports a number."
+    )
+    sentence: str = Field(description="What was checked and what came of it, in words that need no statistics.")
+
+
+class BlindDiagnostic(Diagnostic):
+    """Whether the words alone tell calibration documents from audited ones; numbers are null if not tested."""
+
+    auc: float | None = Field(None, description="Area under the ROC curve of the classifier, held out; 0.5 is chance.")
+    low: float | None = Field(None, description="Lower end of the 99% interval of the area.")
+    high: float | None = Field(None, description="Upper end of the 99% interval of the area.")
+    n_calibration: int | None = Field(None, description="Calibration documents that were compared.")
+    n_audit: int | None = Field(None, description="Audited documents that were compared.")
+
+
+class ResolutionDiagnostic(Diagnostic):
+    """Whether there are enough calibration documents for a small selection."""
+
+    about_power: ClassVar[bool] = True
+
+    minimum_selectable: int = Field(description="The fewest documents that can be selected at all.")
+    calibration_for_1_percent: int = Field(
+        description="Calibration documents that it takes to select as few as 1% of the audited ones."
+    )
+
+
+class OverlapDiagnostic(Diagnostic):
+    """Which calibration documents are audited too, by their text or by their first 8 words."""
+
+    n_calibration: int = Field(description="Calibration documents that are audited too, left out of calibration.")
+    n_audit: int = Field(description="Audited documents that calibration documents repeat.")
+
+
+class CountDiagnostic(Diagnostic):
+    """A number of documents."""
+
+    count: int = Field(description="Documents that the sentence speaks of.")
+
+
+class ShareDiagnostic(Diagnostic):
+    """A share of the documents."""
+
+    share: float = Field(description="Share of the scored documents that the sentence speaks of.")
+
+
+class SymmetryDiagnostic(Diagnostic):
+    """Whether the signs of the knockoff statistic are fair coins among documents of known membership."""
+
+    p_value: float = Field(description="Of the hypothesis that they are; small ones contradict it.")
+
+
+class Diagnostics(Record):
+    """The checks of a selection, by name."""
+
+    blind: BlindDiagnostic = Field(
+        description="Whether the words alone tell the calibration documents from the audited ones."
+    )
+    resolution: ResolutionDiagnostic = Field(
+        description="Whether there are enough calibration documents for a small selection."
+    )
+    overlap: OverlapDiagnostic = Field(description="Calibration documents that are audited too.")
+    duplicates: CountDiagnostic = Field(description="Documents that repeat an id, which are quarantined.")
+    truncated: ShareDiagnostic = Field(description="Documents judged by their first max_tokens tokens alone.")
+    fine_tuned: CountDiagnostic | None = Field(
+        None, description="Known documents that adapters were trained on; null where no adapter was."
+    )
+    sign_symmetry: SymmetryDiagnostic | None = Field(
+        None, description="The assumption of the knockoff filter; null for every other procedure."
+    )
+
+    def by_name(self) -> dict[str, Diagnostic]:
+        """The checks that apply, in order."""
+        named = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: diagnostic for name, diagnostic in named.items() if diagnostic is not None}
+
+    def failures(self) -> list[str]:
+        """The sentences of the failed checks that the promise rests on."""
+        checks = self.by_name().values()
+        return [check.sentence for check in checks if check.ok is False and not check.about_power]
+
+    def support(self) -> bool | None:
+        """Whether the promise is supported; None where none of its checks failed and the blind test was not made."""
+        if self.failures():
+            return False
+        return None if self.blind.ok is None else True
+
+
+class Summary(VersionedRecord):
+    """The answer of one selection: `selection/<name>/summary.json`."""
+
+    name: str = Field(description="Name of the selection, and of its folder under selection/.")
+    procedure: str = Field(description="The procedure that chose the selected.")
+    direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
+    alpha: float = Field(description="Largest share of the selected that may be wrong, as asked for, in (0, 1).")
+    detectors: list[str] = Field(description="Score columns that the selection reads.")
+    calibration: str = Field(description="How p-values were calibrated: pooled, by_group or conditional.")
+    n_audit: int = Field(description="Audited documents, quarantined ones included.")
+    n_calibration: int = Field(description="Documents of known membership that the p-values were calibrated on.")
+    n_quarantined: int = Field(
+        description="Audited documents that could not be scored; each counts as a hypothesis with p = 1."
+    )
+    n_selected: int = Field(description="Documents selected.")
+    threshold: float | None = Field(
+        description="The largest p-value selected; null where nothing is, or where p-values do not decide."
+    )
+    null_proportion: float = Field(
+        description="Share of the audited documents taken to be nulls: not of the kind sought; in (0, 1]."
+    )
+    factor: float | None = Field(
+        description="R documents are selected if their p-values are at most alpha R / (factor n_audit); null: no such "
+        "rule."
+    )
+    weights: list[float] | None = Field(description="Weight of each detector in a fusion; null for one detector.")
+    guarantee: Guarantee = Field(
+        description="finite-sample: proved for any number of documents; asymptotic: as numbers grow; heuristic: not "
+        "proved."
+    )
+    assumption: str = Field(description="What must hold for the promise to hold.")
+    promise: str = Field(description="What then holds.")
+    supported: bool | None = Field(
+        description="Whether the checks of the assumption speak for the promise; null: it could not be tested."
+    )
+    reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
+    minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
+    strict: StrictAnswer = Field(
+        description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
+    )
+    details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
+    diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
+    limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+
+
+def summary_file(name: str) -> str:
+    """Where the summary of a selection stands in the run directory."""
+    return f"selection/{name}/summary.json"
+
+
+def write_summary(store: Store, summary: Summary) -> None:
+    """Write a summary; a selection that has one is whole."""
+    store.write_json(summary_file(summary.name), summary.plain())
+
+
+def read_summary(store: Store, name: str) -> Summary | None:
+    """The summary of a selection; None where it was not made.
+
+    Raises:
+        UserError: in one line, a damaged summary, or one of another version.
+    """
+    remedy = f"make the selections anew with seenset select {store.url}"
+    return read_record(store, summary_file(name), Summary, remedy)

@@ -1,0 +1,116 @@
+"""What a report says, as report.json holds it and as the page shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.audit.manifest import Provenance
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.audit.summary import Summary
+
+CheckVerdict = Literal["failed", "limited", "passed", "noted"]
+
+
+class AnswerText(Record):
+    """The answer of one selection in sentences: what was selected, on what terms, and what takes away from it."""
+
+    sentence: str = Field(description="All of it in one line, for those who copy one line.")
+    headline: str = Field(description="How many documents were selected, of how many.")
+    terms: str = Field(description="How many of them may be wrong, and what that rests on.")
+    doubts: list[str] = Field(description="Failed checks: the terms may not hold.")
+    cautions: list[str] = Field(description="What else a reader of the numbers must know.")
+
+
+class Check(Record):
+    """One diagnostic as the page shows it."""
+
+    name: str = Field(description="Name of the diagnostic.")
+    verdict: CheckVerdict = Field(
+        description="failed: the promise may not hold; limited: little could be found; passed; or noted."
+    )
+    sentence: str = Field(description="What was checked and what came of it.")
+
+
+class SelectedDocument(Record):
+    """One selected document."""
+
+    doc_id: str = Field(description="Its id.")
+    p_value: float = Field(description="How often a calibration document shows evidence as strong, in (0, 1].")
+    scores: dict[str, float | None] = Field(description="Its scores by detector; null where not finite.")
+    source: str = Field(description="The input that it stands in.")
+    row: int = Field(description="Its row there, from 0.")
+    excerpt: str | None = Field(None, description="How its text begins; null where texts are left out.")
+
+
+class SelectionReport(Record):
+    """One selection: its answer, its numbers and the first of its documents."""
+
+    answer: AnswerText = Field(description="The answer in sentences.")
+    summary: Summary = Field(description="The numbers, as summary.json holds them.")
+    checks: list[Check] = Field(description="The diagnostics, failed ones first.")
+    figures: list[str] = Field(description="Files of its figures, below report/.")
+    selected: list[SelectedDocument] = Field(description="The first selected documents, smallest p-value first.")
+
+
+class ModelReport(Record):
+    """The audited model."""
+
+    name: str = Field(description="What it is called in the answers.")
+    path: str = Field(description="Hub id, folder or file; name and address of an endpoint.")
+    revision: str | None = Field(description="Revision on the hub, if one was asked for.")
+    adapter: str | None = Field(description="Adapter that was merged into it, if any.")
+    quantization: str | None = Field(description="How its weights were quantised, if they were.")
+    architecture: str = Field(description="Class of the model.")
+    dtype: str = Field(description="Arithmetic of its weights.")
+    parameters: int | None = Field(description="Its parameters; null where only loading would tell.")
+    fingerprint: str = Field(description="Short digest of all that could change a score.")
+    max_tokens: int = Field(description="The longest text that was read.")
+    counted: Literal["tokens", "words"] = Field(description="What that length counts.")
+    fine_tuned: dict[str, str] = Field(description="What adapters of the fsd detector were trained on, by name.")
+
+
+class RoleCount(Record):
+    """How many documents of one role were read, scored and quarantined."""
+
+    role: str = Field(description="audit, unseen or seen.")
+    n_in: int = Field(description="Documents read.")
+    n_scored: int = Field(description="Documents that have scores.")
+    n_quarantined: int = Field(description="Documents that could not be scored.")
+    n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
+    tokens: int = Field(description="Tokens read.")
+
+
+class QuarantinedDocument(Record):
+    """One document that could not be scored."""
+
+    doc_id: str | None = Field(description="Its id.")
+    role: str | None = Field(description="Its role.")
+    source: str | None = Field(description="The input that it stands in.")
+    row: int | None = Field(description="Its row there, from 0.")
+    stage: str | None = Field(description="The stage that could not read it.")
+    reason: str = Field(description="Why, as one of a fixed set of words.")
+    message: str | None = Field(description="Why, in a sentence; null where texts are left out.")
+
+
+class QuarantineReport(Record):
+    """Documents that could not be scored."""
+
+    reasons: dict[str, dict[str, int]] = Field(description="Counts by reason and role, frequent reasons first.")
+    examples: list[QuarantinedDocument] = Field(description="A few documents of every reason.")
+
+
+class Report(VersionedRecord):
+    """All that the report of a run says: `report/report.json`."""
+
+    run: str = Field(description="The run directory.")
+    limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+    texts: bool = Field(description="Whether texts of documents are shown.")
+    notices: list[str] = Field(description="What a reader must know before the first answer.")
+    model: ModelReport = Field(description="The audited model.")
+    selections: list[SelectionReport] = Field(description="The answers, in the order of the configuration.")
+    not_covered: list[str] = Field(description="What the guarantee does not mean.")
+    documents: list[RoleCount] = Field(description="How many documents of each role there are.")
+    quarantine: QuarantineReport = Field(description="Documents that could not be scored.")
+    provenance: Provenance = Field(description="What the scores are made of.")

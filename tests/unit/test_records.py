@@ -1,0 +1,259 @@
+"""Claims about the typed results: each field has its sentence, and what cannot be read is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_run import build_run
+
+from pipeline.audit.manifest import read_manifest, read_run
+from pipeline.audit.records import Record
+from pipeline.audit.status import SCORING, read_status, run_status
+from pipeline.audit.summary import Diagnostics, Summary, read_summary
+from pipeline.errors import UserError
+from pipeline.report import write_report
+from pipeline.report.contents import Report
+from pipeline.report.facts import read_facts
+from pipeline.report.schemas import RECORDS, render_schemas, write_schemas
+from pipeline.selection import StrictAnswer
+from pipeline.stages.score import STAGE
+from pipeline.store.files import Store
+from ray_jobs.cli import main
+
+SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
+
+
+def records(kind: type[Record] = Record) -> Iterator[type[Record]]:
+    """Every kind of record."""
+    for record in kind.__subclasses__():
+        yield record
+        yield from records(record)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return build_run(tmp_path)
+
+
+def rewrite(store: Store, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON file of the run directory in place."""
+    value = store.read_json(name)
+    changed = change(value)
+    store.write_json(name, value if changed is None else changed)
+
+
+def refusal(function: Callable[..., Any], *arguments: Any) -> str:
+    """The one line of a refusal."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- the schemas
+
+
+@pytest.mark.parametrize("record", sorted(set(records()), key=lambda record: record.__name__))
+def test_every_field_of_a_record_has_a_sentence(record: type[Record]) -> None:
+    assert record.__doc__
+    for name, field in record.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
+
+
+def test_every_field_of_the_strict_answer_has_a_sentence() -> None:
+    properties = Summary.model_json_schema()["$defs"]["StrictAnswer"]["properties"]
+    assert list(properties) == [field.name for field in fields(StrictAnswer)]
+    assert all(entry["description"].endswith(".") for entry in properties.values())
+
+
+def test_the_schemas_of_the_documentation_are_those_of_the_records(tmp_path: Path) -> None:
+    assert {path.name: path.read_bytes() for path in SCHEMAS.iterdir()} == render_schemas()
+    write_schemas(tmp_path / "schemas")
+    assert {path.name for path in (tmp_path / "schemas").iterdir()} == {f"{name}.schema.json" for name in RECORDS}
+
+
+def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_names(store: Store) -> None:
+    write_report(store)
+    files = {
+        "summary": "selection/members/summary.json",
+        "manifest": "manifest.json",
+        "status": "status.json",
+        "report": "report/report.json",
+    }
+    for name, file in files.items():
+        schema, value = json.loads(render_schemas()[f"{name}.schema.json"]), store.read_json(file)
+        assert value["schema"] == 1, file
+        assert set(schema["required"]) <= set(value) <= set(schema["properties"]), file
+        plain = RECORDS[name].model_validate(value).plain()
+        assert {key: plain[key] for key in value} == value, file
+
+
+def test_a_summary_that_is_read_is_the_one_that_was_written(store: Store) -> None:
+    summary = read_summary(store, "members")
+    assert isinstance(summary, Summary)
+    assert isinstance(summary.strict, StrictAnswer)
+    assert summary.plain() == store.read_json("selection/members/summary.json")
+    write_report(store)
+    report = Report.model_validate(store.read_json("report/report.json"))
+    assert report.selections[0].summary == summary
+
+
+def test_the_stage_that_status_counts_is_that_of_scoring() -> None:
+    assert SCORING == STAGE
+
+
+# --- supported, and why not
+
+
+def checks(store: Store, **outcomes: bool | None) -> Diagnostics:
+    """The checks of a summary, with some outcomes replaced."""
+    summary = read_summary(store, "members")
+    assert summary is not None
+    update = {
+        name: getattr(summary.diagnostics, name).model_copy(update={"ok": ok, "sentence": f"About {name}."})
+        for name, ok in outcomes.items()
+    }
+    return summary.diagnostics.model_copy(update=update)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "supported", "reasons"),
+    [
+        ({"blind": True}, True, []),
+        ({"blind": None}, None, []),
+        ({"blind": False}, False, ["About blind."]),
+        ({"blind": True, "overlap": False}, False, ["About overlap."]),
+        ({"blind": None, "overlap": False}, False, ["About overlap."]),
+        ({"blind": True, "resolution": False}, True, []),
+        ({"blind": True, "duplicates": None, "truncated": None}, True, []),
+    ],
+)
+def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(
+    store: Store, outcomes: dict[str, bool | None], supported: bool | None, reasons: list[str]
+) -> None:
+    diagnostics = checks(store, **outcomes)
+    assert (diagnostics.support(), diagnostics.failures()) == (supported, reasons)
+
+
+# --- old, newer and damaged files
+
+
+def test_an_old_manifest_that_holds_all_that_is_needed_is_read(store: Store) -> None:
+    manifest = read_manifest(store)
+    rewrite(store, "manifest.json", lambda value: {k: v for k, v in value.items() if k not in ("schema", "adapters")})
+    assert read_manifest(store) == manifest
+
+
+def test_an_old_manifest_that_lacks_something_is_refused_with_the_version_that_wrote_it(store: Store) -> None:
+    rewrite(store, "manifest.json", lambda v: {k: e for k, e in v.items() if k not in ("schema", "passes")})
+    line = refusal(read_run, store)
+    assert "manifest.json was written by seenset 0.1.0 in an older form (missing key 'passes')" in line
+    assert "begin a new run directory with seenset run" in line
+
+
+def old_summary(value: dict[str, Any]) -> None:
+    """As it was before there were schemas."""
+    for key in ("schema", "reasons", "limit"):
+        del value[key]
+
+
+@pytest.mark.parametrize("reader", [write_report, lambda store: run_status(store.url)], ids=["report", "status"])
+def test_an_old_summary_is_refused_in_one_line_that_says_what_to_do(
+    store: Store, reader: Callable[[Store], Any]
+) -> None:
+    rewrite(store, "selection/members/summary.json", old_summary)
+    line = refusal(reader, store)
+    assert "selection/members/summary.json was written by seenset 0.1.0 in an older form" in line
+    assert f"seenset select {store.url}" in line
+
+
+@pytest.mark.parametrize("command", ["report", "status"])
+def test_the_command_refuses_an_old_summary_with_exit_code_2(
+    store: Store, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(store, "selection/members/summary.json", old_summary)
+    with pytest.raises(SystemExit) as ended:
+        main([command, store.url])
+    assert ended.value.code == 2
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert "was written by seenset 0.1.0" in output.err
+
+
+def test_a_run_directory_without_a_version_says_so(store: Store) -> None:
+    rewrite(store, "manifest.json", lambda value: {"config": value["config"]})
+    assert "was written by seenset of an unknown version in an older form" in refusal(read_run, store)
+
+
+READERS: dict[str, Callable[[Store], Any]] = {
+    "manifest.json": read_manifest,
+    "status.json": read_status,
+    "selection/members/summary.json": lambda store: read_summary(store, "members"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_a_newer_schema_is_refused(store: Store, name: str) -> None:
+    rewrite(store, name, lambda value: value.update(schema=2))
+    assert f"{name} was written by seenset 0.1.0 in form 2, and this version reads form 1" in refusal(
+        READERS[name], store
+    )
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("content", "part"), [(b"{", "not JSON"), (b"[1]", "not a mapping")])
+def test_a_file_that_is_no_mapping_is_damaged(store: Store, name: str, content: bytes, part: str) -> None:
+    store.write(name, content)
+    assert f"{name} is damaged: {part}" in refusal(READERS[name], store)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("manifest.json", "fingerprint"),
+        ("status.json", "state"),
+        ("selection/members/summary.json", "strict"),
+        ("selection/members/summary.json", "diagnostics.blind.sentence"),
+        ("selection/members/summary.json", "strict.n_selected"),
+    ],
+)
+def test_a_missing_and_an_unknown_key_are_named(store: Store, name: str, key: str) -> None:
+    *sections, last = key.split(".")
+
+    def change(edit: Callable[[dict[str, Any]], Any]) -> str:
+        value = store.read_json(name)
+        edit(reduce(operator.getitem, sections, value))
+        store.write_json(name, value)
+        return refusal(READERS[name], store)
+
+    unknown = change(lambda section: section.update({f"{last}s": 1}))
+    assert f"{name} is damaged: unknown key '{key}s'; did you mean '{last}'?" in unknown
+    missing = change(lambda section: (section.pop(f"{last}s"), section.pop(last)))
+    assert f"{name} is damaged: missing key '{key}'" in missing
+
+
+def test_a_value_of_the_wrong_kind_is_named(store: Store) -> None:
+    rewrite(store, "selection/members/summary.json", lambda value: value.update(n_selected="many"))
+    assert "summary.json is damaged: n_selected: " in refusal(read_facts, store)
+    assert "got 'many'" in refusal(read_facts, store)
+
+
+def test_a_damaged_shard_table_or_histogram_is_named(store: Store) -> None:
+    rewrite(store, "selection/members/scores.json", lambda value: {**value, "edges": value["edges"][1:]})
+    assert "selection/members/scores.json is damaged: 128 counts of audit, 128 edges" in refusal(read_facts, store)
+    store.write_json("shards.json", [{"id": "audit-000000"}])
+    assert "shards.json is damaged" in refusal(read_run, store)
+
+
+@pytest.mark.parametrize("record", sorted(set(records()), key=lambda record: record.__name__))
+def test_no_record_changes_or_holds_what_it_does_not_name(record: type[Record]) -> None:
+    assert record.model_config["frozen"]
+    assert record.model_config["extra"] == "forbid"
