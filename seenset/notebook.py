@@ -12,6 +12,8 @@ import pyarrow as pa
 import torch
 
 from pipeline.audit.description import check_settings
+from pipeline.audit.diagnostics import diagnose_scores
+from pipeline.audit.summary import Summary, make_summary
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, Calibration, Direction, SelectionConfig
@@ -25,7 +27,6 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
 from pipeline.selection.conformal import Ties
-from pipeline.selection.engine import Answer
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.stages.base import Entry, Output
@@ -164,7 +165,7 @@ class Selected:
 
     selected: np.ndarray  # bool, (documents,)
     p_values: np.ndarray  # float64 in (0, 1], (documents,)
-    summary: Answer  # what is promised, and on which assumption
+    summary: Summary  # what is promised, and on which assumption
 
 
 def select(
@@ -249,7 +250,9 @@ def select(
     (verdict,) = answer_all([selection], documents, roles, quarantined, seed)
     selected, p_values = np.zeros(audited.size, dtype=bool), np.ones(audited.size)
     selected[audited], p_values[audited] = verdict.selected, verdict.p
-    return Selected(selected, p_values, verdict.answer)
+    diagnostics = diagnose_scores(verdict.answer, NULL_ROLE[selection.direction])
+    summary = make_summary(selection, verdict.answer, diagnostics, int(selected.sum()), quarantined)
+    return Selected(selected, p_values, summary)
 
 
 def _table_of(value: Any, role: Role) -> pa.Table:

@@ -11,8 +11,9 @@ import pyarrow as pa
 from rich.console import Console
 
 from pipeline.audit.description import build_config, load_config
+from pipeline.audit.status import run_status
+from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
-from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial
 from pipeline.trial.trial import TrialOutcome
@@ -25,21 +26,21 @@ from ray_jobs.trial import run_trial
 class RunSelection:
     """The answer of one selection of a run."""
 
-    summary: Any
+    summary: Summary
     store: Store = field(repr=False)
 
     @property
     def n_selected(self) -> int:
         """How many documents it selects."""
-        return int(self.summary["n_selected"])
+        return self.summary.n_selected
 
     def table(self) -> pa.Table:
         """The selected documents by ascending p-value: doc_id, p_value, a column a detector, source and row."""
-        return self.store.read_table(f"selection/{self.summary['name']}/selected.parquet")
+        return self.store.read_table(f"selection/{self.summary.name}/selected.parquet")
 
     def documents(self) -> pa.Table:
         """All audited documents, those without a score too: doc_id, p_value in (0, 1], selected."""
-        folder = f"selection/{self.summary['name']}/documents"
+        folder = f"selection/{self.summary.name}/documents"
         return pa.concat_tables([self.store.read_table(f"{folder}/{name}") for name in self.store.names(folder)])
 
 
@@ -95,14 +96,10 @@ def open_run(path: str | PathLike[str]) -> Run:
         UserError: not a run directory.
     """
     store = Store(str(path))
-    manifest, status = store.read_json("manifest.json"), store.read_json("status.json")
-    if manifest is None or status is None:
-        raise UserError(f"{path} is not a run directory: it has no manifest.json and status.json")
-    names = [selection["name"] for selection in manifest["config"]["selections"]]
-    summaries = {name: store.read_json(f"selection/{name}/summary.json") for name in names}
-    selections = {name: RunSelection(value, store) for name, value in summaries.items() if value is not None}
+    status = run_status(str(path))
+    selections = {summary.name: RunSelection(summary, store) for summary in status.selections}
     report = "report/report.html"
-    return Run(store.url, status["state"], selections, f"{store.url}/{report}" if store.exists(report) else None)
+    return Run(store.url, status.state, selections, f"{store.url}/{report}" if store.exists(report) else None)
 
 
 def trial(

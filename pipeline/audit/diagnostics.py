@@ -42,6 +42,27 @@ def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: Blind
     )
 
 
+def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
+    """The checks of a selection of which nothing but scores is at hand: no texts, no ids that could be trusted.
+
+    Args:
+        answer: of the selection.
+        role: the null role, whose documents calibrate.
+    """
+    fewest, enough = answer.resolution(answer.m)
+    sentence = f"Whether the words of {role} and audited documents differ was not tested: only scores were at hand."
+    return Diagnostics(
+        blind=BlindDiagnostic(ok=None, sentence=sentence),
+        resolution=ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, enough, role)),
+        overlap=OverlapDiagnostic(
+            ok=None, sentence=f"Whether {role} documents are audited too was not tested.", n_calibration=0, n_audit=0
+        ),
+        duplicates=CountDiagnostic(ok=None, sentence="Whether documents repeat an id was not tested.", count=0),
+        truncated=ShareDiagnostic(ok=None, sentence="How many documents were cut is not known.", share=0.0),
+        sign_symmetry=_symmetry_diagnostic(answer.symmetry),
+    )
+
+
 def run_blind_test(scored: Scored, role: str, seed: int) -> BlindDiagnostic:
     """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
 

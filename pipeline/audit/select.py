@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -14,7 +14,7 @@ from pipeline.audit.allocation import KEYS_FILE, trained_on
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, ScoreHistogram, Span, histogram, span_of
 from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
-from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, summary_file, write_summary
+from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
@@ -225,7 +225,7 @@ class _Question:
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         self.scored.store.write_json(f"{self.folder}/scores.json", scores.plain())
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
-        summary = self.summary(answer, len(selected), diagnostics)
+        summary = make_summary(self.selection, answer, diagnostics, len(selected), self.quarantined, self.limit)
         write_summary(self.scored.store, summary)
         return summary
 
@@ -248,38 +248,6 @@ class _Question:
         for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
             tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
         return {task: sorted(rows) for task, rows in sorted(tasks.items())}
-
-    def summary(self, answer: Answer, n_selected: int, diagnostics: Diagnostics) -> Summary:
-        """The typed result, made here and read everywhere."""
-        selection = self.selection
-        scored = answer.m - self.quarantined  # the most that can be listed: a strict answer may reach p = 1
-        fewest, _ = answer.resolution(answer.m)
-        return Summary(
-            name=selection.name,
-            procedure=selection.procedure,
-            direction=selection.direction,
-            alpha=selection.alpha,
-            detectors=selection.detectors,
-            calibration=selection.calibration,
-            n_audit=answer.m,
-            n_calibration=answer.n_calibration,
-            n_quarantined=self.quarantined,
-            n_selected=n_selected,
-            threshold=answer.threshold,
-            null_proportion=answer.null_proportion,
-            factor=answer.factor,
-            weights=answer.weights,
-            guarantee=answer.guarantee,
-            assumption=answer.assumption,
-            promise=answer.promise,
-            supported=diagnostics.support(),
-            reasons=diagnostics.failures(),
-            minimum_selectable=fewest,
-            strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
-            details=answer.details,
-            diagnostics=diagnostics,
-            limit=self.limit,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
 from pipeline.audit.records import Record, VersionedRecord, read_record
-from pipeline.config.selection import Direction
+from pipeline.config.selection import Direction, SelectionConfig
+from pipeline.selection.engine import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.store.files import Store
 
@@ -149,6 +151,54 @@ class Summary(VersionedRecord):
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
     diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+
+
+def make_summary(
+    selection: SelectionConfig,
+    answer: Answer,
+    diagnostics: Diagnostics,
+    n_selected: int,
+    n_quarantined: int,
+    limit: int | None = None,
+) -> Summary:
+    """The typed result, made here and read everywhere.
+
+    Args:
+        selection: the question.
+        answer: what was decided.
+        diagnostics: the checks of what it rests on.
+        n_selected: documents selected, all of which have scores.
+        n_quarantined: audited documents without scores.
+        limit: the most documents of each role that were read; None when all were.
+    """
+    scored = answer.m - n_quarantined  # the most that can be listed: a strict answer may reach p = 1
+    fewest, _ = answer.resolution(answer.m)
+    return Summary(
+        name=selection.name,
+        procedure=selection.procedure,
+        direction=selection.direction,
+        alpha=selection.alpha,
+        detectors=selection.detectors,
+        calibration=selection.calibration,
+        n_audit=answer.m,
+        n_calibration=answer.n_calibration,
+        n_quarantined=n_quarantined,
+        n_selected=n_selected,
+        threshold=answer.threshold,
+        null_proportion=answer.null_proportion,
+        factor=answer.factor,
+        weights=answer.weights,
+        guarantee=answer.guarantee,
+        assumption=answer.assumption,
+        promise=answer.promise,
+        supported=diagnostics.support(),
+        reasons=diagnostics.failures(),
+        minimum_selectable=fewest,
+        strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
+        details=answer.details,
+        diagnostics=diagnostics,
+        limit=limit,
+    )
 
 
 def summary_file(name: str) -> str:

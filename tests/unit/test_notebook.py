@@ -131,7 +131,12 @@ def test_bh_selects_what_its_definition_says() -> None:
     last = max(k for k in range(1, 201) if np.sort(p)[k - 1] <= 0.1 * k / 200)
     assert (answer.selected == (p <= np.sort(p)[last - 1])).all()
     assert answer.selected[:40].all()
-    assert answer.summary.guarantee == "finite-sample"
+    summary = answer.summary
+    assert (summary.guarantee, summary.n_audit, summary.n_calibration) == ("finite-sample", 200, 999)
+    assert summary.n_selected == answer.selected.sum()
+    assert summary.threshold is not None
+    assert ((p <= summary.threshold) == answer.selected).all()
+    assert summary.supported is None  # nobody has looked at the texts
 
 
 def test_a_document_without_a_score_is_a_hypothesis_with_p_1() -> None:
@@ -140,6 +145,7 @@ def test_a_document_without_a_score_is_a_hypothesis_with_p_1() -> None:
     answer = seenset.select(audited, made_up(2), procedure="storey", alpha=0.1)
     assert answer.p_values[[0, 100]].tolist() == [1.0, 1.0]
     assert not answer.selected[[0, 100]].any()
+    assert (answer.summary.n_audit, answer.summary.n_quarantined) == (200, 2)
     assert answer.selected[1:40].all()
 
 
