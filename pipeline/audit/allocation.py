@@ -232,9 +232,9 @@ def adapter_corpus_shards(config: AuditConfig, settings: AdapterConfig, name: st
         UserError: no such file, column or kind of file.
     """
     assert settings.corpus is not None
-    corpus_audit = config.model_copy(update={"corpus": CorpusConfig(audit=settings.corpus)})
+    corpus = CorpusConfig(audit=settings.corpus)
     try:
-        return plan_shards(corpus_audit, find_inputs(corpus_audit))
+        return plan_shards(corpus, find_inputs(corpus), config.resources, config.text_transform)
     except UserError as error:
         raise UserError(f"{_setting_name(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
 

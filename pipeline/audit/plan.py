@@ -14,7 +14,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.endpoint.client import check_endpoint
-from pipeline.errors import UserError
 from pipeline.models.load import check_model
 from pipeline.store.files import Store
 
@@ -67,10 +66,9 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"--limit must be at least 1, got {limit}")
-    inputs = find_inputs(config)
-    return Plan(config, tuple(inputs), tuple(plan_shards(config, inputs, limit)), limit)
+    inputs = find_inputs(config.corpus)
+    shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit)
+    return Plan(config, tuple(inputs), tuple(shards), limit)
 
 
 def describe_model(model: ModelConfig | EndpointConfig) -> dict[str, Any]:

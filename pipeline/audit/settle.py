@@ -118,7 +118,7 @@ def _free_to_score(plan: Plan, before: Manifest) -> bool:
 def _differ_in_detectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether two fingerprints differ in their detectors and the stages that these read, and in nothing else."""
     changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
-    return bool(changed) and changed <= {"detectors", "reads"}
+    return bool(changed) and changed <= {"detectors", "plugins", "reads"}
 
 
 def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:

@@ -12,8 +12,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import Role, SourceConfig
+from pipeline.config.corpus import CorpusConfig, Role, SourceConfig
 from pipeline.corpus.formats import (
     SUFFIXES,
     Format,
@@ -48,14 +47,14 @@ class InputFile:
         return self.format != "csv" and compression_of(self.path) is None
 
 
-def find_inputs(config: AuditConfig) -> list[InputFile]:
+def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
     """The inputs of every role, their columns checked. Reads metadata and first rows only.
 
     Raises:
         UserError: a missing or unreadable file, an unknown format, a column that is not there, no documents.
     """
     inputs: list[InputFile] = []
-    for role, source in config.corpus.roles():
+    for role, source in corpus.roles():
         entries = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source))
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = source.dataset or ", ".join(source.paths)

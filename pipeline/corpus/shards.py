@@ -8,21 +8,41 @@ from dataclasses import replace
 import fsspec
 import pyarrow.parquet as pq
 
-from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import SourceConfig
+from pipeline.config.audit import ResourcesConfig
+from pipeline.config.corpus import CorpusConfig, SourceConfig, TransformConfig
 from pipeline.corpus.documents import lines, read_shard
 from pipeline.corpus.inputs import InputFile
 from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
 
 
-def plan_shards(config: AuditConfig, inputs: Sequence[InputFile], limit: int | None = None) -> list[Shard]:
-    """Cut the inputs into shards of about `shard_bytes` of text; `limit` keeps the first rows of each role."""
+def plan_shards(
+    corpus: CorpusConfig,
+    inputs: Sequence[InputFile],
+    resources: ResourcesConfig,
+    transform: TransformConfig | None = None,
+    limit: int | None = None,
+) -> list[Shard]:
+    """Cut inputs into shards.
+
+    Args:
+        corpus: the sources of every role.
+        inputs: from `find_inputs`.
+        resources: `shard_bytes`, about, and at most `shard_documents` make a shard.
+        transform: of every text.
+        limit: keeps the first rows of each role.
+
+    Raises:
+        UserError: a limit below 1.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit must be at least 1, got {limit}")
     shards: list[Shard] = []
-    for role, source in config.corpus.roles():
+    for role, source in corpus.roles():
         remaining = limit
         number = 0
         for entry in (entry for entry in inputs if entry.role == role):
-            for shard in _split_input(entry, source, config):
+            for shard in _split_input(entry, source, resources, transform):
                 if remaining is not None:
                     shard, rows = _limited(shard, remaining)
                     if remaining > 0 and rows == 0:
@@ -50,7 +70,9 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     return numbered
 
 
-def _split_input(entry: InputFile, source: SourceConfig, config: AuditConfig) -> Iterator[Shard]:
+def _split_input(
+    entry: InputFile, source: SourceConfig, resources: ResourcesConfig, transform: TransformConfig | None
+) -> Iterator[Shard]:
     whole = Shard(
         id="",
         role=entry.role,
@@ -68,7 +90,7 @@ def _split_input(entry: InputFile, source: SourceConfig, config: AuditConfig) ->
         files=entry.files,
         subset=source.subset,
         split=source.split,
-        transform=config.text_transform,
+        transform=transform,
     )
     if entry.rows == 0:
         return
@@ -76,11 +98,11 @@ def _split_input(entry: InputFile, source: SourceConfig, config: AuditConfig) ->
         yield whole
         return
     if entry.format == "jsonl":
-        step, total = config.resources.shard_bytes, entry.size
+        step, total = resources.shard_bytes, entry.size
     else:
         total = entry.rows or 0
-        by_bytes = config.resources.shard_bytes * total // max(1, _text_bytes(entry, source))
-        step = max(1, min(config.resources.shard_documents, by_bytes))
+        by_bytes = resources.shard_bytes * total // max(1, _text_bytes(entry, source))
+        step = max(1, min(resources.shard_documents, by_bytes))
     for start in range(0, total, step):
         stop = min(total, start + step)
         first = 0 if entry.format == "jsonl" else start

@@ -12,9 +12,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel
 
-from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
-from pipeline.config.models import EndpointConfig, ModelConfig, display_name
+from pipeline.config.models import EndpointConfig, display_name
 from pipeline.corpus.documents import fetch_texts
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
@@ -161,8 +160,8 @@ def _unchanged(shard: Shard) -> bool:
     audit = SourceConfig(
         path=shard.path, text=shard.text, id=shard.id_column, group=shard.group_column, split=shard.split
     )
-    config = AuditConfig(run="", model=ModelConfig(path=""), corpus=CorpusConfig(audit=audit))
-    return any(entry.path == shard.path and entry.content == shard.content for entry in find_inputs(config))
+    inputs = find_inputs(CorpusConfig(audit=audit))
+    return any(entry.path == shard.path and entry.content == shard.content for entry in inputs)
 
 
 def _shortened(text: str) -> str:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.plan import make_plan
-from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard, text_keys
 from pipeline.corpus.families import families
-from pipeline.corpus.shards import number_rows
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
 from pipeline.trial.config import TrialConfig
@@ -60,13 +59,13 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
         UserError: a bad file or column, a damaged file, or no documents.
     """
     corpus = CorpusConfig(audit=config.documents)
-    plan = make_plan(AuditConfig(run=config.run, model=config.model, corpus=corpus), limit)
+    shards = plan_shards(corpus, find_inputs(corpus), config.resources, limit=limit)
     ids: list[str] = []
     texts: list[str] = []
     groups: list[str | None] = []
     earlier_ids: set[str] = set()
     left_out: Counter[str] = Counter()
-    for shard in number_rows(plan.shards):
+    for shard in number_rows(shards):
         for document in read_shard(shard):
             if document.problem is not None:
                 left_out[document.problem[0]] += 1

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from clusters import start_cluster
 from made_up import write_audit
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -19,7 +20,7 @@ def cluster() -> Iterator[None]:
     """A local cluster with two CPUs."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_cluster()
     yield
     ray.shutdown()
 

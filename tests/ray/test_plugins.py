@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from clusters import start_cluster
 from finished import rows
 from made_up import write_audit
 from rich.console import Console
@@ -43,7 +44,8 @@ def two_nodes() -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    if ray.is_initialized():
+    session = ray.is_initialized()
+    if session:
         ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     cluster.add_node(num_cpus=1)
@@ -52,6 +54,8 @@ def two_nodes() -> Iterator[None]:
     yield
     ray.shutdown()
     cluster.shutdown()
+    if session:  # the tests after these go on with the session's cluster
+        start_cluster()
 
 
 @pytest.fixture(autouse=True)

@@ -61,8 +61,8 @@ def build_run(
             "selections": [{"name": "members", "detectors": ["loss"], **extra} for extra in selections],
         }
     )
-    inputs = find_inputs(config)
-    shards = number_rows(plan_shards(config, inputs))
+    inputs = find_inputs(config.corpus)
+    shards = number_rows(plan_shards(config.corpus, inputs, config.resources))
     store = Store(str(folder / "run"))
     store.write_json("shards.json", [shard.to_dict() for shard in shards])
     StatusFile(store, Counts(len(shards))).write("complete", 0)

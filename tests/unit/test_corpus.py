@@ -38,9 +38,13 @@ def config_for(path: Any, shard_bytes: int = 1500, **source: Any) -> AuditConfig
     )
 
 
+def shards_of(config: AuditConfig, limit: int | None = None) -> list[Shard]:
+    return plan_shards(config.corpus, find_inputs(config.corpus), config.resources, config.text_transform, limit)
+
+
 def read(path: Any, limit: int | None = None, **settings: Any) -> tuple[list[Shard], list[Document]]:
     config = config_for(path, **settings)
-    shards = number_rows(plan_shards(config, find_inputs(config), limit))
+    shards = number_rows(shards_of(config, limit))
     return shards, [document for shard in shards for document in read_shard(shard)]
 
 
@@ -123,7 +127,7 @@ def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)  # the texts are gone; the footer stands
     path.write_bytes(bytes(data))
     config = config_for(str(path))
-    assert sum(s.stop - s.start for s in plan_shards(config, find_inputs(config)) if s.stop) == len(TEXTS) * 50
+    assert sum(s.stop - s.start for s in shards_of(config) if s.stop) == len(TEXTS) * 50
 
 
 def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_a_truncated_gz_says_after_which_row(tmp_path: Path) -> None:
     path.write_bytes(zst[: len(zst) // 2])
     config = config_for(str(path))
     with pytest.raises(UserError, match=r"x\.jsonl\.zst is damaged after row"):
-        [list(read_shard(s)) for s in plan_shards(config, find_inputs(config))]
+        [list(read_shard(s)) for s in shards_of(config)]
 
 
 def test_a_corrupt_parquet_file_is_named(tmp_path: Path) -> None:
@@ -256,7 +260,7 @@ def test_a_dataset_that_the_hub_does_not_give_is_one_line(monkeypatch: pytest.Mo
         update={"corpus": config_for("x").corpus.model_copy(update={"audit": SourceConfig(dataset="no/such-set")})}
     )
     with pytest.raises(UserError, match="cannot open dataset no/such-set"):
-        find_inputs(config)
+        find_inputs(config.corpus)
 
 
 def test_excerpts_come_from_their_rows(tmp_path: Path) -> None:
