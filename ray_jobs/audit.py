@@ -61,6 +61,21 @@ class Outcome:
         return self.status.selections
 
 
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    """What the phases of a run share."""
+
+    store: Store
+    lock: RunLock
+    status: StatusFile
+    reporter: Reporter
+
+    def check(self) -> None:
+        """Stop a driver whose lock was taken over, or that was interrupted."""
+        self.lock.check()
+        interrupts.check()
+
+
 def run_audit(
     config: AuditConfig,
     reporter: Reporter,
@@ -84,11 +99,12 @@ def run_audit(
         fingerprints = {stage.name: stage.fingerprint for stage in stages}
         plan = settle(plan, fingerprints, store, allocation_record(parts, keys))
         status = StatusFile(store, Counts(len(plan.shards)))
+        driver = _Driver(store, lock, status, reporter)
         try:
             *before, scoring = stages
-            finetuning = _finetuning(config, parts, keys, base, store, lock, reporter)
-            _prepare(finetuning, before, plan, store, lock, status, reporter)
-            _finish(scoring, plan, store, lock, status, reporter)
+            finetuning = _finetuning(driver, config, parts, keys, base)
+            _prepare(driver, finetuning, before, plan)
+            _finish(driver, scoring, plan)
             scored = read_scored(store, plan.shards)
             note_gradient(store, scored)
             check_budget(config, scored)
@@ -135,15 +151,10 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
 
 
 def _finetuning(
-    config: AuditConfig,
-    parts: Parts,
-    keys: Mapping[str, str],
-    base: Mapping[str, str],
-    store: Store,
-    lock: RunLock,
-    reporter: Reporter,
+    driver: _Driver, config: AuditConfig, parts: Parts, keys: Mapping[str, str], base: Mapping[str, str]
 ) -> Finetuning | None:
     """The trainings that the detectors need, if one is missing."""
+    store, reporter = driver.store, driver.reporter
     if not parts.adapters:
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return None
@@ -161,34 +172,22 @@ def _finetuning(
         if adapter.fresh:
             reporter.say(adapter.line())
 
-    def check() -> None:
-        lock.check()
-        interrupts.check()
-
     jobs = adapters.adapter_jobs(config, parts, base)
-    return Finetuning(jobs, store, on_adapter, lambda progress: reporter.pace(progress.line()), check)
+    return Finetuning(jobs, store, on_adapter, lambda progress: reporter.pace(progress.line()), driver.check)
 
 
-def _prepare(
-    finetuning: Finetuning | None,
-    stages: Sequence[Stage],
-    plan: Plan,
-    store: Store,
-    lock: RunLock,
-    status: StatusFile,
-    reporter: Reporter,
-) -> None:
+def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[Stage], plan: Plan) -> None:
     """Finish what comes before scoring: adapters, and beside them on other resources the other stages.
 
     Raises:
         UserError: as `adapters.Finetuning.run`.
         IncompleteError: a shard could not be finished, or the workers of an adapter were lost too often.
     """
-    waiting = any(pending(plan, stage.name, store) for stage in stages)
+    waiting = any(pending(plan, stage.name, driver.store) for stage in stages)
     room = adapters.capacity_beside(plan.config, finetuning.jobs) if finetuning is not None and waiting else None
     if finetuning is not None and room is None:
-        status.counts = Counts(len(plan.shards), adapters.FINETUNE_STAGE)
-        status.write("running", None)
+        driver.status.counts = Counts(len(plan.shards), adapters.FINETUNE_STAGE)
+        driver.status.write("running", None)
         finetuning.run()
         interrupts.check()
     with ExitStack() as beside:
@@ -197,7 +196,7 @@ def _prepare(
             plan = _with_actors(plan, actors)
             beside.enter_context(finetuning.beside(capacity))
         for stage in stages:
-            _finish(stage, plan, store, lock, status, reporter)
+            _finish(driver, stage, plan)
 
 
 def _with_actors(plan: Plan, most: int) -> Plan:
@@ -208,12 +207,13 @@ def _with_actors(plan: Plan, most: int) -> Plan:
     return replace(plan, config=config)
 
 
-def _finish(stage: Stage, plan: Plan, store: Store, lock: RunLock, status: StatusFile, reporter: Reporter) -> None:
+def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     """Let the actors do what is missing of a stage.
 
     Raises:
         IncompleteError: a shard could not be finished.
     """
+    store, status, reporter = driver.store, driver.status, driver.reporter
     todo = pending(plan, stage.name, store)
     status.counts = Counts(len(plan.shards), stage.name)
     waiting = {shard.id for shard in todo}
@@ -225,9 +225,8 @@ def _finish(stage: Stage, plan: Plan, store: Store, lock: RunLock, status: Statu
         return
     with reporter:
         reporter.update(status.counts)
-        for result in _results(stage, plan, todo, store, lock.owner):
-            lock.check()
-            interrupts.check()
+        for result in _results(stage, plan, todo, store, driver.lock.owner):
+            driver.check()
             if isinstance(result, Receipt):
                 status.counts.add(result, fresh=True)
             elif isinstance(result, Failure):

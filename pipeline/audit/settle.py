@@ -135,6 +135,11 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
         differing = [
             key for key in {**wanted, **receipt.fingerprint} if wanted.get(key) != receipt.fingerprint.get(key)
         ]
+        if "code" in differing:
+            raise UserError(
+                f"run {store.url} holds the work of seenset {receipt.fingerprint.get('code')}, and this is "
+                f"{wanted['code']}: scores of two versions do not mix; use another run directory"
+            )
         if differing:
             fields = "; ".join(
                 f"{key}: {_short(receipt.fingerprint.get(key))} then, {_short(wanted.get(key))} now"

@@ -11,14 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline import __version__
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
+from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import PluginCode
+from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.continuations import SampleSettings
@@ -26,6 +29,7 @@ from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.process import earlier_rows, process, read_rows
 from pipeline.stages.score import ScoreSettings
 from pipeline.store.files import Store
+from pipeline.store.receipts import write_receipt
 
 SCHEMA = rows_schema(("length", pa.int64()))
 
@@ -241,3 +245,18 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(
     assert [row["length"] for row in earlier_rows(more, shard, store)] == [2, 4]
     for other in (CountingSettings(3), CountingSettings(2, bad="worse")):
         assert not list(earlier_rows(counting(grows="rounds", settings=other), shard, store))
+
+
+def test_the_work_of_another_version_is_refused_by_its_name(
+    tmp_path: Path, shard_of: Callable[..., tuple[Shard, Store]]
+) -> None:
+    shard, store = shard_of(["a", "bb"])
+    stage = counting(name="score")
+    receipt = process(stage, stage.make(stage, Placement()), shard, store)
+    store.remove("receipts/score/audit-000000.json")
+    older = replace(receipt, fingerprint={**receipt.fingerprint, "code": "0.1.0"})
+    write_receipt(store, "score", older)
+    corpus = {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}}
+    plan = make_plan(build_config({"run": store.url, "model": {"path": "none"}, "corpus": corpus}))
+    with pytest.raises(UserError, match=f"holds the work of seenset 0.1.0, and this is {__version__}"):
+        settle(plan, {"score": stage.fingerprint}, store)
