@@ -244,6 +244,8 @@ def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
     try:
         worker.work(batch, output)
         return
+    except UserError:  # of the settings, which no other document would change
+        raise
     except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
         reason = "out_of_memory" if out_of_memory(error) else "model_error"
         message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__

@@ -62,6 +62,8 @@ class Counting:
         self.batches.append([entry.work for entry in batch])
         if any(self.settings.bad in entry.work for entry in batch):
             raise ValueError("a bad document")
+        if any("unmendable" in entry.work for entry in batch):
+            raise UserError("the model has no template")
         if any("deadly" in entry.work for entry in batch):
             raise SystemExit
         for entry in batch:
@@ -219,6 +221,15 @@ def test_a_document_that_kills_its_worker_is_found_and_the_others_are_kept(
             assert deaths < 8
     assert (receipt.n_scored, receipt.reasons) == (3, {"model_error": 1})
     assert "killed" in read_rows(stage, shard, store)[2]["problem"]
+
+
+def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(
+    shard_of: Callable[..., tuple[Shard, Store]],
+) -> None:
+    shard, store = shard_of(["a", "unmendable"])
+    stage = counting()
+    with pytest.raises(UserError, match="no template"):
+        process(stage, stage.make(stage, Placement()), shard, store)
 
 
 def test_an_id_that_stands_twice_is_worked_on_once(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
