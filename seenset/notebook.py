@@ -235,6 +235,11 @@ def select(
     )
     check_settings(selection, "seenset.select")
     _check_roles(selection, tables)
+    return _answer(selection, tables, seed)
+
+
+def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: int) -> Selected:
+    """The answer over the documents that have all scores; the audited ones without are hypotheses with p = 1."""
     where = {role: _scored(table, selection.detectors) for role, table in tables.items()}
     kept = {role: _needed(table, selection).filter(pa.array(where[role])) for role, table in tables.items()}
     ends = np.cumsum([len(table) for table in kept.values()])
