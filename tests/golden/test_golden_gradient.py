@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from pipeline.models.tokens import tokenize
-from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.gradient import _mismatch, coverage, gradient_norms
 
 
 def test_gradient_norms_are_the_golden_ones(smollm2, shared_folder):
@@ -22,3 +23,13 @@ def test_gradient_norms_are_the_golden_ones(smollm2, shared_folder):
     found = torch.cat([gradient_norms(smollm2, ids[start : start + 4]) for start in range(0, len(ids), 4)])
     expected = torch.tensor([row["gradient_norm"] for row in golden], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_batched_method_fits_whatever_the_number_of_threads(smollm2, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert _mismatch(smollm2.model) == ""
+    finally:
+        torch.set_num_threads(before)
