@@ -158,9 +158,9 @@ def _mismatch(model: Any) -> str:
         raise
     except Exception as error:  # an architecture that the rules do not fit may raise anything
         return f"the batched pass fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    # A rule that does not fit is off by far more. Autograd's own float32 sums are off by up to 3e-4, which changes with
-    # the number of threads.
-    relative, floor = (1e-3, 1e-5) if table.dtype == torch.float32 else (0.1, 0.02)
+    # Autograd's own float32 norm of a parameter is off by up to 4e-4 of its float64 one (SmolLM2, one thread), which
+    # changes with the number of threads; the batched one of the same parameter by 1.2e-4.
+    relative, floor = (5e-4, 1e-5) if table.dtype == torch.float32 else (0.1, 0.02)
     for row, document in enumerate(ids):
         expected = _autograd_squares(model, document, table.device)
         total = sum(expected.values()) ** 0.5
