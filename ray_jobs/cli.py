@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
-from ray_jobs import interrupts
-
-if TYPE_CHECKING:
-    from pipeline.audit.summary import Summary
+from ray_jobs import interrupts, terminal
 
 app = typer.Typer(
     add_completion=False,
@@ -70,9 +64,9 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
     check_log_probs(log_prob_stages(audit))
     facts = forecast(planned, model)
     if json_:
-        _print_json(facts)
+        terminal.print_json(facts)
     else:
-        _print_plan(facts)
+        terminal.print_plan(facts)
 
 
 @app.command()
@@ -90,11 +84,11 @@ def run(
     from ray_jobs.progress import Reporter
 
     audit = load_config(config, set_ or ())
-    outcome = run_audit(audit, Reporter(_console(), quiet=json_), limit, not no_text, fail_if_selected)
+    outcome = run_audit(audit, Reporter(terminal.console(), quiet=json_), limit, not no_text, fail_if_selected)
     if json_:
-        _print_json({**outcome.status.plain(), "report": outcome.report})
+        terminal.print_json({**outcome.status.plain(), "report": outcome.report})
     else:
-        _print_summaries(outcome.selections)
+        terminal.print_summaries(outcome.selections)
         print(f"report: {outcome.report}")
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
@@ -107,7 +101,7 @@ def status(run: RunPath, json_: AsJson = False) -> None:
 
     status = run_status(run)
     if json_:
-        _print_json(status.plain())
+        terminal.print_json(status.plain())
         return
     print(
         f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
@@ -118,7 +112,7 @@ def status(run: RunPath, json_: AsJson = False) -> None:
         print(f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s, ETA {eta}")
     if status.message:
         print(status.message)
-    _print_summaries(status.selections)
+    terminal.print_summaries(status.selections)
 
 
 @app.command()
@@ -134,9 +128,9 @@ def select(
 
     summaries = select_again(run, set_ or (), not no_text)
     if json_:
-        _print_json({"selections": [summary.plain() for summary in summaries]})
+        terminal.print_json({"selections": [summary.plain() for summary in summaries]})
     else:
-        _print_summaries(summaries)
+        terminal.print_summaries(summaries)
     if fail_if_selected and any(summary.n_selected for summary in summaries):
         raise typer.Exit(int(ExitCode.SELECTED))
 
@@ -149,7 +143,7 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
 
     path = write_report(Store(run), texts=not no_text)
     if json_:
-        _print_json({"report": path})
+        terminal.print_json({"report": path})
     else:
         print(f"report: {path}")
 
@@ -172,10 +166,10 @@ def trial(
     from ray_jobs.trial import run_trial
 
     described, points = load_trial(config, set_ or ())
-    console = _console()
+    console = terminal.console()
     outcome = run_trial(described, points, console, json_, limit, ranking)
     if json_:
-        _print_json({**outcome.facts, "folder": outcome.folder, "reports": outcome.reports})
+        terminal.print_json({**outcome.facts, "folder": outcome.folder, "reports": outcome.reports})
         return
     for table in outcome.tables:
         console.print(table)
@@ -210,86 +204,6 @@ def _fail(message: str, code: int) -> None:
     print(f"seenset: {' '.join(message.split())}", file=sys.stderr)
     sys.stdout.flush()
     sys.exit(code)
-
-
-def _console() -> Console:
-    """Standard output; wide where it is no terminal, so that no table is cut."""
-    return Console() if sys.stdout.isatty() else Console(width=200)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_plan(facts: dict[str, Any]) -> None:
-    console = _console()
-    model = facts["model"]
-    about = model["architecture"] if model["dtype"] == "unknown" else f"{model['architecture']}, {model['dtype']}"
-    console.print(f"model {model['path']} ({about})", markup=False, highlight=False)
-    table = Table("role", "documents", "shards")
-    for role, entry in facts["roles"].items():
-        about = "" if entry["exact"] else "about "
-        table.add_row(role, f"{about}{entry['documents']:,}", f"{entry['shards']:,}")
-    console.print(table)
-    if facts["limit"] is not None:
-        console.print(f"a sample: the first {facts['limit']:,} documents of each role")
-    for entry in facts["passes"]:
-        if entry["kind"] == "generate":
-            prefix = f"the first {100 * entry['prefix_ratio']:g}% of a text's words"
-            console.print(f"pass generate: {entry['draws']} continuations of {prefix}", highlight=False)
-            continue
-        more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
-        on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
-        console.print(f"pass {entry['kind']}: {entry['model']} model{on}, {entry['text']} text{more}", highlight=False)
-    for entry in facts["adapters"]:
-        source = " and ".join(entry["train_on"])
-        some = f"{entry['documents']:,} documents" if entry["documents"] else "documents"
-        epochs = f"{entry['epochs']} epochs" if entry["epochs"] > 1 else "1 epoch"
-        console.print(f"adapter {entry['name']}: {entry['method']} on {some} of {source}, {epochs}", highlight=False)
-    console.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
-    seconds = facts["estimated_seconds_one_worker"]
-    if seconds is not None:
-        from pipeline.audit.status import duration
-
-        console.print(
-            f"about {facts['estimated_tokens']:,} tokens a pass; "
-            f"about {duration(seconds)} on one worker like this machine"
-        )
-    if (endpoint := facts["endpoint"]) is not None:
-        price = f", about {endpoint['price']:,.2f}" if endpoint["price"] else ""
-        console.print(
-            f"endpoint: {endpoint['requests']:,} requests, about {endpoint['prompt_tokens']:,} tokens of prompts and "
-            f"at most {endpoint['answer_tokens']:,} of answers{price}",
-            highlight=False,
-        )
-        for limit in endpoint["over"]:
-            console.print(f"warning: {limit}, less than that", highlight=False)
-    for entry in facts["selections"]:
-        mark = "" if entry["ok"] else "warning: "
-        head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
-        console.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
-
-
-def _print_summaries(summaries: Sequence[Summary]) -> None:
-    if not summaries:
-        return
-    table = Table("selection", "procedure", "alpha", "audited", "selected", "threshold p", "guarantee", "strict")
-    for summary in summaries:
-        table.add_row(
-            summary.name,
-            summary.procedure,
-            f"{summary.alpha:g}",
-            f"{summary.n_audit:,}",
-            f"{summary.n_selected:,}",
-            "-" if summary.threshold is None else f"{summary.threshold:.4g}",
-            summary.guarantee,
-            f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
-        )
-    console = _console()
-    console.print(table)
-    for summary in summaries:
-        for reason in summary.reasons:
-            console.print(f"{summary.name} is not supported: {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

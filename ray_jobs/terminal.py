@@ -1,0 +1,97 @@
+"""What the command prints: tables and sentences on standard output, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pipeline.audit.summary import Summary
+
+
+def console() -> Console:
+    """Standard output; wide where it is no terminal, so that no table is cut."""
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object, indented."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_plan(facts: dict[str, Any]) -> None:
+    """The forecast of a run (`pipeline.audit.forecast`)."""
+    screen = console()
+    model = facts["model"]
+    about = model["architecture"] if model["dtype"] == "unknown" else f"{model['architecture']}, {model['dtype']}"
+    screen.print(f"model {model['path']} ({about})", markup=False, highlight=False)
+    table = Table("role", "documents", "shards")
+    for role, entry in facts["roles"].items():
+        about = "" if entry["exact"] else "about "
+        table.add_row(role, f"{about}{entry['documents']:,}", f"{entry['shards']:,}")
+    screen.print(table)
+    if facts["limit"] is not None:
+        screen.print(f"a sample: the first {facts['limit']:,} documents of each role")
+    for entry in facts["passes"]:
+        if entry["kind"] == "generate":
+            prefix = f"the first {100 * entry['prefix_ratio']:g}% of a text's words"
+            screen.print(f"pass generate: {entry['draws']} continuations of {prefix}", highlight=False)
+            continue
+        more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
+        on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
+        screen.print(f"pass {entry['kind']}: {entry['model']} model{on}, {entry['text']} text{more}", highlight=False)
+    for entry in facts["adapters"]:
+        source = " and ".join(entry["train_on"])
+        some = f"{entry['documents']:,} documents" if entry["documents"] else "documents"
+        epochs = f"{entry['epochs']} epochs" if entry["epochs"] > 1 else "1 epoch"
+        screen.print(f"adapter {entry['name']}: {entry['method']} on {some} of {source}, {epochs}", highlight=False)
+    screen.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
+    seconds = facts["estimated_seconds_one_worker"]
+    if seconds is not None:
+        from pipeline.audit.status import duration
+
+        screen.print(
+            f"about {facts['estimated_tokens']:,} tokens a pass; "
+            f"about {duration(seconds)} on one worker like this machine"
+        )
+    if (endpoint := facts["endpoint"]) is not None:
+        price = f", about {endpoint['price']:,.2f}" if endpoint["price"] else ""
+        screen.print(
+            f"endpoint: {endpoint['requests']:,} requests, about {endpoint['prompt_tokens']:,} tokens of prompts and "
+            f"at most {endpoint['answer_tokens']:,} of answers{price}",
+            highlight=False,
+        )
+        for limit in endpoint["over"]:
+            screen.print(f"warning: {limit}, less than that", highlight=False)
+    for entry in facts["selections"]:
+        mark = "" if entry["ok"] else "warning: "
+        head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
+        screen.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
+
+
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """A table of the answers, a line each, and why those that are not supported are not."""
+    if not summaries:
+        return
+    table = Table("selection", "procedure", "alpha", "audited", "selected", "threshold p", "guarantee", "strict")
+    for summary in summaries:
+        table.add_row(
+            summary.name,
+            summary.procedure,
+            f"{summary.alpha:g}",
+            f"{summary.n_audit:,}",
+            f"{summary.n_selected:,}",
+            "-" if summary.threshold is None else f"{summary.threshold:.4g}",
+            summary.guarantee,
+            f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
+        )
+    screen = console()
+    screen.print(table)
+    for summary in summaries:
+        for reason in summary.reasons:
+            screen.print(f"{summary.name} is not supported: {reason}", markup=False, highlight=False, soft_wrap=True)
