@@ -7,71 +7,105 @@ import json
 import logging
 import math
 import os
+import queue
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import IncompleteError, UserError
 from pipeline.stages.base import Placement, Stage
+from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
+from ray_jobs import interrupts
+from ray_jobs.board import start_board
 
 NO_PROGRESS_SECONDS = 6 * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A shard that could not be finished, and why in one line."""
-
-    shard: str
-    message: str
+TICK_SECONDS = 1.0
+STARTS = 3
+REASON_CHARACTERS = 200
 
 
 class ShardActor:
     """One actor: a shard in, a receipt (or a failure) out."""
 
-    def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str) -> None:
+    def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str, board: Any) -> None:
         self.stage = stage
         self.store = Store(store_url)
         self.driver = driver
+        self.board = board
+        self.reported = 0.0
         try:
             self.worker = stage.make(stage, placement)
         except UserError as error:  # a node lacks a model or a plugin: one line, not the trace of a dead actor
             self.worker = error
+        board.ready.remote()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, str]:
         """Finish the shard of one row. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
         shard = Shard.from_dict(json.loads(row["shard"]))
+
+        def on_batch(documents: int, tokens: int) -> None:
+            if time.monotonic() - self.reported >= TICK_SECONDS:
+                self.reported = time.monotonic()
+                self.board.advance.remote(shard.id, documents, tokens)
+
         try:
             if isinstance(self.worker, UserError):
                 raise self.worker
-            receipt = process(self.stage, self.worker, shard, self.store, self.driver)
+            receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch)
             return {"failure": "", "receipt": json.dumps(asdict(receipt))}
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
             return {"receipt": "", "failure": json.dumps(asdict(failure_of(shard, error)))}
 
 
-def failure_of(shard: Shard, error: Exception) -> Failure:
-    """Why a shard could not be finished."""
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
+def cluster_is_named() -> bool:
+    """Whether RAY_ADDRESS names a cluster, or this process is connected to one."""
+    ray = sys.modules.get("ray")  # whoever has not imported it is not connected
+    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
 
 
 def connect() -> None:
-    """Connect to the cluster that RAY_ADDRESS names, or start one on this machine."""
+    """Connect to the cluster that RAY_ADDRESS names, or start one on this machine.
+
+    Raises:
+        UserError: no cluster answers at RAY_ADDRESS.
+        IncompleteError: Ray did not start, several times.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    if not ray.is_initialized():
-        with _quiet():
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    for attempt in range(1, STARTS + 1):
+        try:
+            with _quiet():
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+            interrupts.renew()
+            return
+        except Exception as error:  # of many kinds: a port, a time limit, a process that died
+            ray.shutdown()
+            reason = " ".join(str(error).split()) or type(error).__name__
+        if address:
+            raise UserError(
+                f"no Ray cluster answers at RAY_ADDRESS {address} ({reason[:REASON_CHARACTERS]}); start it, or unset "
+                "RAY_ADDRESS to use this machine alone"
+            )
+        time.sleep(attempt)
+    raise IncompleteError(
+        f"Ray did not start on this machine in {STARTS} attempts ({reason[:REASON_CHARACTERS]}); free memory and space "
+        "in /tmp and run again, or set resources.cluster: local"
+    )
 
 
 @contextlib.contextmanager
@@ -130,7 +164,7 @@ def actors(resources: ResourcesConfig, gpus: float, shards: int) -> int:
 
 def map_shards(
     stage: Stage, resources: ResourcesConfig, shards: Sequence[Shard], store: Store, driver: str
-) -> Iterator[Receipt | Failure]:
+) -> Iterator[Event]:
     """Let a pool of actors finish shards; receipts and failures come in the order in which shards end.
 
     Args:
@@ -154,16 +188,64 @@ def map_shards(
     context.execution_options.preserve_order = False
     context.execution_no_progress_timeout_s = NO_PROGRESS_SECONDS
     logging.getLogger("ray.data").setLevel(logging.ERROR)
+    board = start_board()
     rows = [{"shard": json.dumps(shard.to_dict())} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         cast(Any, ShardActor),
-        fn_constructor_args=(stage, Placement(gpus, resources.cpus_per_actor), store.url, driver),
+        fn_constructor_args=(stage, Placement(gpus, resources.cpus_per_actor), store.url, driver, board),
         compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
         num_cpus=resources.cpus_per_actor,
         num_gpus=gpus,
     )
-    for row in dataset.iter_rows():
-        if row["receipt"]:
+    for row in _with_ticks(dataset.iter_rows()):
+        if row is None:
+            yield from _news(board)
+        elif row["receipt"]:
             yield Receipt(**json.loads(row["receipt"]))
         else:
             yield Failure(**json.loads(row["failure"]))
+
+
+def _news(board: Any) -> Iterator[Event]:
+    """What actors have written on the board; it is not waited for."""
+    import ray
+
+    try:
+        news = ray.get(board.take.remote(), timeout=TICK_SECONDS)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):  # progress is worth no failure
+        news = {}
+    yield Tick()
+    for shard, advance in news.items():
+        yield Ready() if advance is None else Advance(shard, *advance)
+
+
+def _with_ticks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any] | None]:
+    """Rows as they come, and None about every second while there is none."""
+    results: queue.SimpleQueue[tuple[dict[str, Any] | None, BaseException | None]] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            for row in rows:
+                if stop.is_set():
+                    return
+                results.put((row, None))
+            results.put((None, None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=read, name="seenset-results", daemon=True).start()
+    try:
+        while True:
+            try:
+                row, error = results.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                yield None
+                continue
+            if error is not None:
+                raise error
+            if row is None:
+                return
+            yield row
+    finally:
+        stop.set()

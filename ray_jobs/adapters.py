@@ -16,14 +16,24 @@ from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_
 FINETUNE_STAGE = "finetune"
 
 
-def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> list[AdapterJob]:
-    """The trainings of a run, on the cluster that this process is connected to.
+def adapter_jobs(
+    config: AuditConfig, parts: Parts, base: Mapping[str, str], gpus: float | None = None
+) -> list[AdapterJob]:
+    """The trainings of a run.
+
+    Args:
+        config: of the audit.
+        parts: what is trained on.
+        base: fingerprint of the model.
+        gpus: a worker; None: as the cluster has them, to which this process is connected then.
 
     Raises:
         UserError: more GPUs an actor than the cluster has.
     """
-    connect()
     resources = config.resources
+    if gpus is None:
+        connect()
+        gpus = gpus_per_actor(resources)
     return [
         AdapterJob(
             name,
@@ -31,7 +41,7 @@ def adapter_jobs(config: AuditConfig, parts: Parts, base: Mapping[str, str]) -> 
             part.texts,
             part.training,
             workers=resources.finetune_workers,
-            gpus=min(1.0, gpus_per_actor(config.resources)),
+            gpus=min(1.0, gpus),
             deepspeed=resources.deepspeed,
             cpus=resources.cpus_per_actor,
             base=base,
@@ -50,6 +60,7 @@ class Finetuning:
         on_adapter: Callable[[Adapter], None],
         on_progress: Callable[[AdapterProgress], None],
         check: Callable[[], None],
+        here: bool = False,
     ) -> None:
         """Prepare the trainings; `run` or `beside` starts them.
 
@@ -59,12 +70,14 @@ class Finetuning:
             on_adapter: called with each finished adapter.
             on_progress: called about once a second for each adapter that is training.
             check: called about once a second; what it raises stops the trainings.
+            here: in this process, one after the other.
         """
         self.jobs = jobs
         self.store = store
         self.on_adapter = on_adapter
         self.on_progress = on_progress
         self.check = check
+        self.here = here
 
     def run(self, capacity: Mapping[str, float] | None = None) -> None:
         """Train the missing adapters, as many at once as the capacity holds, by default that of the cluster.
@@ -73,7 +86,10 @@ class Finetuning:
             UserError: as `train_adapters`.
             IncompleteError: the workers of one adapter were lost too often.
         """
-        for adapter in train_adapters(self.jobs, self.store, self.on_progress, capacity=capacity, check=self.check):
+        trainings = train_adapters(
+            self.jobs, self.store, self.on_progress, capacity=capacity, check=self.check, here=self.here
+        )
+        for adapter in trainings:
             self.on_adapter(adapter)
 
     @contextmanager

@@ -16,11 +16,10 @@ from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Endpoint
 from pipeline.errors import StopError
 from pipeline.stages.base import Placement, Stage
+from pipeline.stages.events import Answered, Failure, failure_of
 from pipeline.stages.process import process_by_asking
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.actors import Failure, failure_of
-from ray_jobs.progress import Answered
 
 SHARDS = 2
 TICK_SECONDS = 2.0

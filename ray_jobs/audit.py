@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+
+import torch
 
 from pipeline.audit.allocation import (
     KEYS_FILE,
@@ -15,6 +18,7 @@ from pipeline.audit.allocation import (
     write_document_keys,
 )
 from pipeline.audit.description import build_config
+from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.scored import check_budget, read_scored
@@ -30,17 +34,19 @@ from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
 from pipeline.report import write_report
 from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
+from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
-from ray_jobs.actors import Failure, map_shards
+from ray_jobs.actors import cluster_is_named, map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.finetune import Adapter
-from ray_jobs.progress import Answered, Reporter
-from ray_jobs.selection import each
+from ray_jobs.progress import Reporter
+from ray_jobs.selection import each, each_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ class _Driver:
     lock: RunLock
     status: StatusFile
     reporter: Reporter
+    machine: LocalMachine | None  # None: the work is done on a cluster
 
     def check(self) -> None:
         """Stop a driver whose lock was taken over, or that was interrupted."""
@@ -89,6 +96,8 @@ def run_audit(
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     plan = make_plan(config, limit)
+    reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
+    machine = _machine(plan)
     store = Store(config.run)
     with RunLock(store) as lock:
         parts = allocate(config, plan.shards)
@@ -99,7 +108,7 @@ def run_audit(
         fingerprints = {stage.name: stage.fingerprint for stage in stages}
         plan = settle(plan, fingerprints, store, allocation_record(parts, keys))
         status = StatusFile(store, Counts(len(plan.shards)))
-        driver = _Driver(store, lock, status, reporter)
+        driver = _Driver(store, lock, status, reporter, machine)
         try:
             *before, scoring = stages
             finetuning = _finetuning(driver, config, parts, keys, base)
@@ -108,7 +117,8 @@ def run_audit(
             scored = read_scored(store, plan.shards)
             note_gradient(store, scored)
             check_budget(config, scored)
-            summaries = select_all(config, scored, limit, each)
+            reporter.say("selecting")
+            summaries = select_all(config, scored, limit, each if machine is None else each_here)
             selected = any(summary.n_selected for summary in summaries)
             code = ExitCode.SELECTED if fail_if_selected and selected else ExitCode.DONE
             ended = status.write("complete", code, selections=summaries)
@@ -172,8 +182,15 @@ def _finetuning(
         if adapter.fresh:
             reporter.say(adapter.line())
 
-    jobs = adapters.adapter_jobs(config, parts, base)
-    return Finetuning(jobs, store, on_adapter, lambda progress: reporter.pace(progress.line()), driver.check)
+    jobs = adapters.adapter_jobs(config, parts, base, None if driver.machine is None else driver.machine.gpus)
+    return Finetuning(
+        jobs,
+        store,
+        on_adapter,
+        lambda progress: reporter.pace(progress.line()),
+        driver.check,
+        driver.machine is not None,
+    )
 
 
 def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[Stage], plan: Plan) -> None:
@@ -184,7 +201,9 @@ def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[St
         IncompleteError: a shard could not be finished, or the workers of an adapter were lost too often.
     """
     waiting = any(pending(plan, stage.name, driver.store) for stage in stages)
-    room = adapters.capacity_beside(plan.config, finetuning.jobs) if finetuning is not None and waiting else None
+    room = None
+    if finetuning is not None and waiting and driver.machine is None:
+        room = adapters.capacity_beside(plan.config, finetuning.jobs)
     if finetuning is not None and room is None:
         driver.status.counts = Counts(len(plan.shards), adapters.FINETUNE_STAGE)
         driver.status.write("running", None)
@@ -208,47 +227,71 @@ def _with_actors(plan: Plan, most: int) -> Plan:
 
 
 def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
-    """Let the actors do what is missing of a stage.
+    """Let the workers do what is missing of a stage.
 
     Raises:
         IncompleteError: a shard could not be finished.
     """
     store, status, reporter = driver.store, driver.status, driver.reporter
     todo = pending(plan, stage.name, store)
-    status.counts = Counts(len(plan.shards), stage.name)
+    counts = status.counts = Counts(len(plan.shards), stage.name, plan.estimated_tokens())
     waiting = {shard.id for shard in todo}
     for receipt in read_receipts(store, stage.name):
         if receipt.shard not in waiting:
-            status.counts.add(receipt, fresh=False)
+            counts.add(receipt, fresh=False)
     status.write("running", None)
     if not todo:
         return
+    ready = stage.endpoint is not None
     with reporter:
-        reporter.update(status.counts)
-        for result in _results(stage, plan, todo, store, driver.lock.owner):
+        for event in _events(driver, stage, plan, todo):
             driver.check()
-            if isinstance(result, Receipt):
-                status.counts.add(result, fresh=True)
-            elif isinstance(result, Failure):
-                status.counts.failures.append(result.message)
-            else:
-                status.counts.answers = result.requests
+            ready = ready or not isinstance(event, Tick)
+            if isinstance(event, Receipt):
+                counts.add(event, fresh=True)
+            elif isinstance(event, Failure):
+                counts.fail(event)
+            elif isinstance(event, Advance):
+                counts.advance(event)
+            elif isinstance(event, Answered):
+                counts.answers = event.requests
+            elif isinstance(event, Ready):
+                counts.began = time.monotonic()
             status.tick()
-            reporter.update(status.counts)
-        reporter.update(status.counts, last=True)
+            if ready:
+                reporter.update(counts)
+            else:
+                reporter.pace(f"{stage.name}: still loading")
+        reporter.update(counts, last=True)
     interrupts.check()
-    if status.counts.failures:
-        first = status.counts.failures[0]
+    if counts.failures:
         raise IncompleteError(
-            f"{len(status.counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "
-            f"{first}; the others are kept: mend it and run again"
+            f"{len(counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "
+            f"{counts.failures[0]}; the others are kept: mend it and run again"
         )
 
 
-def _results(
-    stage: Stage, plan: Plan, shards: Sequence[Shard], store: Store, driver: str
-) -> Iterator[Receipt | Failure | Answered]:
-    """Who finishes the shards of a stage: an endpoint, asked by this process, or actors on the cluster."""
+def _events(driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard]) -> Iterator[Event]:
+    """Who finishes the shards of a stage: an endpoint, asked by this process; threads of it; or actors on a cluster."""
+    store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
+        reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
         return ask_shards(stage, shards, store)
-    return map_shards(stage, plan.config.resources, shards, store, driver)
+    if machine is not None:
+        many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
+        reporter.say(f"{stage.name}: loading the model, in this process{many}")
+        return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads)
+    reporter.say(f"{stage.name}: starting actors on the cluster")
+    return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner)
+
+
+def _machine(plan: Plan) -> LocalMachine | None:
+    """What this process may use of its machine; None where a cluster does the work.
+
+    Raises:
+        UserError: as `runs_locally` and `local_machine`.
+    """
+    gpus = torch.cuda.device_count()
+    if not runs_locally(plan, cluster_is_named(), gpus):
+        return None
+    return local_machine(plan.config.resources, gpus)

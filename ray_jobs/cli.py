@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -84,7 +86,7 @@ def run(
     from ray_jobs.progress import Reporter
 
     audit = load_config(config, set_ or ())
-    outcome = run_audit(audit, Reporter(terminal.console(), quiet=json_), limit, not no_text, fail_if_selected)
+    outcome = run_audit(audit, Reporter(terminal.console(errors=json_)), limit, not no_text, fail_if_selected)
     if json_:
         terminal.print_json({**outcome.status.plain(), "report": outcome.report})
     else:
@@ -166,8 +168,8 @@ def trial(
     from ray_jobs.trial import run_trial
 
     described, points = load_trial(config, set_ or ())
-    console = terminal.console()
-    outcome = run_trial(described, points, console, json_, limit, ranking)
+    console = terminal.console(errors=json_)
+    outcome = run_trial(described, points, console, False, limit, ranking)
     if json_:
         terminal.print_json({**outcome.facts, "folder": outcome.folder, "reports": outcome.reports})
         return
@@ -191,13 +193,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
-        _fail("interrupted; the same command goes on from here", code)
+        _leave_at_once("interrupted; the same command goes on from here", code)
     sys.exit(code or 0)
 
 
 def _message_of(error: TyperException) -> str:
     formatted = getattr(error, "format_message", error.__str__)
     return str(formatted())
+
+
+def _leave_at_once(message: str, code: int) -> None:
+    """End without waiting for threads in the midst of a batch, and with no word from libraries that clean up."""
+    print(f"seenset: {message}", file=sys.stderr)
+    if (ray := sys.modules.get("ray")) is not None:
+        with contextlib.suppress(BaseException), contextlib.redirect_stderr(io.StringIO()):
+            ray.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _fail(message: str, code: int) -> None:

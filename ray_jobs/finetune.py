@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import IncompleteError, UserError
@@ -22,7 +23,7 @@ from pipeline.training.adapter import adapter_key
 from pipeline.training.train import NOT_IN_FULL, FinetuneConfig, TrainingStep
 from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.actors import connect
-from ray_jobs.training import PROGRESS_SECONDS, fit, progress_file
+from ray_jobs.training import PROGRESS_SECONDS, fit, progress_file, train_one
 
 TEXT = "text"
 """The column of a file of texts."""
@@ -95,6 +96,7 @@ def train_adapters(
     checkpoint_seconds: float | None = None,
     capacity: Mapping[str, float] | None = None,
     check: Callable[[], None] | None = None,
+    here: bool = False,
 ) -> Iterator[Adapter]:
     """Train adapters on the cluster, as many at once as it holds, and yield each when it is finished.
 
@@ -109,6 +111,7 @@ def train_adapters(
         checkpoint_seconds: as `train`.
         capacity: CPUs and GPUs of the cluster that the trainings may take; by default all.
         check: called about once a second; what it raises stops the trainings.
+        here: train in this process, one after the other, without a cluster.
 
     Raises:
         UserError: bad input, a job that is larger than the cluster, or a loss that is no finite number; the other
@@ -118,17 +121,22 @@ def train_adapters(
     if not store.local:
         raise UserError(f"adapters are trained into local folders that all nodes see, got {store.url}")
     planned = [_plan(job, store, checkpoint_seconds) for job in jobs]
-    connect()
-    capacity = dict(capacity_of_cluster() if capacity is None else capacity)
-    for plan in planned:
-        _check_capacity(plan.job, capacity)
+    if not here:
+        connect()
+        capacity = dict(capacity_of_cluster() if capacity is None else capacity)
+        for plan in planned:
+            _check_capacity(plan.job, capacity)
     waiting: dict[str, _Planned] = {}
     for plan in planned:
         if plan.folder.exists():
             yield _finished(plan, fresh=False)
         else:
             waiting.setdefault(plan.key, plan)
-    for done in _run(waiting, capacity, store, on_progress, check):
+    if here:
+        trained = _run_here(waiting, store, on_progress, check)
+    else:
+        trained = _run(waiting, capacity or {}, store, on_progress, check)
+    for done in trained:
         fresh = True
         for plan in planned:
             if plan.key == done:
@@ -202,7 +210,7 @@ def resources_of(job: AdapterJob) -> dict[str, float]:
     return {"CPU": job.workers * job.cpus, "GPU": job.workers * job.gpus}
 
 
-def _check_capacity(job: AdapterJob, capacity: dict[str, float]) -> None:
+def _check_capacity(job: AdapterJob, capacity: Mapping[str, float]) -> None:
     for kind, needed in resources_of(job).items():
         if needed > capacity[kind]:
             raise UserError(
@@ -222,9 +230,43 @@ def _finished(plan: _Planned, fresh: bool) -> Adapter:
 # --- running the jobs
 
 
+def _run_here(
+    waiting: dict[str, _Planned],
+    store: Store,
+    on_progress: Callable[[AdapterProgress], None] | None,
+    check: Callable[[], None] | None,
+) -> Iterator[str]:
+    """Train the waiting jobs in this process; yields the key of each when it ends."""
+    threads = torch.get_num_threads()
+    for plan in waiting.values():
+
+        def on_step(step: TrainingStep, tokens_per_s: float, name: str = plan.job.name) -> None:
+            if check is not None:
+                check()
+            if on_progress is not None:
+                on_progress(AdapterProgress(name, step, tokens_per_s))
+
+        try:
+            _write_texts(plan, store)
+            torch.set_num_threads(plan.job.cpus)  # as a worker on a cluster: the number may change the last bits
+            problem = train_one(plan.settings, on_step)
+        finally:
+            torch.set_num_threads(threads)
+            _tidy(plan, store)
+        if problem is not None:
+            raise UserError(f"adapter {plan.job.name}: {problem}")
+        yield plan.key
+
+
+def _write_texts(plan: _Planned, store: Store) -> None:
+    """Write the texts of a job, where they are not in a file already, for its workers."""
+    if not isinstance(plan.job.texts, str):
+        store.write_table(f"adapters/.{plan.key}.parquet", pa.table({TEXT: list(plan.job.texts)}))
+
+
 def _run(
     waiting: dict[str, _Planned],
-    capacity: dict[str, float],
+    capacity: Mapping[str, float],
     store: Store,
     on_progress: Callable[[AdapterProgress], None] | None,
     check: Callable[[], None] | None,
@@ -244,8 +286,7 @@ def _run(
                 if all(need[kind] <= free[kind] for kind in need):
                     del waiting[plan.key]
                     free = {kind: free[kind] - need[kind] for kind in free}
-                    if not isinstance(plan.job.texts, str):
-                        store.write_table(f"adapters/.{plan.key}.parquet", pa.table({TEXT: list(plan.job.texts)}))
+                    _write_texts(plan, store)
                     running[driver.remote(plan.settings, plan.job.workers, plan.job.cpus, _ray_folder(store, plan))] = (
                         plan
                     )

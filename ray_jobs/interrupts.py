@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import signal
+import threading
 from typing import Any
 
 _stop_requested = False
+_listening = False
 
 
 def listen() -> None:
     """Turn SIGINT and SIGTERM into KeyboardInterrupt from now on."""
-    global _stop_requested
-    _stop_requested = False
+    global _stop_requested, _listening
+    _stop_requested, _listening = False, True
+    _register()
+
+
+def renew() -> None:
+    """Listen again where this process did: Ray's start puts a handler in place that dumps its stack on SIGTERM."""
+    if _listening and threading.current_thread() is threading.main_thread():
+        _register()
+
+
+def _register() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
 

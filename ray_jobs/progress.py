@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console
@@ -12,24 +11,18 @@ from rich.progress import BarColumn, Progress, TextColumn
 from pipeline.audit.status import Counts
 
 LINE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The number of requests that an endpoint has answered in a stage so far."""
-
-    requests: int
+FIRST_LINE_SECONDS = 3.0
 
 
 class Reporter:
     """Prints messages and progress: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
-        """`quiet` prints nothing at all (for --json)."""
+        """`quiet` prints nothing at all."""
         self.console = console
         self.quiet = quiet
         self._bar: Progress | None = None
-        self._last = 0.0
+        self._next = 0.0
 
     def say(self, text: str) -> None:
         """Print one plain line."""
@@ -38,12 +31,13 @@ class Reporter:
 
     def pace(self, text: str) -> None:
         """Print one plain line, unless one was printed in the last ten seconds."""
-        if time.monotonic() - self._last >= LINE_SECONDS:
-            self._last = time.monotonic()
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_SECONDS
             self.say(text)
 
     def __enter__(self) -> Reporter:
-        """Begin the scoring phase."""
+        """Begin a stage."""
+        self._next = time.monotonic() + FIRST_LINE_SECONDS
         if self.console.is_terminal and not self.quiet:
             self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=self.console, transient=True)
             self._bar.add_task("starting", total=None)
@@ -53,7 +47,7 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the scoring phase and remove the bar."""
+        """End the stage and remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -62,7 +56,8 @@ class Reporter:
         """Show the counts."""
         if self._bar is not None:
             task = self._bar.task_ids[0]
-            self._bar.update(task, total=counts.shards, completed=counts.shards_done, description=counts.line())
-        elif last or time.monotonic() - self._last >= LINE_SECONDS:
-            self._last = time.monotonic()
+            self._bar.update(task, total=1.0, completed=counts.share, description=counts.line())
+        if last:
             self.say(counts.line())
+        elif self._bar is None:
+            self.pace(counts.line())

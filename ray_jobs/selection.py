@@ -14,10 +14,15 @@ TASKS_A_CPU = 4
 """Tasks under way at a time, so that results do not pile up in the object store."""
 
 
+def each_here(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+    """The function of every shard, in this process."""
+    yield from map(function, receipts)
+
+
 def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
     """The function of every shard, in any order: here for a few shards, on the cluster for many."""
     if len(receipts) < MANY_SHARDS:
-        yield from map(function, receipts)
+        yield from each_here(receipts, function)
         return
     import ray
 

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from pipeline.audit.summary import Summary
 
 
-def console() -> Console:
-    """Standard output; wide where it is no terminal, so that no table is cut."""
-    return Console() if sys.stdout.isatty() else Console(width=200)
+def console(errors: bool = False) -> Console:
+    """Standard output, or standard error where the output is JSON; wide where it is no terminal: no table is cut."""
+    stream = sys.stderr if errors else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else 200)
 
 
 def print_json(value: Any) -> None:

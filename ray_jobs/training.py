@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +54,7 @@ def fit(settings: dict[str, Any], workers: int, cpus: int, storage: str) -> tupl
     if settings["gpus"]:
         resources["GPU"] = float(settings["gpus"])
     trainer = TorchTrainer(
-        cast(Any, _loop),
+        cast(Any, train_one),
         train_loop_config=settings,
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=bool(settings["gpus"]), resources_per_worker=resources
@@ -71,8 +72,17 @@ def fit(settings: dict[str, Any], workers: int, cpus: int, storage: str) -> tupl
     return None if problem is None else ("user", problem)
 
 
-def _loop(settings: dict[str, Any]) -> str | None:
-    """One worker: the plain training loop. Returns an error that the user can mend, because a new attempt would not."""
+def train_one(settings: dict[str, Any], on_step: Callable[[TrainingStep, float], None] | None = None) -> str | None:
+    """One worker: the plain training loop.
+
+    Args:
+        settings: as those of `fit`.
+        on_step: called about once a second with the last step and tokens a second; by default these are written to
+            `progress_file`.
+
+    Returns:
+        An error that the user can mend, because a new attempt would not.
+    """
     if Path(settings["folder"]).exists():
         return None  # the attempt before this one was lost after its last step
     os.environ["DS_ACCELERATOR"] = "cuda" if settings["gpus"] else "cpu"
@@ -99,7 +109,7 @@ def _loop(settings: dict[str, Any]) -> str | None:
             texts,
             config,
             settings["folder"],
-            _Progress(settings["folder"]) if processes.rank == 0 else None,
+            _Progress(on_step or _ProgressFile(settings["folder"])) if processes.rank == 0 else None,
             processes=processes,
             zero=settings["zero"],
             base=settings["base"],
@@ -119,10 +129,10 @@ def _partition_at_load(zero: dict[str, Any] | None) -> object | None:
 
 
 class _Progress:
-    """Writes the progress of the training about once a second to the file that the driver reads."""
+    """Passes on the progress of the training about once a second."""
 
-    def __init__(self, folder: str) -> None:
-        self.path = progress_file(folder)
+    def __init__(self, on_step: Callable[[TrainingStep, float], None]) -> None:
+        self.on_step = on_step
         self.last = 0.0
         self.first: TrainingStep | None = None
 
@@ -133,7 +143,18 @@ class _Progress:
         if now - self.last < PROGRESS_SECONDS:
             return
         self.last = now
-        part = self.path.with_name(f"{self.path.name}.part")
         rate = (step.tokens - self.first.tokens) / max(step.seconds - self.first.seconds, 1e-9)
-        part.write_text(json.dumps({"step": asdict(step), "tokens_per_s": rate}), encoding="utf-8")
+        self.on_step(step, rate)
+
+
+class _ProgressFile:
+    """Writes the progress of a training to the file that the driver reads."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = progress_file(folder)
+
+    def __call__(self, step: TrainingStep, tokens_per_s: float) -> None:
+        """Replace what stands there."""
+        part = self.path.with_name(f"{self.path.name}.part")
+        part.write_text(json.dumps({"step": asdict(step), "tokens_per_s": tokens_per_s}), encoding="utf-8")
         part.replace(self.path)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
-from pipeline.audit.plan import Plan
-from pipeline.audit.price import BYTES_PER_TOKEN, estimate_price
+from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
+from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
 from pipeline.config.selection import NULL_ROLE, SelectionConfig

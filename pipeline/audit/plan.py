@@ -17,6 +17,9 @@ from pipeline.endpoint.client import check_endpoint
 from pipeline.models.load import check_model
 from pipeline.store.files import Store
 
+BYTES_PER_TOKEN = 4.0
+"""Of English text, about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -57,7 +60,30 @@ class Plan:
 
     def text_bytes(self) -> int:
         """Estimated bytes of text of all inputs; text is taken to be 3 times its compressed size."""
-        return sum(entry.size * (1 if entry.splittable else 3) for entry in self.inputs)
+        return sum(_text_bytes(entry) for entry in self.inputs)
+
+    def estimated_tokens(self) -> dict[str, float]:
+        """Tokens of every shard, by id; an estimate."""
+        row_bytes: dict[str, float] = {}
+        for entry in self.inputs:
+            row_bytes[entry.path] = _text_bytes(entry) / max(1, estimated_rows(entry)[0])
+        sizes = {}
+        for shard in self.shards:
+            by_row = row_bytes[shard.path]
+            if shard.by_bytes:
+                most = float((shard.stop or 0) - shard.start)
+            elif shard.stop is not None:
+                most = (shard.stop - shard.start) * by_row
+            else:
+                most = float("inf")
+            rows = float("inf") if shard.max_rows is None else shard.max_rows * by_row
+            size = min(most, rows)
+            sizes[shard.id] = (size if size < float("inf") else by_row) / BYTES_PER_TOKEN
+        return sizes
+
+
+def _text_bytes(entry: InputFile) -> int:
+    return entry.size * (1 if entry.splittable else 3)
 
 
 def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:

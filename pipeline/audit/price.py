@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pipeline.audit.plan import BYTES_PER_TOKEN
 from pipeline.audit.stages import endpoint_passes, model_of, sample_settings
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Usage
 from pipeline.stages.continuations import token_limit
-
-BYTES_PER_TOKEN = 4.0
 
 
 def estimate_price(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:

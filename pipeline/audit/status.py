@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,18 +12,22 @@ from pydantic import Field
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.audit.summary import Summary, read_summary
+from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
 from pipeline.store.receipts import Receipt, read_receipts
 
 STATUS_FILE = "status.json"
 STATUS_SECONDS = 5.0
+ETA_SECONDS = 3.0
+ETA_SHARE = 0.02
+"""Work that must have been done before a remaining time means something."""
 LISTED_FAILURES = 20
 SCORING = "score"
 """The last stage, whose receipts say what is scored (`pipeline.stages.score`, which loads torch)."""
 
 RunState = Literal["running", "complete", "incomplete", "failed"]
-_RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures"}
+_RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures", "under_way"}
 
 
 class Status(VersionedRecord):
@@ -38,6 +42,7 @@ class Status(VersionedRecord):
     shards: int = Field(description="Shards of the run.")
     shards_done: int = Field(description="Shards that the stage has finished.")
     documents: int = Field(description="Documents of the finished shards.")
+    under_way: int = Field(0, description="Documents that are done in shards that are not finished.")
     scored: int = Field(description="Documents that the stage could read; with stage score, that have scores.")
     quarantined: int = Field(description="Documents that it could not.")
     tokens: int = Field(description="Tokens of the finished shards.")
@@ -52,10 +57,11 @@ class Status(VersionedRecord):
 
 @dataclass(slots=True)
 class Counts:
-    """Documents and shards so far; rates are of this driver's own work."""
+    """Documents and shards so far; rates are of this driver's own work, from when its workers were ready."""
 
     shards: int
     stage: str = SCORING
+    sizes: Mapping[str, float] = field(default_factory=dict)  # estimated tokens, by shard
     shards_done: int = 0
     documents: int = 0
     scored: int = 0
@@ -63,27 +69,41 @@ class Counts:
     tokens: int = 0
     answers: int = 0  # of an endpoint
     failures: list[str] = field(default_factory=list)
+    under_way: dict[str, Advance] = field(default_factory=dict)  # by shard
     fresh_documents: int = 0
     fresh_tokens: int = 0
     fresh_shards: int = 0
+    size_done: float = 0.0  # estimated tokens of the finished shards
     began: float = field(default_factory=time.monotonic)
 
     def add(self, receipt: Receipt, fresh: bool) -> None:
         """Count a finished shard; a fresh one was finished by this driver."""
+        self.under_way.pop(receipt.shard, None)
         self.shards_done += 1
         self.documents += receipt.n_in
         self.scored += receipt.n_scored
         self.quarantined += receipt.n_quarantined
         self.tokens += receipt.tokens
+        self.size_done += self.sizes.get(receipt.shard, 0.0)
         if fresh:
             self.fresh_shards += 1
             self.fresh_documents += receipt.n_in
             self.fresh_tokens += receipt.tokens
 
+    def advance(self, advance: Advance) -> None:
+        """Note how far a shard is."""
+        self.under_way[advance.shard] = advance
+
+    def fail(self, failure: Failure) -> None:
+        """Note a shard that could not be finished."""
+        self.under_way.pop(failure.shard, None)
+        self.failures.append(failure.message)
+
     def status(self, state: RunState = "running", exit_code: int | None = None, message: str | None = None) -> Status:
         """The counts and rates at this moment, in a state."""
         seconds = max(time.monotonic() - self.began, 1e-9)
-        remaining = self.shards - self.shards_done
+        under_way = sum(advance.documents for advance in self.under_way.values())
+        tokens = self.fresh_tokens + sum(advance.tokens for advance in self.under_way.values())
         return Status(
             state=state,
             exit_code=exit_code,
@@ -92,23 +112,43 @@ class Counts:
             shards=self.shards,
             shards_done=self.shards_done,
             documents=self.documents,
+            under_way=under_way,
             scored=self.scored,
             quarantined=self.quarantined,
             tokens=self.tokens,
-            documents_per_s=round(self.fresh_documents / seconds, 2),
-            tokens_per_s=round(self.fresh_tokens / seconds, 1),
-            eta_s=round(seconds / self.fresh_shards * remaining, 1) if self.fresh_shards else None,
+            documents_per_s=round((self.fresh_documents + under_way) / seconds, 2),
+            tokens_per_s=round(tokens / seconds, 1),
+            eta_s=self._eta(seconds, tokens),
             failures=self.failures[:LISTED_FAILURES],
         )
+
+    def _eta(self, seconds: float, tokens: int) -> float | None:
+        """Seconds until the stage is finished; None while too little of it is done to tell."""
+        if not tokens or seconds < ETA_SECONDS:
+            return None
+        ratio = self.tokens / self.size_done if self.tokens and self.size_done else 1.0
+        total = sum(self.sizes.values())
+        remaining = max(0.0, (total - self.size_done) * ratio - (tokens - self.fresh_tokens))
+        if tokens < ETA_SHARE * (tokens + remaining):
+            return None
+        return round(remaining * seconds / tokens, 1)
+
+    @property
+    def share(self) -> float:
+        """How much of the stage is done, by estimated tokens, in [0, 1]."""
+        total = sum(self.sizes.values())
+        if not total:
+            return self.shards_done / self.shards if self.shards else 1.0
+        under_way = sum(min(advance.tokens, self.sizes.get(shard, 0.0)) for shard, advance in self.under_way.items())
+        return min(1.0, (self.size_done + under_way) / total)
 
     def line(self) -> str:
         """One line for a person."""
         status = self.status()
         eta = "-" if status.eta_s is None else duration(status.eta_s)
-        stage = "" if self.stage == SCORING else f"{self.stage}: "
         answers = f"answers {self.answers:,}  " if self.answers else ""
         return (
-            f"{stage}shards {self.shards_done}/{self.shards}  documents {self.documents:,}  "
+            f"{self.stage}: shards {self.shards_done}/{self.shards}  documents {self.documents + status.under_way:,}  "
             f"{status.documents_per_s:,.1f} documents/s  {status.tokens_per_s:,.0f} tokens/s  "
             f"ETA {eta}  {answers}quarantined {self.quarantined:,}"
         )

@@ -14,9 +14,17 @@ from pipeline.config.yaml import Section
 
 
 class ResourcesConfig(Section):
-    """What the run may use. The number of actors never changes a result."""
+    """What the run may use. The cluster and the number of actors never change a result."""
 
-    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="Scoring actors.")
+    cluster: Literal["auto", "local", "ray"] = Field(
+        "auto",
+        description="local: the command's own process, with threads that share one set of weights; ray: actors on the "
+        "cluster that RAY_ADDRESS names, or on one started here; auto: ray where RAY_ADDRESS is set, where this "
+        "machine has several GPUs, or where the work is large.",
+    )
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="Scoring actors, or local threads; auto is as many as there are places."
+    )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         "auto", description="GPUs an actor: a fraction, 1, or several for a model that needs them."
     )
@@ -30,7 +38,9 @@ class ResourcesConfig(Section):
     deepspeed: str | None = Field(
         None, description="DeepSpeed settings for them, if no GPU holds the model: zero2, zero3, or a JSON file."
     )
-    shard_bytes: Annotated[int, Field(ge=1)] = Field(1 << 20, description="Text bytes in a shard, about.")
+    shard_bytes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="Text bytes in a shard, about; auto is at most 1 MiB, and less where the corpus is small."
+    )
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
 
 

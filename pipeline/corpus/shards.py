@@ -11,9 +11,13 @@ import pyarrow.parquet as pq
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig, TransformConfig
 from pipeline.corpus.documents import lines, read_shard
-from pipeline.corpus.inputs import InputFile
+from pipeline.corpus.inputs import InputFile, estimated_rows
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+
+SHARDS = 32
+LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
+"""Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
 
 
 def plan_shards(
@@ -38,11 +42,12 @@ def plan_shards(
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
     shards: list[Shard] = []
+    shard_bytes = _shard_bytes(inputs, resources, limit)
     for role, source in corpus.roles():
         remaining = limit
         number = 0
         for entry in (entry for entry in inputs if entry.role == role):
-            for shard in _split_input(entry, source, resources, transform):
+            for shard in _split_input(entry, source, shard_bytes, resources.shard_documents, transform):
                 if remaining is not None:
                     shard, rows = _limited(shard, remaining)
                     if remaining > 0 and rows == 0:
@@ -70,8 +75,23 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     return numbered
 
 
+def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit: int | None) -> int:
+    """Text bytes in a shard: as configured, or so many that a small corpus has shards for every worker too.
+
+    It follows from the inputs alone, never from the machine: scores depend on what shares a batch.
+    """
+    if resources.shard_bytes != "auto":
+        return resources.shard_bytes
+    total = float(sum(entry.size for entry in inputs))
+    if limit is not None:
+        rows = sum(estimated_rows(entry)[0] for entry in inputs)
+        total *= min(1.0, limit * len({entry.role for entry in inputs}) / max(1, rows))
+    step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: some more text leaves the cuts as they are
+    return min(MOST_BYTES, max(LEAST_BYTES, step))
+
+
 def _split_input(
-    entry: InputFile, source: SourceConfig, resources: ResourcesConfig, transform: TransformConfig | None
+    entry: InputFile, source: SourceConfig, shard_bytes: int, shard_documents: int, transform: TransformConfig | None
 ) -> Iterator[Shard]:
     whole = Shard(
         id="",
@@ -98,11 +118,11 @@ def _split_input(
         yield whole
         return
     if entry.format == "jsonl":
-        step, total = resources.shard_bytes, entry.size
+        step, total = shard_bytes, entry.size
     else:
         total = entry.rows or 0
-        by_bytes = resources.shard_bytes * total // max(1, _text_bytes(entry, source))
-        step = max(1, min(resources.shard_documents, by_bytes))
+        by_bytes = shard_bytes * total // max(1, _text_bytes(entry, source))
+        step = max(1, min(shard_documents, by_bytes))
     for start in range(0, total, step):
         stop = min(total, start + step)
         first = 0 if entry.format == "jsonl" else start

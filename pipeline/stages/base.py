@@ -27,6 +27,7 @@ from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint
 from pipeline.models.load import fingerprint_model
+from pipeline.models.sharing import Opened, SharedModels
 from pipeline.store.files import Store
 
 Digest = Callable[[AnyModel], Mapping[str, str]]
@@ -48,7 +49,22 @@ class Placement:
     """Where a worker runs. It never changes a result."""
 
     gpus: float = 0  # 0: the CPU
-    threads: int = 1  # on the CPU
+    threads: int = 1  # on the CPU, for a batch
+    shared: SharedModels | None = None  # with the other workers of this process; None: it opens models itself
+
+    def open(self, opener: Callable[..., Opened], config: ModelConfig) -> Opened:
+        """A model, for this worker alone or with weights that it shares.
+
+        Args:
+            opener: `open_model` or `open_paraphraser`.
+            config: of the model.
+
+        Raises:
+            UserError: as the opener.
+        """
+        if self.shared is None:
+            return opener(config, gpus=self.gpus)
+        return self.shared.copy_of(opener, config, self.gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Paraphraser:
         self.seed = stage.seed
         self.window = Window(WINDOW_DOCUMENTS)
         self.budget: int | None = None
-        self.model = open_paraphraser(self.settings.paraphraser, gpus=placement.gpus)
+        self.model = placement.open(open_paraphraser, self.settings.paraphraser)
         self.tokenizer = open_tokenizer(self.settings.model)
 
     def open(self, shard: Shard, store: Store, output: Output) -> None:

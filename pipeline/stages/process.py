@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -34,11 +34,21 @@ QUARANTINE_SCHEMA = pa.schema(
         ("id_key", pa.int64()),
     ]
 )
+LOCAL_DRIVER = "local"
+"""In the journals of attempts: a process that was killed and the one that goes on are one driver."""
+
 _MADE_OF = b"seenset"
 _MESSAGE_CHARACTERS = 300
 
 
-def process(stage: Stage, worker: Worker, shard: Shard, store: Store, driver: str = "") -> Receipt:
+def process(
+    stage: Stage,
+    worker: Worker,
+    shard: Shard,
+    store: Store,
+    driver: str = "",
+    on_batch: Callable[[int, int], None] | None = None,
+) -> Receipt:
     """Finish a shard and file its receipt; an already filed receipt is returned as it is.
 
     Args:
@@ -47,6 +57,8 @@ def process(stage: Stage, worker: Worker, shard: Shard, store: Store, driver: st
         shard: to be finished.
         store: the run directory.
         driver: who asks, for the count of attempts.
+        on_batch: called after every batch with the shard's finished documents and tokens so far; what it raises ends
+            the attempt.
 
     Raises:
         UserError: the shard's file is damaged.
@@ -55,18 +67,24 @@ def process(stage: Stage, worker: Worker, shard: Shard, store: Store, driver: st
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
     began = time.monotonic()
-    journal = Journal(store, f"{stage.name}/{shard.id}", shard.name, driver)
+    journal = Journal(store, f"{stage.name}/{shard.id}", shard.name, driver, eager=driver == LOCAL_DRIVER)
     output = Output()
-    inputs = worker.open(shard, store, output)
+    try:
+        inputs = worker.open(shard, store, output)
 
-    def prepared() -> Iterator[list[Entry]]:
-        for documents in _windows(readable_documents(stage, shard, output), worker.window):
-            yield worker.prepare(documents, inputs, output)
+        def prepared() -> Iterator[list[Entry]]:
+            for documents in _windows(readable_documents(stage, shard, output), worker.window):
+                yield worker.prepare(documents, inputs, output)
 
-    for entries in in_background(prepared):
-        for batch in _batches(entries, worker.budget):
-            _guarded(worker, batch, journal, output)
-    receipt = file_rows(stage, shard, store, output, time.monotonic() - began)
+        for entries in in_background(prepared):
+            for batch in _batches(entries, worker.budget):
+                _guarded(worker, batch, journal, output)
+                if on_batch is not None:
+                    on_batch(len(output.rows) + len(output.refused), output.tokens)
+        receipt = file_rows(stage, shard, store, output, time.monotonic() - began)
+    except BaseException:
+        journal.abandon()
+        raise
     journal.close()
     return receipt
 
@@ -227,9 +245,9 @@ def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> N
 
 
 def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Output) -> None:
-    """Work on a batch; one that killed its worker twice goes one document at a time, which finds the culprit."""
+    """Work on a batch; one that killed its worker goes one document at a time, which finds the culprit."""
     name = f"{batch[0].document.row}+{len(batch)}"
-    if not journal.deadly(name):
+    if not journal.deadly(name, len(batch)):
         journal.enter(name)
         _halved(worker, batch, output)
     elif len(batch) > 1:

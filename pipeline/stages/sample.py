@@ -36,7 +36,7 @@ class Sampler:
             torch.set_num_threads(placement.threads)
         self.stage = stage
         self.settings: SampleSettings = stage.settings
-        self.gpus = placement.gpus
+        self.placement = placement
         self.window = Window(WINDOW_DOCUMENTS)
         self.budget: int | None = None
 
@@ -44,7 +44,7 @@ class Sampler:
     def lm(self) -> LanguageModel:
         """The model."""
         assert isinstance(self.settings.model, ModelConfig)
-        return open_model(self.settings.model, gpus=self.gpus)
+        return self.placement.open(open_model, self.settings.model)
 
     @cached_property
     def sampling(self) -> Sampling:

@@ -118,12 +118,12 @@ class Scorer:
         self.tokenizer: Any = None  # of an endpoint nobody knows it
         if isinstance(settings.model, ModelConfig):
             if any(p.model == "target" for p in self.passes):
-                self.models["target"] = open_model(settings.model, gpus=placement.gpus)
+                self.models["target"] = placement.open(open_model, settings.model)
             target = self.models.get("target")
             self.tokenizer = target.tokenizer if target is not None else open_tokenizer(settings.model)
         if any(p.model == "reference" for p in self.passes):
             assert isinstance(settings.reference_model, ModelConfig)
-            self.models["reference"] = open_model(settings.reference_model, gpus=placement.gpus)
+            self.models["reference"] = placement.open(open_model, settings.reference_model)
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,11 +27,13 @@ from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.continuations import SampleSettings
+from pipeline.stages.events import Ready
+from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
-from pipeline.stages.process import earlier_rows, process, read_rows
+from pipeline.stages.process import LOCAL_DRIVER, earlier_rows, process, read_rows
 from pipeline.stages.score import ScoreSettings
 from pipeline.store.files import Store
-from pipeline.store.receipts import write_receipt
+from pipeline.store.receipts import read_receipts, write_receipt
 
 SCHEMA = rows_schema(("length", pa.int64()))
 
@@ -65,7 +69,7 @@ class Counting:
         if any("unmendable" in entry.work for entry in batch):
             raise UserError("the model has no template")
         if any("deadly" in entry.work for entry in batch):
-            raise SystemExit
+            os._exit(1)
         for entry in batch:
             output.keep(entry.document, length=len(entry.work) * self.settings.factor)
 
@@ -208,19 +212,58 @@ def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(
     assert len(worker.batches) == 6
 
 
+def in_a_process(work: Callable[[], Any]) -> int:
+    """The exit status of work that may kill its process."""
+    if (child := os.fork()) == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(("driver", "starts"), [("some", 5), (LOCAL_DRIVER, 4)])
 def test_a_document_that_kills_its_worker_is_found_and_the_others_are_kept(
-    shard_of: Callable[..., tuple[Shard, Store]],
+    driver: str, starts: int, shard_of: Callable[..., tuple[Shard, Store]]
 ) -> None:
     shard, store = shard_of(["a", "bb", "deadly", "dddd"])
     stage = counting()
-    for deaths in range(1, 9):
-        try:
-            receipt = process(stage, stage.make(stage, Placement()), shard, store, "driver")
-            break
-        except SystemExit:
-            assert deaths < 8
+    attempts = 1
+    while in_a_process(lambda: process(stage, stage.make(stage, Placement()), shard, store, driver)):
+        attempts += 1
+    assert attempts == starts
+    receipt = process(stage, stage.make(stage, Placement()), shard, store)
     assert (receipt.n_scored, receipt.reasons) == (3, {"model_error": 1})
     assert "killed" in read_rows(stage, shard, store)[2]["problem"]
+
+
+def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp_path: Path) -> None:
+    texts = [["a", "bb"], ["ccc", "deadly"], ["eeeee", "ffffff"]]
+    paths = []
+    for number, some in enumerate(texts):
+        paths.append(str(tmp_path / f"{number}.jsonl"))
+        Path(paths[-1]).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    config = build_config(
+        {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": {"audit": {"path": paths}}}
+    )
+    shards, store, stage = make_plan(config).shards, Store(config.run), counting()
+    attempts = 1
+    while in_a_process(lambda: list(finish_shards(stage, shards, store, workers=3))):
+        attempts += 1
+    assert attempts == 4
+    assert [receipt.reasons for receipt in read_receipts(store, "count")] == [{}, {"model_error": 1}, {}]
+    assert not store.names("attempts/count", ".json")
+
+
+def test_threads_end_soon_when_nobody_waits_for_them(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
+    shard, store = shard_of(["a"] * 40)
+    stage = counting()
+    events = finish_shards(stage, [shard], store, workers=2)
+    assert isinstance(next(events), Ready)
+    events.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("seenset-worker")]
+    list(finish_shards(stage, [shard], store, workers=2))
+    assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [40]
 
 
 def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(

@@ -1,0 +1,74 @@
+"""Whether an audit needs a cluster: where one machine does, starting Ray is most of a small run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.audit.plan import Plan
+from pipeline.config.audit import ResourcesConfig
+from pipeline.errors import UserError
+
+LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
+"""Tokens over all passes that count as small: some hours of a small model on a CPU, of a larger one on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMachine:
+    """What the driver's own process can use."""
+
+    workers: int  # batches at a time
+    gpus: float
+    threads: int  # of the CPU, for a batch
+
+
+def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
+    """Whether the driver's own process does the work (docs/cluster.md).
+
+    Args:
+        plan: of the run.
+        ray_address: whether a cluster is named, or one is connected already.
+        gpus: of this machine.
+
+    Raises:
+        UserError: `cluster: local` with settings that only a cluster can follow.
+    """
+    resources = plan.config.resources
+    several = resources.finetune_workers > 1 or resources.deepspeed is not None
+    if resources.cluster == "local" and several:
+        key = "finetune_workers" if resources.finetune_workers > 1 else "deepspeed"
+        raise UserError(f"resources.{key} is {getattr(resources, key)}, which needs resources.cluster: ray")
+    if resources.cluster != "auto":
+        return resources.cluster == "local"
+    if ray_address or several or gpus > 1:
+        return False
+    passes = sum(1 + entry.get("paraphrases", 0) + entry.get("draws", 0) for entry in plan.passes())
+    return passes * sum(plan.estimated_tokens().values()) <= LOCAL_TOKENS["cuda" if gpus else "cpu"]
+
+
+def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:
+    """What the stages may use of this machine: one worker with a GPU, otherwise one for every cpus_per_actor cores.
+
+    Args:
+        resources: of the audit.
+        gpus: of this machine.
+
+    Raises:
+        UserError: more GPUs or CPUs an actor than this machine has.
+    """
+    wanted = resources.gpus_per_actor
+    if wanted != "auto" and wanted > gpus:
+        raise UserError(f"resources.gpus_per_actor is {wanted:g}, this machine has {gpus}")
+    of_worker = float(min(1, gpus)) if wanted == "auto" else float(wanted)
+    cores = usable_cores()
+    if resources.cpus_per_actor > cores:
+        raise UserError(f"resources.cpus_per_actor is {resources.cpus_per_actor}, this machine has {cores} CPUs")
+    places = 1 if of_worker else cores // resources.cpus_per_actor
+    workers = places if resources.actors == "auto" else min(places, resources.actors)
+    return LocalMachine(workers, of_worker, resources.cpus_per_actor)
+
+
+def usable_cores() -> int:
+    """The CPUs that this process may run on, by its affinity and the limits of its container."""
+    from joblib import cpu_count
+
+    return int(cpu_count())

@@ -1,0 +1,56 @@
+"""One set of weights for several threads: each has layers and a tokenizer of its own over the same tensors."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import LanguageModel, Seq2SeqModel
+
+Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
+
+
+class SharedModels:
+    """Opens each model once, however many threads ask for it.
+
+    A thread may hook into its layers or exchange them (gradient norms and adapters do); the weights are never changed.
+    """
+
+    def __init__(self) -> None:
+        """Hold no model yet."""
+        self._lock = threading.Lock()
+        self._opened: dict[str, Any] = {}
+
+    def copy_of(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
+        """A model with layers of its own over the shared weights.
+
+        Args:
+            opener: `open_model` or `open_paraphraser`.
+            config: of the model.
+            gpus: as the opener takes them.
+
+        Raises:
+            UserError: as the opener.
+        """
+        key = f"{opener.__name__} {config.model_dump_json()}"
+        with self._lock:
+            if key not in self._opened:
+                self._opened[key] = opener(config, gpus=gpus)
+            return own_layers(cast(Opened, self._opened[key]))
+
+
+def own_layers(lm: Opened) -> Opened:
+    """The same model with modules, parameters and a tokenizer of its own, over the same storage.
+
+    A parameter is one of its own because a backward pass keeps gradients in it.
+    """
+    copies: dict[int, Any] = {id(buffer): buffer for buffer in lm.model.buffers()}
+    for parameter in lm.model.parameters():
+        copies[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    return replace(lm, model=copy.deepcopy(lm.model, copies), tokenizer=copy.deepcopy(lm.tokenizer))

@@ -1,0 +1,52 @@
+"""What a driver hears of the shards of a stage while they are worked on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.store.receipts import Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A shard that could not be finished, and why in one line."""
+
+    shard: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far a shard is that is not finished yet."""
+
+    shard: str
+    documents: int  # finished or refused
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The number of requests that an endpoint has answered in a stage so far."""
+
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has loaded its models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing new: a second has passed."""
+
+
+Event = Receipt | Failure | Advance | Answered | Ready | Tick
+
+
+def failure_of(shard: Shard, error: Exception) -> Failure:
+    """Why a shard could not be finished."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")

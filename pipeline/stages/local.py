@@ -1,0 +1,138 @@
+"""Shards through a stage in this process: threads that share one set of weights, each with a batch of its own.
+
+A batch is computed by as many threads of the CPU as an actor on a cluster would have, so that the rows are the same
+bytes. What a killed process was working on is known from its journals: those shards go first, one at a time, which
+finds a document that kills its worker without suspecting those beside it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.corpus.shard import Shard
+from pipeline.models.sharing import SharedModels
+from pipeline.stages.base import Placement, Stage
+from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
+from pipeline.stages.process import LOCAL_DRIVER, process
+from pipeline.store.attempts import interrupted_work
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+
+TICK_SECONDS = 0.5
+STOP_SECONDS = 2.0
+"""Waited for workers that are in the midst of a batch when the driver stops; their shards are begun anew."""
+
+
+def finish_shards(
+    stage: Stage, shards: Sequence[Shard], store: Store, workers: int, gpus: float = 0, threads: int = 1
+) -> Iterator[Event]:
+    """Finish shards in this process.
+
+    Args:
+        stage: whose models are at hand.
+        shards: without a receipt of the stage.
+        store: the run directory.
+        workers: batches at a time, >= 1.
+        gpus: of this process, for all workers.
+        threads: of the CPU, for a batch.
+
+    Returns:
+        Receipts and failures in the order in which shards end, and between them how far the others are. Closing the
+        iterator stops the workers after their batches.
+
+    Raises:
+        UserError: a model cannot be opened.
+    """
+    shared = SharedModels() if workers > 1 else None
+    placement = Placement(gpus, threads, shared)
+    killed = interrupted_work(store, stage.name, LOCAL_DRIVER)
+    suspects = [shard for shard in shards if shard.id in killed]
+    others = [shard for shard in shards if shard.id not in killed]
+    before = torch.get_num_threads()
+    try:
+        for part, most in ((suspects, 1), (others, workers)):
+            if part:
+                yield from _Pool(stage, part, store, placement).run(min(most, len(part)))
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Pool:
+    """Threads that take shards from one line."""
+
+    def __init__(self, stage: Stage, shards: Sequence[Shard], store: Store, placement: Placement) -> None:
+        self.stage = stage
+        self.store = store
+        self.placement = placement
+        self.waiting = deque(shards)
+        self.events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+        self.stop = threading.Event()
+        self.ready = threading.Event()
+
+    def run(self, workers: int) -> Iterator[Event]:
+        """Start the threads and pass on what they say, until all shards have ended."""
+        remaining = len(self.waiting)
+        threads = [
+            threading.Thread(target=self.work, name=f"seenset-worker-{index}", daemon=True) for index in range(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while remaining:
+                try:
+                    event = self.events.get(timeout=TICK_SECONDS)
+                except queue.Empty:
+                    event = Tick()
+                if isinstance(event, BaseException):
+                    raise event
+                remaining -= isinstance(event, (Receipt, Failure))
+                yield event
+        finally:
+            self.stop.set()
+            end = time.monotonic() + STOP_SECONDS
+            for thread in threads:
+                thread.join(max(0.0, end - time.monotonic()))
+
+    def work(self) -> None:
+        """One thread: make a worker, finish shards until none waits."""
+        try:
+            worker = self.stage.make(self.stage, self.placement)
+            if not self.ready.is_set():
+                self.ready.set()
+                self.events.put(Ready())
+            while not self.stop.is_set():
+                try:
+                    shard = self.waiting.popleft()
+                except IndexError:
+                    return
+                self.events.put(self.finish(worker, shard))
+        except _Stopped:
+            return
+        except BaseException as error:  # raised by the driver's thread
+            self.events.put(error)
+
+    def finish(self, worker: Any, shard: Shard) -> Receipt | Failure:
+        """The receipt of a shard, or why there is none."""
+
+        def on_batch(documents: int, tokens: int) -> None:
+            if self.stop.is_set():
+                raise _Stopped
+            self.events.put(Advance(shard.id, documents, tokens))
+
+        try:
+            return process(self.stage, worker, shard, self.store, LOCAL_DRIVER, on_batch)
+        except _Stopped:
+            raise
+        except Exception as error:  # of one shard: the others go on
+            return failure_of(shard, error)
+
+
+class _Stopped(BaseException):
+    """Ends a thread whose driver no longer waits for it."""
