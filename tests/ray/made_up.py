@@ -33,7 +33,7 @@ def write_audit(
     unseen: Sequence[Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a corpus and its audit.yaml into a folder; the path of the YAML."""
+    """Write a corpus and its audit.yaml into a folder, to be run without Ray; the path of the YAML."""
     audit = [sentence(i) for i in range(60)] if audit is None else audit
     unseen = [sentence(1000 + i) for i in range(40)] if unseen is None else unseen
     config = {
@@ -45,8 +45,8 @@ def write_audit(
         },
         "detectors": ["loss", "min_k", "zlib"],
         "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"shard_bytes": 1500, "actors": 1},
         **settings,
+        "resources": {"cluster": "local", "shard_bytes": 1500, "actors": 1, **settings.get("resources", {})},
     }
     path = folder / "audit.yaml"
     path.write_text(yaml.safe_dump(config))

@@ -51,16 +51,16 @@ def selection_digest(run: Path) -> dict[str, str]:
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("cluster", ["local", "ray"])
 def test_a_killed_driver_resumes_to_the_same_bytes(
-    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: str, make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(make_audit([sentence(i, 60) for i in range(500)], [sentence(10_000 + i, 60) for i in range(100)]))
     shards = "resources.shard_bytes=4000"
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     here(capsys, "run", path, "--set", f"run={whole}", "--set", shards)
 
-    command = [*SEENSET, "run", path, "--set", f"run={cut}", "--set", shards]
+    command = [*SEENSET, "run", path, "--set", f"run={cut}", "--set", shards, "--set", f"resources.cluster={cluster}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     total = len(list((whole / "receipts/score").iterdir()))
     deadline = time.monotonic() + 120
@@ -135,19 +135,22 @@ def test_an_error_that_a_user_can_mend_is_one_line(
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
 
 
-def test_ctrl_c_leaves_a_run_that_resumes(make_audit: MakeAudit, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cluster", "number"), [("local", signal.SIGINT), ("ray", signal.SIGTERM)])
+def test_a_signal_leaves_a_run_that_resumes_and_one_line(
+    cluster: str, number: signal.Signals, make_audit: MakeAudit, tmp_path: Path
+) -> None:
     path = str(make_audit([sentence(i, 60) for i in range(2000)], [sentence(10_000 + i) for i in range(40)]))
-    command = [*SEENSET, "run", path, "--set", "resources.shard_bytes=4000"]
+    settings = ["resources.shard_bytes=4000", f"resources.cluster={cluster}"]
+    command = [*SEENSET, "run", path, *(word for setting in settings for word in ("--set", setting))]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 130)
     assert not (tmp_path / "run/lock.json").exists()

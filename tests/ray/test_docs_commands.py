@@ -33,7 +33,7 @@ RUN: list[str] = []
 
 @pytest.fixture(scope="module")
 def desk(
-    tiny_model_folder: Path, tiny_t5_folder: Path, tmp_path_factory: pytest.TempPathFactory, cluster: None
+    tiny_model_folder: Path, tiny_t5_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Desk]:
     """The reader's folder, after all that README.md says."""
     folder = tmp_path_factory.mktemp("desk")

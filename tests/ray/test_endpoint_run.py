@@ -37,7 +37,6 @@ from ray_jobs import ask
 from ray_jobs.ask import ask_shards
 from ray_jobs.cli import main
 
-pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
 KEY = "sk-sesame-1f2e3d"
 STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"
@@ -48,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "detectors": [{"samia_zlib": {"draws": 4}}],
     "selections": [{"name": "members", "detectors": ["samia_zlib(draws=4)"], "procedure": "bh", "alpha": 0.2}],
     "error_budget": 0.5,
-    "resources": {"shard_bytes": 1500, "actors": 1},
+    "resources": {"cluster": "local", "shard_bytes": 1500},
 }
 FATES = ("answer", "429", "500", "hang", "cut", "json", "empty")
 HOPELESS = {"audit-3": "500", "audit-7": "json", "audit-11": "empty", "audit-13": "400", "audit-17": "filter"}

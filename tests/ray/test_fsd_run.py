@@ -24,7 +24,6 @@ from pipeline.trial.config import build_trial
 from ray_jobs.adapters import divide_capacity
 from ray_jobs.trial import run_trial
 
-pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
 FSD = {
     "documents": 12,
@@ -69,6 +68,7 @@ def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:
     )
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_run_trains_its_adapters_once_and_scores_against_them(
     make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, paraphraser: dict[str, str]
 ) -> None:
@@ -78,8 +78,10 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     path = make_audit(
         [sentence(i) for i in range(20)], unseen, **asked, error_budget=1.0
     )  # of single-token paraphrases
-    outcome = run(path, "resources.actors=2")
+    outcome = run(path, "resources.cluster=ray", "resources.actors=2")
     folder = tmp_path / "run"
+    run(path, f"run={tmp_path / 'here'}")
+    assert rows(tmp_path / "here") == rows(folder), "trained and scored in this process to the same bits"
     manifest = json.loads((folder / "manifest.json").read_text())
     parts = {name: set(part["documents"]) for name, part in manifest["adapters"].items()}
     calibration = set(manifest["calibration"]["unseen"])

@@ -22,7 +22,7 @@ COLUMNS |= {f"{ours}(k={k})": f"{theirs}_{k}" for k in SHARES for ours, theirs i
 
 
 @pytest.mark.usefixtures("cluster")
-def test_runs_with_one_and_two_actors_give_the_recorded_scores(
+def test_runs_in_this_process_and_on_a_cluster_give_the_recorded_scores(
     shared_folder: Path, smollm2_folder: Path, tmp_path: Path
 ) -> None:
     rows = [json.loads(line) for line in (shared_folder / "golden/smollm2_wikimia.jsonl").open(encoding="utf-8")][::8]
@@ -31,7 +31,7 @@ def test_runs_with_one_and_two_actors_give_the_recorded_scores(
             lines = (shared_folder / f"data/wikimia/{row['length']}.jsonl").read_text(encoding="utf-8").splitlines()
             file.write(json.dumps({"text": json.loads(lines[row["row"]])["input"]}) + "\n")
     found: dict[int, list[dict[str, float]]] = {}
-    for actors in (1, 2):
+    for actors, cluster in ((1, "local"), (2, "ray")):
         config = build_config(
             {
                 "run": str(tmp_path / f"run{actors}"),
@@ -44,14 +44,14 @@ def test_runs_with_one_and_two_actors_give_the_recorded_scores(
                     {"min_k": {"k": SHARES}},
                     {"min_k_plus_plus": {"k": SHARES}},
                 ],
-                "resources": {"actors": actors, "shard_bytes": 800},
+                "resources": {"cluster": cluster, "actors": actors, "shard_bytes": 800},
             }
         )
         assert run_audit(config, Reporter(Console(), quiet=True)).status.scored == len(rows)
         receipts = list(read_receipts(Store(config.run), "score"))
         assert len(receipts) > 2
         found[actors] = [r for receipt in receipts for r in pq.read_table(f"{config.run}/{receipt.data}").to_pylist()]
-    assert found[1] == found[2], "the same bits, whatever the number of actors"
+    assert found[1] == found[2], "the same bits, wherever they were computed"
     for row, scores in zip(rows, found[1], strict=True):
         for ours, theirs in COLUMNS.items():
             assert scores[ours] == pytest.approx(row[theirs], rel=1e-4), ours

@@ -14,7 +14,6 @@ from made_up import sentence, write_jsonl
 
 import seenset
 
-pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(

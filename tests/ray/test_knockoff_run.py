@@ -22,7 +22,6 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from ray_jobs.cli import main
 
-pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
 DETECTORS = ["loss", {"knockoff": {"base": "loss", "draws": [1, 3]}}]
 SELECTIONS = [{"name": "w", "detectors": ["knockoff(base=loss, draws=3)"], "procedure": "ktd", "alpha": 0.2}]
@@ -70,7 +69,7 @@ def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
     assert json.loads((folder / "selection/w/scores.json").read_text())["roles"].keys() == {"audit", "unseen"}
     # the same again with two actors, bit for bit; and a resume draws and scores nothing anew
     again = tmp_path / "again"
-    run(path, f"run={again}", "resources.actors=2")
+    run(path, f"run={again}", "resources.actors=auto")
     assert rows(again, "paraphrase") == drawn
     assert rows(again, "score") == scored
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if {"paraphrases", "scores"} & set(p.parts)}

@@ -75,7 +75,7 @@ def example(folder: Path, model: Path) -> Path:
     for block in blocks("yaml"):
         settings |= yaml.safe_load(block)
     settings["import"] = [str(plugin)]
-    return write_audit(folder, model, **settings, resources={"shard_bytes": 500, "actors": 2})
+    return write_audit(folder, model, **settings, resources={"cluster": "ray", "shard_bytes": 500, "actors": 2})
 
 
 def quiet() -> Reporter:

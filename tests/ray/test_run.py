@@ -27,7 +27,6 @@ from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import Outcome, run_audit, select_again
 from ray_jobs.progress import Reporter
 
-pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
 Rerun = Callable[..., Outcome]
 
@@ -65,20 +64,36 @@ def moved(run_once: Path) -> Iterator[Path]:
     shutil.move(away, path)
 
 
-def test_every_document_is_scored_once_and_the_same_with_one_or_two_actors(
+PLACES = {
+    "here": ("resources.cluster=local", "resources.actors=1"),
+    "in threads": ("resources.cluster=local", "resources.actors=auto"),
+    "one actor": ("resources.cluster=ray", "resources.actors=1"),
+    "two actors": ("resources.cluster=ray", "resources.actors=2"),
+}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_every_document_is_scored_once_and_the_same_wherever_and_also_when_one_resumes_the_other(
     make_audit: MakeAudit, tmp_path: Path
 ) -> None:
-    path = make_audit()
+    path = make_audit(detectors=["loss", "min_k", "zlib", "gradient_norm"])
     results = {}
-    for actors in (1, 2):
-        folder = tmp_path / f"run{actors}"
-        outcome = run(path, f"run={folder}", f"resources.actors={actors}")
+    for name, place in PLACES.items():
+        folder = tmp_path / name
+        outcome = run(path, f"run={folder}", *place)
         assert outcome.exit_code == ExitCode.DONE
         assert outcome.status.documents == outcome.status.scored == 100
         assert outcome.status.shards > 4
-        results[actors] = (digest(folder / "selection"), scores(folder))
-        assert len(results[actors][1]) == 100
-    assert results[1] == results[2]
+        results[name] = (digest(folder / "selection"), rows(folder))
+        assert len(results[name][1]) == 100
+    assert all(result == results["here"] for result in results.values())
+    for begun, goes_on in (("here", "two actors"), ("two actors", "in threads")):
+        folder = tmp_path / begun
+        for receipt in sorted((folder / "receipts" / "score").glob("*.json"))[::2]:
+            receipt.unlink()
+        shutil.rmtree(folder / "selection")
+        run(path, f"run={folder}", *PLACES[goes_on])
+        assert (digest(folder / "selection"), rows(folder)) == results["here"]
 
 
 def test_a_second_run_scores_nothing_again_and_says_the_same(finished: Rerun, tmp_path: Path) -> None:
@@ -347,6 +362,7 @@ class PoisonForCausalLM(LlamaForCausalLM):
 """
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_document_that_kills_its_worker_is_found_and_quarantined(
     make_audit: MakeAudit, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
@@ -368,7 +384,7 @@ def test_a_document_that_kills_its_worker_is_found_and_quarantined(
         texts,
         model={"path": str(folder), "trust_remote_code": True},
         error_budget=0.5,
-        resources={"shard_bytes": 1 << 20, "actors": 1},
+        resources={"shard_bytes": 1 << 20, "cluster": "ray"},
     )
     outcome = run(path)
     assert outcome.status.quarantined == 1

@@ -14,7 +14,6 @@ from made_up import sentence
 from pipeline.detectors.samia import samia_score
 from pipeline.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("cluster")
 MakeAudit = Callable[..., Path]
 STAGE = "sample/ratio0.5_t1_k50_p1_reference"
 SETTINGS: dict[str, Any] = {
@@ -48,7 +47,7 @@ def test_continuations_are_scored_stored_and_the_same_whatever_the_number_of_wor
         "audit-21": "empty",
     }
     again = tmp_path / "again"
-    run(path, f"run={again}", "resources.actors=2")
+    run(path, f"run={again}", "resources.actors=auto")
     assert rows(again, f"{STAGE}/3") == drawn
     assert rows(again, "score") == scored
     # a resume draws nothing anew

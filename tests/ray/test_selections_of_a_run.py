@@ -54,7 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
             "model": {"path": str(tiny_model_folder)},
             "corpus": {r: {"path": str(root / f"{r}.jsonl"), "id": "id", "group": "group"} for r in roles},
             "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
-            "resources": {"shard_bytes": 4000},
+            "resources": {"cluster": "local", "shard_bytes": 4000},
         }
     )
     store = Store(config.run)

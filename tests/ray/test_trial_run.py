@@ -20,7 +20,6 @@ from ray_jobs import progress
 from ray_jobs.cli import main
 from ray_jobs.trial import run_trial
 
-pytestmark = pytest.mark.usefixtures("cluster")
 FINITE_SAMPLE: list[dict[str, Any]] = [
     {"name": "bh", "procedure": "bh"},
     {"name": "by", "procedure": "by", "alpha": 0.5},
@@ -56,7 +55,7 @@ def make_trial(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
             "detectors": ["loss", "min_k"],
             "selections": SELECTIONS[:1],
             "repeats": 10,
-            "resources": {"actors": 1},
+            "resources": {"cluster": "local"},
             **settings,
         }
         path = folder / f"{name}.yaml"
@@ -199,7 +198,7 @@ def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     settings = {
         "sweep": {"selections.0.alpha": [0.1, 0.2, 0.3]},
-        "resources": {"shard_documents": 20, "actors": 1},
+        "resources": {"shard_documents": 20, "cluster": "local"},
         "contaminate": {"epochs": 2, "batch_size": 10, "dtype": "float32"},
     }
     whole = run(make_trial("whole", **settings, work=str(tmp_path / "whole")))
