@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import queue
+import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from ray_jobs.board import start_board
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
+CONNECT_SECONDS = 10
 STARTS = 3
 REASON_CHARACTERS = 200
 
@@ -81,11 +83,13 @@ def connect() -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a thread that lost the cluster would start another
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
     if ray.is_initialized():
         return
+    check_cluster()
     address = os.environ.get("RAY_ADDRESS")
     for attempt in range(1, STARTS + 1):
         try:
@@ -106,6 +110,25 @@ def connect() -> None:
         f"Ray did not start on this machine in {STARTS} attempts ({reason[:REASON_CHARACTERS]}); free memory and space "
         "in /tmp and run again, or set resources.cluster: local"
     )
+
+
+def check_cluster() -> None:
+    """Check that somebody listens where RAY_ADDRESS says: Ray itself would wait for minutes.
+
+    Raises:
+        UserError: nobody does.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto", "local" or none
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at RAY_ADDRESS {address} ({error}); start it, or unset RAY_ADDRESS to use this "
+            "machine alone"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
-from ray_jobs.actors import cluster_is_named, map_shards
+from ray_jobs.actors import check_cluster, cluster_is_named, map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.finetune import Adapter
@@ -289,9 +289,10 @@ def _machine(plan: Plan) -> LocalMachine | None:
     """What this process may use of its machine; None where a cluster does the work.
 
     Raises:
-        UserError: as `runs_locally` and `local_machine`.
+        UserError: as `runs_locally` and `local_machine`, or no cluster answers.
     """
     gpus = torch.cuda.device_count()
     if not runs_locally(plan, cluster_is_named(), gpus):
+        check_cluster()
         return None
     return local_machine(plan.config.resources, gpus)

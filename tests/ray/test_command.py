@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -154,6 +155,17 @@ def test_a_signal_leaves_a_run_that_resumes_and_one_line(
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 130)
     assert not (tmp_path / "run/lock.json").exists()
+
+
+def test_a_cluster_that_is_not_there_is_one_line(
+    make_audit: MakeAudit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    error = refused(capsys, "run", str(make_audit()), "--set", "resources.cluster=auto")
+    assert f"no Ray cluster answers at RAY_ADDRESS {address}" in error
 
 
 def test_a_second_driver_on_a_live_run_exits_75(

@@ -32,9 +32,7 @@ RUN: list[str] = []
 
 
 @pytest.fixture(scope="module")
-def desk(
-    tiny_model_folder: Path, tiny_t5_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Desk]:
+def desk(tiny_model_folder: Path, tiny_t5_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """The reader's folder, after all that README.md says."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M-Instruct"):

@@ -133,6 +133,7 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
         run(path, "fsd.learning_rate=1e-3")
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_run_whose_training_diverges_stops_in_one_line_and_leaves_nothing(
     make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str]
 ) -> None:
@@ -140,7 +141,7 @@ def test_a_run_whose_training_diverges_stops_in_one_line_and_leaves_nothing(
     path = make_audit([sentence(1)], [sentence(i) for i in range(9, 19)], **asked)
     line = r"^adapter default: the fine-tuning loss is (nan|inf) at step \d of 9; [^\n]*$"
     with pytest.raises(UserError, match=line):
-        run(path, "fsd.learning_rate=1e30", "fsd.batch_size=1")
+        run(path, "fsd.learning_rate=1e30", "fsd.batch_size=1", "resources.cluster=ray")
     folder = tmp_path / "run"
     assert [name.name for name in (folder / "adapters").iterdir()] == ["documents.parquet"]
     assert len(list((folder / "receipts/paraphrase").iterdir())) > 0  # beside it; kept

@@ -15,7 +15,6 @@ from made_up import sentence, write_jsonl
 import seenset
 
 
-
 def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(
     make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

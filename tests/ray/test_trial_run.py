@@ -195,7 +195,8 @@ def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
     make_trial: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_module, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    for name in ("LINE_SECONDS", "FIRST_LINE_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.0)
     settings = {
         "sweep": {"selections.0.alpha": [0.1, 0.2, 0.3]},
         "resources": {"shard_documents": 20, "cluster": "local"},
@@ -204,7 +205,7 @@ def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
     whole = run(make_trial("whole", **settings, work=str(tmp_path / "whole")))
     path = make_trial("cut", **settings, work=str(tmp_path / "cut"))
     folder = Path(yaml.safe_load(path.read_text())["run"])
-    for at in ("  step 10/20", "shards 3/", "repeats: point 2 of 3"):
+    for at in ("  step 10/20", "score: shards 3/", "repeats: point 2 of 3"):
         with pytest.raises(KeyboardInterrupt):
             run(path, Interrupting(at))
     files = {**written(tmp_path / "cut"), **written(folder)}
