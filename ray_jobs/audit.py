@@ -89,13 +89,16 @@ def run_audit(
     limit: int | None = None,
     texts: bool = True,
     fail_if_selected: bool = False,
+    plan: Plan | None = None,
 ) -> Outcome:
     """Do what is not done yet of an audit: score, select, report. The same call again resumes.
+
+    `plan` is that of the same configuration and limit, where it has been made.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    plan = make_plan(config, limit)
+    plan = make_plan(config, limit) if plan is None else plan
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = _machine(plan)
     store = Store(config.run)

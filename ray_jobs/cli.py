@@ -7,13 +7,16 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
 from ray_jobs import interrupts, terminal
+
+if TYPE_CHECKING:
+    from pipeline.audit.plan import Plan
 
 app = typer.Typer(
     add_completion=False,
@@ -48,16 +51,15 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
-    from pipeline.audit.description import load_config
+    planned = _planned(config, set_, limit)
     from pipeline.audit.forecast import forecast
-    from pipeline.audit.plan import describe_model, make_plan
+    from pipeline.audit.plan import describe_model
     from pipeline.audit.stages import log_prob_stages
     from pipeline.config.models import weights_of
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
 
-    audit = load_config(config, set_ or ())
-    planned = make_plan(audit, limit)
+    audit = planned.config
     model = describe_model(audit.model)
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
@@ -81,12 +83,12 @@ def run(
     fail_if_selected: FailIfSelected = False,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
-    from pipeline.audit.description import load_config
+    planned = _planned(config, set_, limit)
     from ray_jobs.audit import run_audit
     from ray_jobs.progress import Reporter
 
-    audit = load_config(config, set_ or ())
-    outcome = run_audit(audit, Reporter(terminal.console(errors=json_)), limit, not no_text, fail_if_selected)
+    reporter = Reporter(terminal.console(errors=json_))
+    outcome = run_audit(planned.config, reporter, limit, not no_text, fail_if_selected, planned)
     if json_:
         terminal.print_json({**outcome.status.plain(), "report": outcome.report})
     else:
@@ -126,6 +128,7 @@ def select(
     fail_if_selected: FailIfSelected = False,
 ) -> None:
     """Answer a finished run's questions anew, with other settings; no model is touched."""
+    _check_overrides(run, set_)
     from ray_jobs.audit import select_again
 
     summaries = select_again(run, set_ or (), not no_text)
@@ -140,10 +143,14 @@ def select(
 @app.command()
 def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
     """Write the report of a run anew."""
-    from pipeline.report import write_report
+    from pipeline.audit.manifest import read_run
     from pipeline.store.files import Store
 
-    path = write_report(Store(run), texts=not no_text)
+    store = Store(run)
+    read_run(store)
+    from pipeline.report import write_report
+
+    path = write_report(store, texts=not no_text)
     if json_:
         terminal.print_json({"report": path})
     else:
@@ -165,9 +172,12 @@ def trial(
 ) -> None:
     """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
     from pipeline.trial.config import load_trial
-    from ray_jobs.trial import run_trial
+    from pipeline.trial.documents import check_inputs
 
     described, points = load_trial(config, set_ or ())
+    check_inputs(described, points)
+    from ray_jobs.trial import run_trial
+
     console = terminal.console(errors=json_)
     outcome = run_trial(described, points, console, False, limit, ranking)
     if json_:
@@ -178,6 +188,26 @@ def trial(
     print(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
     for report in outcome.reports[:MAX_REPORTS]:
         print(f"report: {report}")
+
+
+def _planned(config: str, overrides: list[str] | None, limit: int | None) -> Plan:
+    """The plan of an audit. What is wrong with it shows here, before Ray and torch are imported for seconds."""
+    from pipeline.audit.description import load_config
+    from pipeline.audit.plan import check_model_files, make_plan
+
+    planned = make_plan(load_config(config, overrides or ()), limit)
+    check_model_files(planned.config)
+    return planned
+
+
+def _check_overrides(run: str, overrides: list[str] | None) -> None:
+    """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
+    from pipeline.audit.description import build_config
+    from pipeline.audit.manifest import read_run
+    from pipeline.store.files import Store
+
+    manifest, _ = read_run(Store(run))
+    build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,14 +14,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
 
-from examples.demo.passages import gather_passages
+from examples.demo.passages import dependencies, gather_passages
 from examples.models import smollm2
 from pipeline.errors import ExitCode, UserError
 
@@ -40,8 +40,10 @@ MIN_PASSAGES = 90
 console = Console()
 
 
-def ensure_passages(folder: Path, count: int, seed: int) -> Path:
+def ensure_passages(folder: Path, count: int, seed: int, packages: Iterable[str] | None = None) -> Path:
     """The file of passages of an earlier run in this folder; without one, gather passages and write it.
+
+    They are taken from these packages; by default from all that are installed.
 
     Raises:
         UserError: the file of an earlier run holds another number of passages.
@@ -53,7 +55,7 @@ def ensure_passages(folder: Path, count: int, seed: int) -> Path:
         if existing != count:
             raise UserError(f"{path} holds {existing} passages instead of {count}; delete {folder} and start again")
         return path
-    gathered = gather_passages(count, seed)
+    gathered = gather_passages(count, seed, packages)
     console.print(f"passages: {count} out of the documentation of installed packages")
     rows = [{"id": f"passage-{i:04d}", "text": p.text, "source": p.source} for i, p in enumerate(gathered)]
     part = path.with_suffix(".part")
@@ -95,7 +97,8 @@ def run_demo(count: int, seed: int, work: Path) -> int:
         raise UserError(f"passages must be at least {MIN_PASSAGES}, got {count}")
     folder = work / (str(count) if seed == 0 else f"{count}-seed{seed}")
     folder.mkdir(parents=True, exist_ok=True)
-    return seenset("trial", str(write_trial(folder, ensure_passages(folder, count, seed), seed)))
+    passages = ensure_passages(folder, count, seed, dependencies("seenset"))
+    return seenset("trial", str(write_trial(folder, passages, seed)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

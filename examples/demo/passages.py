@@ -13,8 +13,10 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from pipeline.errors import UserError
 
@@ -61,6 +63,27 @@ def gather_passages(count: int, seed: int, packages: Iterable[str] | None = None
     if len(passages) < count:
         raise UserError(f"the installed packages hold {len(passages)} passages, {count} were asked for")
     return random.Random(seed).sample(passages, count)
+
+
+def dependencies(package: str) -> set[str]:
+    """Names of all that an installed package requires, and of what that requires in turn."""
+    names: set[str] = set()
+    to_read: list[tuple[str, set[str]]] = [(package, set())]
+    read: set[tuple[str, frozenset[str]]] = set()
+    while to_read:
+        name, extras = to_read.pop()
+        if (name, frozenset(extras)) in read:
+            continue
+        read.add((name, frozenset(extras)))
+        try:
+            requirements = [Requirement(text) for text in distribution(name).requires or ()]
+        except PackageNotFoundError:
+            continue
+        for needed in requirements:
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras or {""}):
+                names.add(_normal_name(needed.name))
+                to_read.append((_normal_name(needed.name), needed.extras))
+    return names
 
 
 def candidates(packages: Iterable[str] | None = None) -> Iterator[Passage]:

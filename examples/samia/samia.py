@@ -70,8 +70,6 @@ def ensure_model(folder: Path, texts: list[str]) -> Path:
     opened = open_model(ModelConfig(**smollm2(), dtype="float32", adapter=str(adapter)))
     model: Any = opened.model
     weights = model.state_dict()
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config  # the weights were unpacked from a GGUF file
     plain = type(model)(model.config)
     plain.load_state_dict(weights)
     plain.generation_config.do_sample, plain.generation_config.top_k = True, 50  # the server takes these from here

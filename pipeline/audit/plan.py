@@ -14,6 +14,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.endpoint.client import check_endpoint
+from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
 from pipeline.store.files import Store
 
@@ -95,6 +96,17 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     inputs = find_inputs(config.corpus)
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit)
     return Plan(config, tuple(inputs), tuple(shards), limit)
+
+
+def check_model_files(config: AuditConfig) -> None:
+    """Check that the files of every model are there, before anything that takes seconds to import.
+
+    Raises:
+        UserError: a file is missing, or the weights are of a kind that is not allowed.
+    """
+    for model in (config.model, config.reference_model, config.paraphraser):
+        if isinstance(model, ModelConfig):
+            check_files(model)
 
 
 def describe_model(model: ModelConfig | EndpointConfig) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
 from pipeline.detectors.arguments import Argument, Check, arguments_of
 from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import STATISTICS
 
-if TYPE_CHECKING:
-    from pipeline.passes.forward import TokenStatistics  # whose import costs seconds
+if TYPE_CHECKING:  # torch costs seconds, and a configuration is checked in one
+    from torch import Tensor
+
+    from pipeline.passes.forward import TokenStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ Needs = Mapping[Pass, frozenset[str]]
 WrittenNeeds = Mapping[Pass, Iterable[str]]
 """As the author of a detector writes them: a list, tuple or set of names, or one name."""
 
-Score = Callable[..., Tensor]
+Score = Callable[..., "Tensor"]
 COLUMNS = frozenset(
     [
         "doc_id",
@@ -139,6 +139,8 @@ class Detector:
         Raises:
             ValueError: the function returned anything but one number a document.
         """
+        from torch import Tensor
+
         scores = self.function(evidence, **self.arguments)
         if not isinstance(scores, Tensor) or scores.shape != (len(evidence.texts),):
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

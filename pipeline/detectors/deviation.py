@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
-from torch import Tensor
 
 from pipeline.config.training import DEFAULT_ADAPTER
 from pipeline.config.yaml import NAME
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, variant
 from pipeline.detectors.knockoff import base_detector
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AdapterName = Annotated[str, Field(pattern=NAME, description="a name under fsd.adapters")]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from pipeline.detectors.base import GRADIENT, Evidence, detector
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @detector(needs={GRADIENT: ["norm"]})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from pipeline.detectors.arguments import Count
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, parse
 from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BASE = "gradient_norm"
 
@@ -44,6 +44,8 @@ def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = 10) -> Tensor:
     A paraphrase stands in for the document that the model might have been trained on instead; of an unseen document
     neither should score higher. With draws = 1 that is vanilla knockoff inference. Members have W > 0.
     """
+    import torch
+
     score = base_detector(base).score
     paraphrased = torch.stack([score(evidence.of_draw(draw)) for draw in range(1, draws + 1)])
     return score(evidence) - paraphrased.mean(0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import zlib as compression
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from pipeline.detectors.arguments import Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, WrittenNeeds, detector
 from pipeline.passes.statistics import RENYI_ORDERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TINY = 1e-12
 LIKELIHOOD = {FORWARD: ["log_prob"]}
@@ -45,6 +45,8 @@ def mean_of_lowest(values: Tensor, mask: Tensor, k: float) -> Tensor:
 
     NaN where a row has a NaN or no value.
     """
+    import torch
+
     counts = mask.sum(1)
     taken = torch.tensor([max(1, int(k * n)) for n in counts.tolist()], device=mask.device)
     lowest = values.double().where(mask, math.inf).sort(1).values  # sorts NaN behind inf: hence the last line
@@ -66,7 +68,7 @@ def zlib(evidence: Evidence) -> Tensor:
     """Mean token log-probability over the bytes of the compressed text, <= 0 (Carlini et al. 2021)."""
     sizes = [len(compression.compress(text.encode("utf-8", "surrogatepass"), 6)) for text in evidence.texts]
     scores = loss(evidence)
-    return scores / torch.tensor(sizes, dtype=torch.float64, device=scores.device)
+    return scores / scores.new_tensor(sizes)
 
 
 @detector(needs={FORWARD: ["log_prob"], LOWERCASE: ["log_prob"]})

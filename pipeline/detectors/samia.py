@@ -12,14 +12,15 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from pipeline.detectors.arguments import Count, Share
 from pipeline.detectors.base import Continuations, Continued, Evidence, Pass, WrittenNeeds, detector
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["recall", "precision"]
 CandidateWords = Literal["reference", "all"]
@@ -128,6 +129,7 @@ def samia(
 
     `samia_zlib` multiplies each draw's ROUGE-N by the bytes of the compressed draw, >= 0 (SaMIA, section 3.3).
     """
+    import torch
 
     def score(document: Continuations) -> float:
         return samia_score(

@@ -7,9 +7,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import peft
-from safetensors import safe_open
-
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import ADAPTER_WEIGHTS
 
@@ -46,6 +43,9 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
     Raises:
         UserError: the adapter is for another base model.
     """
+    import peft
+    from safetensors import safe_open
+
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
         with warnings.catch_warnings():  # of AdaLoRA's rank pattern, which peft heeds and calls ignored

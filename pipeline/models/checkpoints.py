@@ -83,7 +83,9 @@ def _gguf(folder: Path, name: str, folder_shown: str) -> Checkpoint:
 
 def _siblings(path: Path) -> str:
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()) if path.parent.is_dir() else []
-    return nearest(path.name, names[:20], f"folders in {path.parent}") if names else f"no folder {path.parent} either"
+    if not names:
+        return f"no folder is in {path.parent}" if path.parent.is_dir() else f"no folder {path.parent} either"
+    return nearest(path.name, names[:20], f"folders in {path.parent}")
 
 
 def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
@@ -95,7 +97,9 @@ def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()
     name = f"{config.path} at {config.revision}" if config.revision else config.path
     patterns = [*SMALL_FILES, "*.safetensors", *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
     try:
@@ -167,6 +171,26 @@ def check_weights(config: ModelConfig, source: Checkpoint) -> None:
     raise UserError(f"model {config.path}: no weights; {tail}")
 
 
+def check_files(config: ModelConfig) -> Checkpoint:
+    """Locate a model and check what its files' names tell: nothing that takes a library of models, which takes seconds.
+
+    Raises:
+        UserError: a file is missing, or the weights are of a kind that is not allowed.
+    """
+    source = locate(config, weights=False)
+    check_weights(config, source)
+    if not source.gguf:
+        _check_has_config(config, source)
+    if config.adapter is not None:
+        locate_adapter(config)
+    return source
+
+
+def _check_has_config(config: ModelConfig, source: Checkpoint) -> None:
+    if not (source.folder / "config.json").is_file():
+        raise UserError(f"model {config.path}: no config.json in its folder")
+
+
 def _hub_names(config: ModelConfig) -> list[str] | None:
     """File names of a hub model; None if the hub does not answer."""
     from huggingface_hub import HfApi
@@ -187,8 +211,7 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
     from transformers import AutoConfig
 
     if not source.gguf:
-        if not (source.folder / "config.json").is_file():
-            raise UserError(f"model {config.path}: no config.json in its folder")
+        _check_has_config(config, source)
         with in_one_line(config, "config.json"):
             raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
         if "auto_map" in raw and not config.trust_remote_code and not _known_type(raw.get("model_type")):

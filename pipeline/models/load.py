@@ -7,10 +7,7 @@ import hashlib
 import io
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.errors import UserError
@@ -20,6 +17,7 @@ from pipeline.models.checkpoints import (
     Checkpoint,
     causal_class,
     check_adapter,
+    check_files,
     check_weights,
     digest,
     dtype_name,
@@ -33,6 +31,11 @@ from pipeline.models.checkpoints import (
     weight_files,
 )
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer, quieten
+from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
+
+if TYPE_CHECKING:  # torch costs seconds, and a model's files are checked in one
+    import torch
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,18 @@ def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel |
 
 def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel | Seq2SeqModel:
     """Open a causal model or, with `seq2seq`, also an encoder-decoder one."""
+    import torch
+
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.path}: {gpus:g} GPUs an actor were asked for and torch sees none")
     source = locate(config, weights=True)
     check_weights(config, source)
-    tokenizer = load_tokenizer(config, source)
-    loaded = read_model_config(config, source, seq2seq=seq2seq) if seq2seq or not source.gguf else None
-    two_sided = loaded is not None and seq2seq and loaded.is_encoder_decoder
-    model = _load_weights(config, source, gpus, loaded, seq2seq=two_sided)
+    files = _unpacked(config, source, seq2seq=seq2seq) if _is_cached(config, source) else source
+    model, tokenizer = _load(config, files, gpus, seq2seq=seq2seq)
+    if files is not source:
+        model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.folder)
+    two_sided = seq2seq and model.config.is_encoder_decoder
     if config.adapter is not None:
         model = _merge_adapter(config, model, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     model.eval().requires_grad_(False)
@@ -99,6 +105,28 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
         if two_sided
         else LanguageModel(model, tokenizer, device, positions)
     )
+
+
+def _load(config: ModelConfig, files: Checkpoint, gpus: float, *, seq2seq: bool) -> Opened:
+    """The model in these files, without the configured adapter, and its tokenizer."""
+    tokenizer = load_tokenizer(config, files)
+    loaded = read_model_config(config, files, seq2seq=seq2seq)
+    two_sided = seq2seq and loaded.is_encoder_decoder
+    return _load_weights(config, files, gpus, loaded, seq2seq=two_sided), tokenizer
+
+
+def _is_cached(config: ModelConfig, source: Checkpoint) -> bool:
+    """Whether the model is kept unpacked. Quantised anew it never opens, and that shall not hang on a cache."""
+    return source.gguf is not None and config.quantization is None
+
+
+def _unpacked(config: ModelConfig, source: Checkpoint, *, seq2seq: bool) -> Checkpoint:
+    """The files of a GGUF model from the cache."""
+
+    def opened(files: Checkpoint, dtype: str) -> Opened:
+        return _load(config.model_copy(update={"dtype": dtype}), files, 0, seq2seq=seq2seq)
+
+    return unpacked(source, dtype_name(config, source, None), lambda dtype: opened(source, dtype), opened)
 
 
 def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, Any]:
@@ -115,12 +143,12 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     Raises:
         UserError: a file is missing or damaged, or a setting is not allowed.
     """
+    source = check_files(config)
     quieten()
-    source = locate(config, weights=False)
-    check_weights(config, source)
-    loaded = read_model_config(config, source, seq2seq=paraphraser)
+    files = _checked_files(config, source, seq2seq=paraphraser)
+    loaded = read_model_config(config, files, seq2seq=paraphraser)
     two_sided = paraphraser and loaded.is_encoder_decoder
-    load_tokenizer(config, source)
+    load_tokenizer(config, files)
     if config.adapter is not None:
         check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     if config.quantization is not None:
@@ -137,6 +165,13 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     }
 
 
+def _checked_files(config: ModelConfig, source: Checkpoint, *, seq2seq: bool) -> Checkpoint:
+    """The files of a model's configuration and tokenizer; a small GGUF file is unpacked for them, which saves time."""
+    if not _is_cached(config, source):
+        return source
+    return _unpacked(config, source, seq2seq=seq2seq) if is_small(source) else unpacked_settings(source)
+
+
 def _auto_class(*, seq2seq: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -145,6 +180,8 @@ def _auto_class(*, seq2seq: bool) -> Any:
 
 def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int | None:
     """Number of parameters, shared ones counted once, from a copy of the model without weights."""
+    import torch
+
     try:
         with torch.device("meta"):
             empty = _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
@@ -186,8 +223,12 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
 
 
 def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, *, seq2seq: bool) -> Any:
+    import torch
+
     settings: dict[str, Any] = dict(source.gguf_argument)
-    if not source.gguf:
+    if source.gguf:
+        settings |= {"config": loaded, **_dense()}
+    else:
         settings["use_safetensors"] = None if config.allow_pickle else True
     if config.quantization is not None:
         settings["quantization_config"] = _quantization(config)
@@ -196,12 +237,24 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
     dtype = dtype_name(config, source, loaded)
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
-        return _auto_class(seq2seq=seq2seq).from_pretrained(
+        model = _auto_class(seq2seq=seq2seq).from_pretrained(
             source.folder,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=config.trust_remote_code,
             **settings,
         )
+    if source.gguf and hasattr(model, "hf_quantizer"):  # its weights are those of any other model now
+        model.hf_quantizer.remove_quantization_config(model)
+    return model
+
+
+def _dense() -> dict[str, Any]:
+    """The argument of `from_pretrained` that unpacks a GGUF file also where kernels for its blocks are installed."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}  # a release that unpacks every file
+    return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _quantization(config: ModelConfig) -> Any:

@@ -15,6 +15,7 @@ from pipeline.models.checkpoints import (
     in_one_line,
     locate,
 )
+from pipeline.models.unpacked import unpacked_settings
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -40,7 +41,8 @@ def open_tokenizer(config: ModelConfig) -> Any:
         UserError: a file is missing or damaged.
     """
     quieten()
-    return load_tokenizer(config, locate(config, weights=False))
+    source = locate(config, weights=False)
+    return load_tokenizer(config, unpacked_settings(source) if source.gguf else source)
 
 
 def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom, binomtest
 
 from pipeline.selection.fusion import Threshold
 from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, value_of
@@ -249,10 +248,14 @@ def sign_symmetry(w: np.ndarray) -> SignSymmetry:
 
 def _interval(heads: int, tosses: int) -> tuple[float, float]:
     """95% interval of Clopper and Pearson for a coin's share of heads."""
+    from scipy.stats import binomtest  # costs a second, and `seenset status` needs none of it
+
     interval = binomtest(heads, tosses).proportion_ci(0.95, method="exact")
     return float(interval.low), float(interval.high)
 
 
 def _fair_coin(heads: int, tosses: int) -> float:
     """Exact two-sided p-value of a fair coin."""
+    from scipy.stats import binom
+
     return min(1.0, 2 * float(binom.cdf(min(heads, tosses - heads), tosses, 0.5)))

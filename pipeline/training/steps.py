@@ -14,6 +14,12 @@ MAX_GRADIENT_NORM = 1.0
 BUCKET_ELEMENTS = 8 << 20
 """Gradients that are added up over the processes in one call."""
 
+PASS_TOKENS = {"cpu": 256}
+"""Tokens of one pass, padding included: what a pass keeps for its gradients decides the memory of a training, and on a
+CPU as many tokens are as quick in several passes as in one."""
+
+PASS_TOKENS_ELSEWHERE = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
@@ -61,12 +67,16 @@ class Updates:
         self.processes = processes
         self.weights = trained_weights(model)
         self.writes = processes.rank == 0  # whether this process writes a part of a checkpoint
+        self.pass_tokens: int | None = PASS_TOKENS.get(model.device.type, PASS_TOKENS_ELSEWHERE)
         self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
         self._adalora = adalora
 
-    def apply(self, objective: Tensor, rate: float, step: int) -> None:
-        """One update by the gradient of `objective`, summed over the processes; `step` counts from 1."""
+    def accumulate(self, objective: Tensor) -> None:
+        """Add the gradient of a part of a step's objective."""
         objective.backward()
+
+    def apply(self, rate: float, step: int) -> None:
+        """One update by the gradients of all parts, summed over the processes; `step` counts from 1."""
         self._add_up_gradients()
         torch.nn.utils.clip_grad_norm_(self.weights.values(), MAX_GRADIENT_NORM)
         for group in self._optimizer.param_groups:

@@ -258,16 +258,13 @@ def _train(
     start, before = time.monotonic(), progress.seconds
     for step in range(len(progress.losses) + 1, steps + 1):
         batch = [work.documents[index] for index in batches[step - 1]]
-        with _arithmetic(model, config):
-            objective, loss = _objective(updates.model, batch, work.processes)
-        if config.method == "adalora":
-            objective = objective + orthogonality(updates.weights) / work.processes.size
+        loss = _accumulate(updates, batch, work)
         progress.losses.append(loss)
         progress.tokens += _predicted(batch)
         if not math.isfinite(loss):
             raise _diverged(work, f"the fine-tuning loss is {loss} at step {step} of {steps}")
         rate = config.learning_rate * (0.5 * (1 + math.cos(math.pi * (step - 1) / steps)))
-        updates.apply(objective, rate, step)
+        updates.apply(rate, step)
         progress.seconds = before + time.monotonic() - start
         work.checkpoint.save(updates, progress)
         if work.on_step is not None:
@@ -295,13 +292,34 @@ def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:
     return Updates(model, work.config.learning_rate, work.processes, adalora)
 
 
-def _objective(model: Any, batch: list[list[int]], processes: ProcessGroup) -> tuple[Tensor, float]:
-    """This process's part of the loss of a batch, weighted by its share of the tokens; and the whole loss."""
+def _accumulate(updates: Updates | ZeroUpdates, batch: list[list[int]], work: _Work) -> float:
+    """Add up the gradients of this process's part of a batch, pass by pass; the loss of the whole batch."""
+    processes = work.processes
     documents = batch[processes.rank :: processes.size]
     # A process without a document still takes part in the passes of the others, with no weight.
-    loss, predicted = batch_loss(model, documents or batch[:1])
-    part = loss * ((predicted if documents else 0) / _predicted(batch))
-    return part, processes.add_up(part.detach().clone()).item()
+    passes = list(passes_of(documents or batch[:1], updates.pass_tokens))
+    total = torch.zeros((), device=updates.model.device)
+    for number, some in enumerate(passes, 1):
+        with _arithmetic(updates.model, work.config):
+            loss, predicted = batch_loss(updates.model, some)
+        part = loss * ((predicted if documents else 0) / _predicted(batch))
+        total += part.detach()
+        if number == len(passes) and work.config.method == "adalora":
+            part = part + orthogonality(updates.weights) / processes.size
+        updates.accumulate(part)
+    return processes.add_up(total).item()
+
+
+def passes_of(documents: list[list[int]], most_tokens: int | None) -> Iterator[list[list[int]]]:
+    """Runs of documents, each of at most so many tokens with its padding, or of one document; None makes one run."""
+    some: list[list[int]] = []
+    for document in documents:
+        longest = max(len(other) for other in [*some, document])
+        if some and most_tokens is not None and longest * (len(some) + 1) > most_tokens:
+            yield some
+            some = []
+        some.append(document)
+    yield some
 
 
 def _predicted(batch: list[list[int]]) -> int:

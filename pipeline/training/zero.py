@@ -84,6 +84,7 @@ class ZeroUpdates:
         self.processes = processes
         self.weights = trained_weights(model)
         self.writes = True
+        self.pass_tokens: int | None = None  # one pass a step, in which all processes take part
         self._stage = zero_stage(settings)
         self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint fits only the same two
         optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
@@ -97,11 +98,14 @@ class ZeroUpdates:
             model=model, optimizer=optimizer, dist_init_required=False, config={**settings, **decided}
         )
 
-    def apply(self, objective: Tensor, rate: float, step: int) -> None:
-        """One update by the gradient of `objective`, summed over the processes."""
+    def accumulate(self, objective: Tensor) -> None:
+        """Take the gradient of a step's objective, summed over the processes."""
+        self.model.backward(objective * self.processes.size)  # DeepSpeed takes the mean over the processes
+
+    def apply(self, rate: float, step: int) -> None:
+        """One update by that gradient."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = rate
-        self.model.backward(objective * self.processes.size)  # DeepSpeed takes the mean over the processes
         self.model.step()
 
     def whole_state(self) -> dict[str, Tensor] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,9 @@ from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
-from pipeline.trial.config import TrialConfig
+from pipeline.models.checkpoints import check_files
+from pipeline.store.files import Store
+from pipeline.trial.config import Point, TrialConfig
 
 MIN_WORDS = 2
 """A shorter text may be a single token, which can be neither trained on nor scored."""
@@ -50,6 +53,30 @@ class Documents:
             "group": [self.groups[i] for i in positions],
         }
         return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in columns]))
+
+
+def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
+    """Check that documents and models are there and that folders are local, by names and metadata alone.
+
+    Args:
+        config: the trial as written.
+        points: the places of its sweep.
+
+    Raises:
+        UserError: a bad file or column, a missing model, or a folder that is not local.
+    """
+    for folder in (config.run, config.work_folder):
+        if not Store(folder).local:
+            raise UserError(f"a trial trains into local folders, got {folder}")
+    find_inputs(CorpusConfig(audit=config.documents))
+    models = [
+        model
+        for at in (point.config for point in points)
+        for model in (at.model, at.reference_model, at.paraphraser)
+        if model is not None
+    ]
+    for model in {repr(model): model for model in models}.values():
+        check_files(model)
 
 
 def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:

@@ -23,7 +23,6 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
-from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
@@ -31,7 +30,7 @@ from pipeline.trial import figures, table
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
 from pipeline.trial.detection import detection, roc
-from pipeline.trial.documents import Documents, read_documents
+from pipeline.trial.documents import Documents, check_inputs, read_documents
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, pool_of
 from pipeline.trial.splits import draw_split
@@ -92,10 +91,8 @@ def carry_out(
     Raises:
         UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver holds (75).
     """
+    check_inputs(config, points)
     store, work = Store(config.run), Store(config.work_folder)
-    for named, folder in ((config.run, store), (config.work_folder, work)):
-        if not folder.local:
-            raise UserError(f"a trial trains into local folders, got {named}")
     documents = read_documents(config, limit)
     item_results = read_results(results, documents.ids) if results is not None else None
     with ExitStack() as locks:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo import demo
-from examples.demo.passages import Passage, clean_passage, distinct, gather_passages, ngrams
+from examples.demo.passages import Passage, clean_passage, dependencies, distinct, gather_passages, ngrams
 from pipeline.errors import UserError
 from pipeline.trial.config import load_trial
 
@@ -105,7 +105,13 @@ def test_passages_of_an_earlier_run_are_used_again(tmp_path: Path) -> None:
         demo.ensure_passages(tmp_path, 6, seed=0)
 
 
-def test_gathered_passages_are_written_with_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "gather_passages", lambda count, seed: gather_passages(count, seed, PACKAGES))
-    rows = [json.loads(line) for line in demo.ensure_passages(tmp_path, 20, seed=0).read_text().splitlines()]
+def test_gathered_passages_are_written_with_ids(tmp_path: Path) -> None:
+    lines = demo.ensure_passages(tmp_path, 20, seed=0, packages=PACKAGES).read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 20
+
+
+def test_the_demo_reads_what_the_command_needs_whatever_else_is_installed() -> None:
+    needed = dependencies("seenset")
+    assert {"torch", "transformers", "ray", "pyarrow", "pandas"} <= needed  # pandas by way of others
+    assert not needed & {"seenset", "pytest", "mypy", "sphinx", "deepspeed"}

@@ -9,14 +9,25 @@ import peft
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
+from pipeline.training import steps as steps_module
 from pipeline.training import train as train_module
-from pipeline.training.train import RECORD, FinetuneConfig, TrainingStep, batch_loss, batches_of_an_epoch, encode, train
+from pipeline.training.train import (
+    RECORD,
+    FinetuneConfig,
+    TrainingStep,
+    batch_loss,
+    batches_of_an_epoch,
+    encode,
+    passes_of,
+    train,
+)
 
 WORDS = [f"w{i}" for i in range(60)]
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i in range(24)]
@@ -228,3 +239,35 @@ def test_an_epoch_holds_every_text_once_in_batches_of_like_length() -> None:
     assert spread / len(batches) < 25  # at random it would be 60
     assert batches_of_an_epoch(lengths, 4, seed=1, epoch=0) == batches
     assert batches_of_an_epoch(lengths, 4, seed=1, epoch=1) != batches
+
+
+def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_document_does() -> None:
+    documents = [[0] * length for length in (3, 4, 5, 9, 30, 2)]
+    runs = list(passes_of(documents, 12))
+    assert [[len(document) for document in run] for run in runs] == [[3, 4], [5], [9], [30], [2]]
+    assert list(passes_of(documents, None)) == [documents]
+    assert list(passes_of(documents, 1000)) == [documents]
+
+
+def test_the_memory_of_a_step_is_bounded_and_its_gradient_that_of_the_whole_batch(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most: list[int] = []
+
+    def trained(tokens: int, folder: str) -> dict[str, torch.Tensor]:
+        monkeypatch.setitem(steps_module.PASS_TOKENS, "cpu", tokens)
+        model = build_model()
+        model.register_forward_pre_hook(
+            lambda _, __, arguments: most.append(arguments["input_ids"].numel()), with_kwargs=True
+        )
+        train(model, tokenizer, TEXTS, CONFIG, tmp_path / folder)
+        return load_file(tmp_path / folder / "adapter_model.safetensors")
+
+    whole = trained(1 << 14, "whole")
+    assert max(most) > 24
+    most.clear()
+    passes, again = trained(24, "passes"), trained(24, "again")
+    assert max(most) <= 24
+    for name, weight in whole.items():
+        torch.testing.assert_close(passes[name], weight, rtol=0, atol=1e-5)
+        assert torch.equal(passes[name], again[name])

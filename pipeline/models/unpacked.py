@@ -1,0 +1,260 @@
+"""GGUF files as they are once unpacked: a cache of plain weights, so that each machine unpacks a file once.
+
+To read a GGUF file takes many times as long as to read the same weights from safetensors. What is kept is what
+transformers itself makes of the file, and it is kept only if it reads back the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from filelock import FileLock
+
+from pipeline.models.checkpoints import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+LIBRARIES = ("gguf", "numpy", "tokenizers", "torch", "transformers")
+"""Libraries whose versions may change what a file is unpacked to."""
+
+ENTRY_FILE = "entry.json"
+"""File beside the weights of an entry: digests of all the others."""
+
+SMALL_FILE = 1 << 30
+"""Bytes of a GGUF file up to which it is kept in float32, which serves every dtype, and unpacked by a first check."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+Opened = tuple[Any, Any]
+"""A model and its tokenizer."""
+
+
+def cache_folder() -> Path:
+    """Where unpacked files are kept: $SEENSET_CACHE, else $XDG_CACHE_HOME/seenset, else ~/.cache/seenset."""
+    if folder := os.environ.get("SEENSET_CACHE"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "seenset"
+
+
+def is_small(source: Checkpoint) -> bool:
+    """Whether a GGUF file is small enough to be unpacked by whoever reads it first, also for its settings alone."""
+    return _file(source).stat().st_size <= SMALL_FILE
+
+
+def unpacked_settings(source: Checkpoint) -> Checkpoint:
+    """The files of a GGUF file's configuration and tokenizer: an entry of the cache if there is one, else the file."""
+    for dtype in DTYPES:
+        folder = _entry_folder(source, dtype)
+        record = _read_record(folder)
+        if record is not None and record["same"]:
+            names = [name for name in record["files"] if not name.endswith(".safetensors")]
+            if _is_whole(folder, record, names):
+                return Checkpoint(folder, None)
+    return source
+
+
+def unpacked(
+    source: Checkpoint,
+    dtype: str,
+    unpack: Callable[[str], Opened],
+    read_back: Callable[[Checkpoint, str], Opened],
+) -> Checkpoint:
+    """A folder in safetensors that holds the model of a GGUF file; it is made if the cache has none.
+
+    Several processes may ask at once: one makes it, the others wait. Where the cache cannot be written, a warning says
+    so once, and everything else stays as it is.
+
+    Args:
+        source: a GGUF file.
+        dtype: that the model will be opened in.
+        unpack: opens the file itself in a dtype, on the CPU.
+        read_back: opens a folder in a dtype, on the CPU.
+
+    Returns:
+        The folder, which gives the same model as the file, or `source` where there is none.
+    """
+    kept = _kept_dtype(source, dtype)
+    folder = _entry_folder(source, kept)
+    record = _read_record(folder)
+    if record is not None and _is_whole(folder, record, record["files"]):
+        return Checkpoint(folder, None) if record["same"] else source
+    try:
+        with _alone(folder):
+            record = _read_record(folder)
+            if record is None or not _is_whole(folder, record, record["files"]):
+                record = _write(folder, unpack(kept), lambda attempt: read_back(Checkpoint(attempt, None), kept))
+    except _CacheError as error:
+        _warn(str(error))
+        return source
+    return Checkpoint(folder, None) if record["same"] else source
+
+
+class _CacheError(Exception):
+    """The cache cannot be used; the model can."""
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one process on this machine is in the block for this folder."""
+    lock = FileLock(f"{folder}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:  # the second where a file system has no locks
+        raise _CacheError(_reason(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write(folder: Path, opened: Opened, read_back: Callable[[Path], Opened]) -> dict[str, Any]:
+    """Make an entry; it appears whole or not at all. Its record says whether it reads back the same."""
+    import torch
+
+    model, tokenizer = opened
+    if not torch.cuda.is_available():  # else DeepSpeed, which saving imports where it is installed, prints that
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    attempt = None
+    try:
+        for left in folder.parent.glob(f".{folder.name}-*"):  # of a process that was killed: this one has the lock
+            shutil.rmtree(left, ignore_errors=True)
+        attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        model.save_pretrained(attempt)
+        tokenizer.save_pretrained(attempt)
+        same = _is_same(opened, read_back(attempt))
+        if not same:
+            for path in attempt.iterdir():
+                path.unlink()
+        record = {"files": {path.name: _digest(path) for path in sorted(attempt.iterdir())}, "same": same}
+        (attempt / ENTRY_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # damaged
+        attempt.rename(folder)
+    except Exception as error:  # a full disk is an error of its own kind in each library
+        raise _CacheError(_reason(error)) from error
+    finally:
+        if attempt is not None:
+            shutil.rmtree(attempt, ignore_errors=True)
+    return record
+
+
+def _is_same(one: Opened, other: Opened) -> bool:
+    """Whether two models and tokenizers are equal, weights bit for bit."""
+    import torch
+
+    left, right = one[0].state_dict(), other[0].state_dict()
+    weights = left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+    )
+    return weights and _settings(one[0].config) == _settings(other[0].config) and _is_same_tokenizer(one[1], other[1])
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """The settings of a model that decide what it computes."""
+    settings: dict[str, Any] = config.to_dict()
+    return {key: value for key, value in settings.items() if key not in ("_name_or_path", "architectures", "dtype")}
+
+
+def _is_same_tokenizer(one: Any, other: Any) -> bool:
+    facts = ("is_fast", "special_tokens_map", "all_special_ids", "padding_side", "truncation_side", "model_max_length",
+             "model_input_names", "chat_template", "clean_up_tokenization_spaces")  # fmt: skip
+    if not one.is_fast or any(getattr(one, fact, None) != getattr(other, fact, None) for fact in facts):
+        return False
+    return bool(one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str())
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("files"), dict) and "same" in record
+    return record if whole else None
+
+
+def _is_whole(folder: Path, record: dict[str, Any], names: Any) -> bool:
+    """Whether these files of an entry are as they were written."""
+    try:
+        return all(_digest(folder / name) == record["files"][name] for name in names)
+    except (OSError, AttributeError, KeyError, TypeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    """XXH3 of a file's content: as quick as memory, and enough to notice damage."""
+    content = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            content.update(block)
+    return content.hexdigest()
+
+
+def _kept_dtype(source: Checkpoint, dtype: str) -> str:
+    """The dtype in which a file is kept: float32 wherever a cast from there is what transformers itself does.
+
+    A large file is kept in the dtype that is asked for, so that unpacking takes no more memory than opening.
+    """
+    if dtype == "float32" or (is_small(source) and _is_unpacked_in_float32(_file(source))):
+        return "float32"
+    return dtype
+
+
+def _is_unpacked_in_float32(path: Path) -> bool:
+    """Whether transformers unpacks a file in float32 and then casts; some architectures it unpacks in the dtype."""
+    try:
+        from transformers.integrations.gguf.reader import read_gguf_metadata
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
+    except ImportError:
+        return True  # a release that has but one way
+    try:
+        return not is_gguf_arch_supported(read_gguf_metadata(str(path))[0]["general.architecture"])
+    except Exception:  # a damaged file: who opens it says what is wrong
+        return False
+
+
+def _entry_folder(source: Checkpoint, dtype: str) -> Path:
+    """The place of an entry: it names the file's content, the dtype, and what unpacks it."""
+    path = _file(source)
+    facts = path.stat()
+    content = _content(str(path.resolve()), facts.st_size, facts.st_mtime_ns)
+    versions = {name: metadata.version(name) for name in LIBRARIES}
+    identity = hashlib.sha256(json.dumps([FORMAT, content, dtype, versions]).encode()).hexdigest()
+    return cache_folder() / "gguf" / identity[:32]
+
+
+@functools.lru_cache(maxsize=64)
+def _content(path: str, size: int, modified: int) -> str:
+    """SHA-256 of a file, read once a process as long as its size and time of change stay the same."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file(source: Checkpoint) -> Path:
+    assert source.gguf is not None
+    return source.folder / source.gguf
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    _log.warning(
+        "the cache of unpacked GGUF files in %s cannot be used, so that each process unpacks for itself: %s",
+        cache_folder(),
+        reason,
+    )

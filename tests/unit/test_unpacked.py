@@ -1,0 +1,235 @@
+"""A GGUF file is unpacked once a machine, and opens the same model whether the cache works or not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_files import write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.config.models import ModelConfig
+from pipeline.models import unpacked
+from pipeline.models.load import LanguageModel, check_model, fingerprint_model, open_model
+from pipeline.models.tokens import open_tokenizer, tokenize
+from pipeline.passes.forward import forward
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice."]
+READER = "transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint"
+
+
+@pytest.fixture(scope="module")
+def file(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tiny_model_folder, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and no warning given yet."""
+    monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "cache"))
+    unpacked._warn.cache_clear()
+    yield tmp_path / "cache"
+    unpacked._warn.cache_clear()
+
+
+def entries(cache: Path) -> list[Path]:
+    """The folders of the cache, also those that a killed process would leave."""
+    return sorted(path for path in (cache / "gguf").glob("*") if path.is_dir())
+
+
+def as_transformers_reads_it(file: Path, dtype: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Weights and buffers, bit for bit."""
+    for left, right in (
+        (one.state_dict(), other.state_dict()),
+        (dict(one.named_buffers()), dict(other.named_buffers())),
+    ):
+        assert left.keys() == right.keys()
+        for name, tensor in left.items():
+            assert tensor.dtype == right[name].dtype
+            assert torch.equal(tensor, right[name]), name
+
+
+def scores(opened: LanguageModel) -> torch.Tensor:
+    ids = [tokens.ids for tokens in tokenize(opened.tokenizer, TEXTS, 64)]
+    return forward(opened, ids, frozenset({"log_prob"})).log_prob
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
+    dtype: str, file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(path=str(file), dtype=dtype)
+    parts = ModelConfig(path=str(file.parent), gguf_file=file.name, dtype=dtype)
+    first, again = open_model(config), open_model(parts)
+    (tmp_path / "taken").write_text("no folder")
+    monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "taken"))
+    without = open_model(config)
+    expected = as_transformers_reads_it(file, dtype)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    for opened in (first, again, without):
+        assert_same(opened.model, expected)
+        assert torch.equal(scores(opened), scores(first))
+        assert opened.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+        assert opened.tokenizer(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+        assert opened.model.name_or_path == opened.model.config.name_or_path == expected.name_or_path
+        assert opened.tokenizer.name_or_path == tokenizer.name_or_path
+        assert opened.model.generation_config.to_dict() == expected.generation_config.to_dict()
+        assert opened.max_tokens == 2048
+
+
+def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(path=str(file))
+    facts = check_model(config)
+    (entry,) = entries(cache)
+
+    def read_again(*_: Any, **__: Any) -> None:
+        raise AssertionError("the GGUF file is read again")
+
+    monkeypatch.setattr(READER, read_again)
+    assert open_model(config).model.dtype == torch.float32
+    assert open_model(config.model_copy(update={"dtype": "bfloat16"})).model.dtype == torch.bfloat16
+    assert check_model(config) == facts
+    assert facts["architecture"] == "LlamaForCausalLM"
+    assert facts["dtype"] == "float32"
+    open_tokenizer(config)
+    assert entries(cache) == [entry]
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a lost end", "a lost file", "a lost record", "no JSON"])
+def test_a_damaged_entry_is_made_anew_and_never_read(damage: str, file: Path, cache: Path) -> None:
+    config = ModelConfig(path=str(file))
+    open_model(config)
+    (entry,) = entries(cache)
+    weights, record = entry / "model.safetensors", entry / unpacked.ENTRY_FILE
+    data = weights.read_bytes()
+    if damage == "a flipped bit":
+        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "a lost end":
+        weights.write_bytes(data[:-100])
+    elif damage == "a lost file":
+        (entry / "tokenizer.json").unlink()
+    elif damage == "a lost record":
+        record.unlink()
+    else:
+        record.write_text(record.read_text()[:40])
+    assert_same(open_model(config).model, as_transformers_reads_it(file, "float32"))
+    assert (entry / "model.safetensors").read_bytes() == data
+    assert entries(cache) == [entry]
+
+
+def test_what_a_killed_process_left_is_removed(file: Path, cache: Path) -> None:
+    config = ModelConfig(path=str(file))
+    open_model(config)
+    (entry,) = entries(cache)
+    (entry / unpacked.ENTRY_FILE).unlink()
+    half = entry.with_name(f".{entry.name}-killed")
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    open_model(config)
+    assert entries(cache) == [entry]
+
+
+def test_a_full_disk_costs_time_and_one_warning(file: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = as_transformers_reads_it(file, "float32")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with caplog.at_level(logging.WARNING):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # the weights take more
+        try:
+            opened = [open_model(ModelConfig(path=str(file))) for _ in range(2)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert entries(cache) == []
+    for model in opened:
+        assert_same(model.model, expected)
+    (warning,) = caplog.records
+    assert warning.getMessage().startswith(f"the cache of unpacked GGUF files in {cache} cannot be used")
+
+
+def test_a_cache_that_is_no_folder_costs_time_and_one_warning(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "taken"))
+    with caplog.at_level(logging.WARNING):
+        check_model(ModelConfig(path=str(file)))
+        open_model(ModelConfig(path=str(file)))
+    (warning,) = caplog.records
+    assert "each process unpacks for itself" in warning.getMessage()
+
+
+def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path, cache: Path) -> None:
+    code = (
+        "import hashlib, sys; from pipeline.config.models import ModelConfig\n"
+        "from pipeline.models.load import open_model\n"
+        "from safetensors.torch import save; state = open_model(ModelConfig(path=sys.argv[1])).model.state_dict()\n"
+        "print(hashlib.sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    digests = {process.communicate()[0] for process in running}
+    assert all(process.returncode == 0 for process in running)
+    assert len(digests) == 1
+    assert len(entries(cache)) == 1
+
+
+def test_a_large_file_is_kept_in_the_dtype_that_is_asked_for(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked, "SMALL_FILE", 1000)
+    config = ModelConfig(path=str(file), dtype="bfloat16")
+    check_model(config)
+    assert entries(cache) == []  # a plan of a large model unpacks nothing
+    for _ in range(2):
+        assert_same(open_model(config).model, as_transformers_reads_it(file, "bfloat16"))
+    (entry,) = entries(cache)
+    assert json.loads((entry / "config.json").read_text())["dtype"] == "bfloat16"
+    open_tokenizer(config)
+    assert entries(cache) == [entry]
+
+
+def test_a_fingerprint_is_of_the_file_and_knows_no_cache(file: Path, cache: Path, tmp_path: Path) -> None:
+    config = ModelConfig(path=str(file))
+    before = fingerprint_model(config)
+    open_model(config)
+    assert fingerprint_model(config) == before
+    other = tmp_path / "other.gguf"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    other.write_bytes(data)
+    changed = open_model(ModelConfig(path=str(other)))
+    assert_same(changed.model, as_transformers_reads_it(other, "float32"))
+    assert len(entries(cache)) == 2
+
+
+def test_the_cache_has_the_place_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("SEENSET_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert unpacked.cache_folder() == Path("/home/somebody/.cache/seenset")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    assert unpacked.cache_folder() == Path("/scratch/seenset")
+    monkeypatch.setenv("SEENSET_CACHE", "~/models")
+    assert unpacked.cache_folder() == Path("/home/somebody/models")
+
+
+def test_an_opened_file_is_a_plain_model_that_can_be_saved(file: Path, tmp_path: Path) -> None:
+    opened = open_model(ModelConfig(path=str(file)))
+    assert getattr(opened.model.config, "quantization_config", None) is None
+    opened.model.save_pretrained(tmp_path / "saved")
+    opened.tokenizer.save_pretrained(tmp_path / "saved")
+    assert_same(open_model(ModelConfig(path=str(tmp_path / "saved"))).model, opened.model)
