@@ -8,12 +8,13 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends."""
+    """What the process says when it ends; docs/commands.md has a sentence for each."""
 
     DONE = 0
     USER_ERROR = 2
     INCOMPLETE = 3
-    SELECTED = 4
+    SELECTED = 4  # and nothing contradicts the promise of what was
+    UNSUPPORTED = 5  # selected, with a promise that a check contradicts
     BUSY = 75
     INTERRUPTED = 130
 

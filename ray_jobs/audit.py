@@ -19,14 +19,14 @@ from pipeline.audit.allocation import (
 )
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
-from pipeline.audit.manifest import read_run, write_manifest
+from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.settle import note_gradient, settle
 from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
-from pipeline.audit.summary import Summary
+from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
@@ -122,8 +122,7 @@ def run_audit(
             check_budget(config, scored)
             reporter.say("selecting")
             summaries = select_all(config, scored, limit, each if machine is None else each_here)
-            selected = any(summary.n_selected for summary in summaries)
-            code = ExitCode.SELECTED if fail_if_selected and selected else ExitCode.DONE
+            code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
             ended = status.write("complete", code, selections=summaries)
             report = write_report(store, texts=texts)
         except KeyboardInterrupt:
@@ -142,6 +141,8 @@ def run_audit(
 def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[Summary]:
     """Answer a finished run's selections anew, with overrides; never touches a model.
 
+    Each call starts from the configuration of the run, whatever an earlier call asked.
+
     Raises:
         UserError: not a run directory, an unfinished run, or settings that only scoring could follow.
     """
@@ -157,8 +158,7 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
     with RunLock(store):
         scored = read_scored(store, shards)
         check_budget(config, scored)
-        summaries = select_all(config, scored, manifest.limit, each)
-        write_manifest(store, manifest.model_copy(update={"config": config}))
+        summaries = select_all(config, scored, manifest.limit, each, "select")
         write_report(store, texts=texts)
     return summaries
 

@@ -26,6 +26,9 @@ app = typer.Typer(
 )
 
 MAX_REPORTS = 8
+FAIL_HELP = (
+    "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
+)
 ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
 TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
@@ -35,7 +38,7 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report.")]
-FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help="Exit 4 when anything is selected.")]
+FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
 
 
 @app.callback(invoke_without_command=True)
@@ -93,6 +96,7 @@ def run(
         terminal.print_json({**outcome.status.plain(), "report": outcome.report})
     else:
         terminal.print_summaries(outcome.selections)
+        terminal.print_history(planned.config.run)
         print(f"report: {outcome.report}")
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
@@ -117,6 +121,7 @@ def status(run: RunPath, json_: AsJson = False) -> None:
     if status.message:
         print(status.message)
     terminal.print_summaries(status.selections)
+    terminal.print_history(run)
 
 
 @app.command()
@@ -127,17 +132,20 @@ def select(
     no_text: NoText = False,
     fail_if_selected: FailIfSelected = False,
 ) -> None:
-    """Answer a finished run's questions anew, with other settings; no model is touched."""
+    """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
     _check_overrides(run, set_)
+    from pipeline.audit.summary import exit_code_of, unsupported
     from ray_jobs.audit import select_again
 
     summaries = select_again(run, set_ or (), not no_text)
     if json_:
-        terminal.print_json({"selections": [summary.plain() for summary in summaries]})
+        answers = [summary.plain() for summary in summaries]
+        terminal.print_json({"selections": answers, "unsupported": unsupported(summaries)})
     else:
         terminal.print_summaries(summaries)
-    if fail_if_selected and any(summary.n_selected for summary in summaries):
-        raise typer.Exit(int(ExitCode.SELECTED))
+        terminal.print_history(run)
+    if fail_if_selected and (code := exit_code_of(summaries)):
+        raise typer.Exit(int(code))
 
 
 @app.command()

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from pipeline.audit.summary import Summary
@@ -70,16 +71,19 @@ def print_plan(facts: dict[str, Any]) -> None:
         for limit in endpoint["over"]:
             screen.print(f"warning: {limit}, less than that", highlight=False)
     for entry in facts["selections"]:
-        mark = "" if entry["ok"] else "warning: "
+        mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
         screen.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """A table of the answers, a line each, and why those that are not supported are not."""
+    """A table of the answers, a line each, and why nobody should act on those that are not supported."""
     if not summaries:
         return
-    table = Table("selection", "procedure", "alpha", "audited", "selected", "threshold p", "guarantee", "strict")
+    promise = Column("promise", min_width=len("SUPPORTED"))  # is read whole, however narrow the terminal
+    table = Table(
+        "selection", "procedure", "alpha", "audited", "selected", promise, "threshold p", "guarantee", "strict"
+    )
     for summary in summaries:
         table.add_row(
             summary.name,
@@ -87,6 +91,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
             f"{summary.alpha:g}",
             f"{summary.n_audit:,}",
             f"{summary.n_selected:,}",
+            Text(summary.standing, style="bold red" if summary.supported is False else ""),
             "-" if summary.threshold is None else f"{summary.threshold:.4g}",
             summary.guarantee,
             f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
@@ -94,5 +99,16 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     screen = console()
     screen.print(table)
     for summary in summaries:
-        for reason in summary.reasons:
-            screen.print(f"{summary.name} is not supported: {reason}", markup=False, highlight=False, soft_wrap=True)
+        for remark in summary.remarks:
+            screen.print(f"{summary.name}: {remark}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_history(run: str) -> None:
+    """What asking a run several questions does to a promise; nothing where all was asked at once."""
+    from pipeline.audit.history import HISTORY, read_history, several_questions
+    from pipeline.store.files import Store
+
+    sentence = several_questions(read_history(Store(run)))
+    if sentence is not None:
+        text = f"{sentence} All of them: selection/{HISTORY}, and section 3 of the report."
+        console().print(text, markup=False, highlight=False, soft_wrap=True)

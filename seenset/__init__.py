@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.selection.step_up import step_up
     from seenset.notebook import Selected, score, select
     from seenset.runs import Run, RunSelection, audit, open_run, trial
+    from seenset.support import UnsupportedWarning
 
 __all__ = [
     "FORWARD",
@@ -39,6 +40,7 @@ __all__ = [
     "Run",
     "RunSelection",
     "Selected",
+    "UnsupportedWarning",
     "UserError",
     "audit",
     "decision",
@@ -63,6 +65,7 @@ _HOMES = {
     "pipeline.selection.step_up": ("step_up",),
     "seenset.notebook": ("Selected", "score", "select"),
     "seenset.runs": ("Run", "RunSelection", "audit", "open_run", "trial"),
+    "seenset.support": ("UnsupportedWarning",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

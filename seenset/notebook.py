@@ -32,6 +32,7 @@ from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.stages.base import Entry, Output
 from pipeline.stages.process import work_through
 from pipeline.stages.score import BATCH_TOKENS
+from seenset.support import warn_of_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +160,16 @@ def _prepare(
     return entries
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Selected:
-    """Which documents a selection selects, in their order."""
+    """Which documents a selection selects, in their order. Printed, it says what its promise is worth."""
 
     selected: np.ndarray  # bool, (documents,)
     p_values: np.ndarray  # float64 in (0, 1], (documents,)
     summary: Summary  # what is promised, and on which assumption
+
+    def __repr__(self) -> str:
+        return f"Selected({self.summary.line()})"
 
 
 def select(
@@ -203,7 +207,8 @@ def select(
         seed: Of what is random in ties, splits and weights.
 
     Returns:
-        The selected, their p-values and the summary.
+        The selected, their p-values and the summary. Of scores alone most checks cannot be made; `UnsupportedWarning`
+        where one is made and contradicts the promise.
 
     Raises:
         UserError: an unknown column, procedure or setting, or no documents where some are needed.
@@ -235,7 +240,9 @@ def select(
     )
     check_settings(selection, "seenset.select")
     _check_roles(selection, tables)
-    return _answer(selection, tables, seed)
+    answer = _answer(selection, tables, seed)
+    warn_of_unsupported([answer.summary])
+    return answer
 
 
 def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: int) -> Selected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -20,14 +20,18 @@ from pipeline.trial.trial import TrialOutcome
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.trial import run_trial
+from seenset.support import warn_of_unsupported
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunSelection:
-    """The answer of one selection of a run."""
+    """The answer of one selection of a run. Printed, it says what its promise is worth."""
 
     summary: Summary
-    store: Store = field(repr=False)
+    store: Store
+
+    def __repr__(self) -> str:
+        return f"RunSelection({self.summary.line()})"
 
     @property
     def n_selected(self) -> int:
@@ -67,7 +71,7 @@ def audit(
         quiet: No progress; otherwise a bar on a terminal and lines elsewhere.
 
     Returns:
-        The finished run.
+        The finished run. `UnsupportedWarning` for every selection whose promise a check contradicts.
 
     Raises:
         UserError: what the user can mend, in one line.
@@ -83,7 +87,9 @@ def audit(
     """
     described = load_config(str(config)) if isinstance(config, (str, PathLike)) else build_config(_mapping(config))
     run_audit(described, Reporter(Console(), quiet=quiet), limit)
-    return open_run(described.run)
+    run = _open(described.run)
+    warn_of_unsupported(selection.summary for selection in run.selections.values())
+    return run
 
 
 def open_run(path: str | PathLike[str]) -> Run:
@@ -92,11 +98,20 @@ def open_run(path: str | PathLike[str]) -> Run:
     Args:
         path: A local path or an fsspec URL.
 
+    Returns:
+        The run, done or not. `UnsupportedWarning` for every selection whose promise a check contradicts.
+
     Raises:
         UserError: not a run directory.
     """
-    store = Store(str(path))
-    status = run_status(str(path))
+    run = _open(str(path))
+    warn_of_unsupported(selection.summary for selection in run.selections.values())
+    return run
+
+
+def _open(path: str) -> Run:
+    store = Store(path)
+    status = run_status(path)
     selections = {summary.name: RunSelection(summary, store) for summary in status.selections}
     report = "report/report.html"
     return Run(store.url, status.state, selections, f"{store.url}/{report}" if store.exists(report) else None)

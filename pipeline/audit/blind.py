@@ -81,16 +81,19 @@ def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
     if test is None:
         sentence = f"Fewer than {LEAST} {role} or audited documents: whether their words differ could not be tested."
         return BlindDiagnostic(ok=None, sentence=sentence)
-    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}, 0.50 is chance"
+    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}; 0.50 is chance"
+    limit = 0.5 + TOLERANCE
     if test.ok:
         sentence = (
-            f"A classifier that knows only their words could not tell the {role} documents from the audited ones "
-            f"by more than the tolerance ({interval})."
+            f"A classifier that knows only their words was not shown to tell the {role} documents from the audited "
+            f"ones: that would take an AUC above {limit:.2f} at 99% confidence, {TOLERANCE:g} more than chance "
+            f"({interval}). It does not prove them alike."
         )
     else:
         sentence = (
-            f"A classifier that knows only their words tells the {role} documents from the audited ones "
-            f"({interval}): they differ in more than membership, and the promised error rate is not supported."
+            f"A classifier that knows only their words tells the {role} documents from the audited ones, with an AUC "
+            f"above {limit:.2f} at 99% confidence ({interval}): they differ in more than membership, and the promised "
+            "error rate is not supported."
         )
     return BlindDiagnostic(ok=test.ok, sentence=sentence, **asdict(test))
 

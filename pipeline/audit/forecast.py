@@ -15,7 +15,7 @@ from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
-from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.config.selection import ESTIMATING, NULL_ROLE, SelectionConfig
 from pipeline.corpus.inputs import estimated_rows
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.selection.conditional import simes_grid
@@ -115,18 +115,27 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     factor = factors.get(selection.procedure, lambda: Fraction(1))()
     needed = minimum_selectable(grid, m, alpha, factor)
     figures = resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)
+    if selection.procedure in ESTIMATING:
+        figures["sentence"] += (
+            " That is for a share of nulls of 1: the procedure estimates it, and of a smaller one fewer suffice."
+        )
     if at_most:  # which documents of a group there are is not known before they are read
         figures["sentence"] = figures["sentence"].replace("With ", "With at most ", 1)
     return {**facts, **figures}
 
 
 def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:
-    """Whether n calibration documents let anything be selected out of m (docs/methods.md, section 3.11)."""
-    sentence = (
-        f"With {n:,} {role} documents to calibrate on and {m:,} to judge, nothing can be selected unless at least "
-        f"{needed:,} stand out."
-    )
-    ok = needed <= max(1, m // 100)
+    """Whether n calibration documents let anything be selected out of m (docs/methods.md, section 3.11).
+
+    `ok` is False where nothing can be selected, True where as few as 1% can, and None between the two, where most
+    audits are: a number to know, and nothing that is wrong.
+    """
+    fewest = max(1, m // 100)
+    ok = False if needed > m else True if needed <= fewest else None
+    given = f"With {n:,} {role} documents to calibrate on and {m:,} to judge"
+    sentence = f"{given}, nothing can be selected unless at least {needed:,} stand out."
+    if ok is False:
+        sentence = f"{given}, nothing can be selected: at least {needed:,} would have to stand out."
     if not ok:
         sentence += f" To select as few as 1% of the audited documents takes {enough:,} {role} documents."
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}

@@ -73,7 +73,9 @@ class Allocation(Record):
 class Provenance(Record):
     """What the scores of a run are made of."""
 
-    config: AuditConfig = Field(description="The configuration, with every default.")
+    config: AuditConfig = Field(
+        description="The configuration of the run, with every default; what seenset select asked is in the history."
+    )
     limit: int | None = Field(description="The most documents of each role that are read; null when all are.")
     seed: int = Field(description="Seed of all that is random.")
     versions: dict[str, str] = Field(description="Versions of this program and of what computes its scores.")

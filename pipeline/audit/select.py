@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.audit.allocation import KEYS_FILE, trained_on
 from pipeline.audit.diagnostics import diagnose, run_blind_test
+from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, ScoreHistogram, Span, histogram, span_of
 from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
@@ -27,7 +28,9 @@ Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 """A function of every score shard, in any order: in this process or on a cluster."""
 
 
-def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> list[Summary]:
+def select_all(
+    config: AuditConfig, scored: Scored, limit: int | None, each: Each, command: Command = "run"
+) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
     Args:
@@ -35,12 +38,14 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Eac
         scored: its finished score shards.
         limit: the most documents of each role that were read; None when all were.
         each: reads the shards.
+        command: what asks, for the history of questions.
 
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
     columns = sorted({column for selection in config.selections for column in selection.detectors})
     if not columns:
+        note_answers(scored.store, config, command, [])
         _remove_others(config, scored)
         return []
     _check_training(config, scored, each)
@@ -58,7 +63,10 @@ def select_all(config: AuditConfig, scored: Scored, limit: int | None, each: Eac
         role = NULL_ROLE[selection.direction]
         questions.append(_Question(config, selection, scored, overlaps[role], blind_tests[role], span, limit))
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "group", *columns], each)
-    summaries = [question.write(answer, judged) for question, answer, judged in answers]
+    summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
+    note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
+    for (question, _, judged), summary in zip(answers, summaries, strict=True):
+        question.write(summary, judged)
     _remove_others(config, scored)
     return summaries
 
@@ -109,7 +117,7 @@ def _remove_others(config: AuditConfig, scored: Scored) -> None:
     """Remove the answers of selections that are no longer configured: they may be of other scores."""
     configured = {selection.name for selection in config.selections}
     for name in scored.store.names("selection"):
-        if name not in configured:
+        if name not in configured and name != HISTORY:
             scored.store.remove_folder(f"selection/{name}")
 
 
@@ -207,8 +215,14 @@ class _Question:
         counts = np.bincount(places - 1, minlength=size)
         return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges))
 
-    def write(self, answer: Answer, judged: _Judged) -> Summary:
-        """Write the selected, what the report draws and the summary, which is returned."""
+    def summarise(self, answer: Answer, judged: _Judged) -> Summary:
+        """The summary of the answer."""
+        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
+        n_selected = len(judged.selected)
+        return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
+
+    def write(self, summary: Summary, judged: _Judged) -> None:
+        """Write the selected, what the report draws and the summary."""
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
         keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
         selected = judged.selected.select(order).sort_by(keys)
@@ -224,10 +238,7 @@ class _Question:
         roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         self.scored.store.write_json(f"{self.folder}/scores.json", scores.plain())
-        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
-        summary = make_summary(self.selection, answer, diagnostics, len(selected), self.quarantined, self.limit)
         write_summary(self.scored.store, summary)
-        return summary
 
     def unscored(self, receipt: Receipt) -> pa.Table:
         """Quarantined documents of a shard: p = 1, never selected."""

@@ -9,9 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.summary import Summary, read_summary, unsupported
 from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
@@ -53,6 +54,13 @@ class Status(VersionedRecord):
     selections: list[Summary] = Field(
         [], description="The answers there are, as seenset status prints them; not kept in status.json."
     )
+    unsupported: list[str] = Field(
+        [], description="Those of them whose promise a check contradicts: do not act on them. Not kept in status.json."
+    )
+
+    def answered(self, selections: Sequence[Summary]) -> Status:
+        """The same with the answers there are."""
+        return self.model_copy(update={"selections": list(selections), "unsupported": unsupported(selections)})
 
 
 @dataclass(slots=True)
@@ -188,8 +196,8 @@ def run_status(run: str) -> Status:
     if status.state == "running" and not lock_is_live(store):
         update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
         status = status.model_copy(update=update)
-    summaries = [read_summary(store, selection.name) for selection in manifest.config.selections]
-    return status.model_copy(update={"selections": [summary for summary in summaries if summary is not None]})
+    summaries = [read_summary(store, name) for name in answer_names(store, manifest.config)]
+    return status.answered([summary for summary in summaries if summary is not None])
 
 
 class StatusFile:
@@ -211,5 +219,6 @@ class StatusFile:
         """Write the state, the exit code and the counts; what was written is returned with the selections."""
         self._last = time.monotonic()
         status = self.counts.status(state, None if code is None else int(code), message)
-        self.store.write_json(STATUS_FILE, status.model_dump(mode="json", by_alias=True, exclude={"selections"}))
-        return status.model_copy(update={"selections": list(selections)})
+        kept = status.model_dump(mode="json", by_alias=True, exclude={"selections", "unsupported"})
+        self.store.write_json(STATUS_FILE, kept)
+        return status.answered(selections)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
+from pipeline.errors import ExitCode
 from pipeline.selection.engine import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.store.files import Store
@@ -141,7 +143,7 @@ class Summary(VersionedRecord):
     assumption: str = Field(description="What must hold for the promise to hold.")
     promise: str = Field(description="What then holds.")
     supported: bool | None = Field(
-        description="Whether the checks of the assumption speak for the promise; null: it could not be tested."
+        description="False: a check contradicts the promise; true: none does, which is no proof; null: not tested."
     )
     reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
@@ -151,6 +153,43 @@ class Summary(VersionedRecord):
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
     diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+
+    @property
+    def standing(self) -> str:
+        """What the checks say of the promise, in words."""
+        return {True: "not contradicted", False: "NOT SUPPORTED", None: "not tested"}[self.supported]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the numbers must know of the promise, a line each; empty where nothing contradicts it."""
+        if self.supported is False:
+            return [f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons]
+        return [] if self.supported else [f"not tested: {self.diagnostics.blind.sentence}"]
+
+    def line(self) -> str:
+        """The answer in one line; what contradicts the promise comes before the count."""
+        count = f"{self.n_selected:,} of {self.n_audit:,} selected"
+        terms = f"{self.procedure}, alpha {self.alpha:g}, {self.guarantee}"
+        if self.supported is False:
+            return f"{self.name}: {' '.join(self.remarks)} {count} ({terms})"
+        return f"{self.name}: {count} ({terms}), promise {self.standing}"
+
+
+def unsupported(summaries: Iterable[Summary]) -> list[str]:
+    """The names of the selections whose promise a check contradicts."""
+    return [summary.name for summary in summaries if summary.supported is False]
+
+
+def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
+    """How a command ends that fails where something is selected.
+
+    UNSUPPORTED as soon as one of the selections that selected something is not supported, also where others are: on
+    SELECTED a caller may act on every list that there is. A promise that could not be tested is not contradicted.
+    """
+    filled = [summary for summary in summaries if summary.n_selected]
+    if unsupported(filled):
+        return ExitCode.UNSUPPORTED
+    return ExitCode.SELECTED if filled else ExitCode.DONE
 
 
 def make_summary(

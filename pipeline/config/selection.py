@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from pipeline.config.corpus import Role
 from pipeline.config.yaml import NAME, Section
@@ -49,6 +49,9 @@ ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel
 TWO_SIDED = ("ptdi_known_members",)
 """Procedures that take known documents of both kinds."""
 
+HISTORY = "history.jsonl"
+"""The file beside the folders of the selections that remembers what was asked (`pipeline.audit.history`)."""
+
 
 class SelectionConfig(Section):
     """One named question to the scores."""
@@ -74,6 +77,13 @@ class SelectionConfig(Section):
         "rejections", description="td4eval: how the detectors are weighted."
     )
     reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name == HISTORY:
+            raise ValueError(f"must not be {HISTORY}, which is a file of every run")
+        return name
 
     @property
     def exact_alpha(self) -> Fraction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from pipeline.audit.manifest import Provenance
 from pipeline.audit.records import Record, VersionedRecord
@@ -17,7 +17,10 @@ class AnswerText(Record):
     """The answer of one selection in sentences: what was selected, on what terms, and what takes away from it."""
 
     sentence: str = Field(description="All of it in one line, for those who copy one line.")
-    headline: str = Field(description="How many documents were selected, of how many.")
+    headline: str = Field(
+        description="How many documents were selected, of how many; where a check contradicts the promise it says that "
+        "first."
+    )
     terms: str = Field(description="How many of them may be wrong, and what that rests on.")
     doubts: list[str] = Field(description="Failed checks: the terms may not hold.")
     cautions: list[str] = Field(description="What else a reader of the numbers must know.")
@@ -28,7 +31,7 @@ class Check(Record):
 
     name: str = Field(description="Name of the diagnostic.")
     verdict: CheckVerdict = Field(
-        description="failed: the promise may not hold; limited: little could be found; passed; or noted."
+        description="failed: the promise may not hold; limited: nothing could be found; passed; or noted."
     )
     sentence: str = Field(description="What was checked and what came of it.")
 
@@ -52,6 +55,30 @@ class SelectionReport(Record):
     checks: list[Check] = Field(description="The diagnostics, failed ones first.")
     figures: list[str] = Field(description="Files of its figures, below report/.")
     selected: list[SelectedDocument] = Field(description="The first selected documents, smallest p-value first.")
+
+
+class PastQuestion(Record):
+    """One question of the run's history, as the page lists it."""
+
+    asking: int = Field(description="At which time of asking, from 1; several may be asked at once.")
+    name: str = Field(description="Name of the selection.")
+    settings: dict[str, JsonValue] = Field(description="Its settings, with every default.")
+    others: str = Field(description="Those of them that are not the default and have no column of their own.")
+    n_audit: int = Field(description="Audited documents, quarantined ones included.")
+    n_selected: int = Field(description="Documents selected.")
+    supported: bool | None = Field(
+        description="False: a check contradicted the promise; true: none did, which is no proof; null: not tested."
+    )
+
+
+class HistoryReport(Record):
+    """All questions that the run was asked, and what asking several does to a promise."""
+
+    n_questions: int = Field(description="Different questions, whatever their names.")
+    n_askings: int = Field(description="Lines of selection/history.jsonl: how often something new was asked.")
+    sentences: list[str] = Field(description="What asking several questions does to the promise of an answer.")
+    last_asked_by: str = Field(description="run or select: which command asked for the answers that stand here.")
+    questions: list[PastQuestion] = Field(description="The last questions, first asked first.")
 
 
 class ModelReport(Record):
@@ -111,6 +138,7 @@ class Report(VersionedRecord):
     model: ModelReport = Field(description="The audited model.")
     selections: list[SelectionReport] = Field(description="The answers, in the order of the configuration.")
     not_covered: list[str] = Field(description="What the guarantee does not mean.")
+    history: HistoryReport | None = Field(description="What the run was asked so far; null where nothing was noted.")
     documents: list[RoleCount] = Field(description="How many documents of each role there are.")
     quarantine: QuarantineReport = Field(description="Documents that could not be scored.")
     provenance: Provenance = Field(description="What the scores are made of.")

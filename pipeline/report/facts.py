@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import parse_part
 from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
 from pipeline.audit.status import SCORING, RunState, read_status
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.corpus import ROLES
+from pipeline.config.selection import HISTORY
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
@@ -59,7 +61,8 @@ class RunFacts:
     n_receipts: int
     state: RunState | None
     selections: tuple[SelectionFacts, ...]
-    missing: tuple[str, ...]  # selections that the config names and nobody has made
+    missing: tuple[str, ...]  # selections that were asked for and are not made
+    history: tuple[HistoryEntry, ...]
     roles: tuple[RoleCount, ...]
     quarantine: QuarantineReport
 
@@ -74,10 +77,12 @@ def read_facts(store: Store) -> RunFacts:
     status = read_status(store)
     receipts = list(read_receipts(store, SCORING))
     duplicates = _duplicates(store)
-    configured = [selection.name for selection in manifest.config.selections]
-    others = [name for name in store.names("selection") if name not in configured]
-    selections = [_selection(store, name) for name in (*configured, *others)]
+    names = answer_names(store, manifest.config)
+    others = [name for name in store.names("selection") if name not in (*names, HISTORY)]
+    selections = [_selection(store, name) for name in (*names, *others)]
     made = tuple(selection for selection in selections if selection is not None)
+    if status is not None and status.state != "complete":  # of a run that goes on with other selections than before
+        names += [selection.name for selection in manifest.config.selections if selection.name not in names]
     return RunFacts(
         url=store.url,
         manifest=manifest,
@@ -85,7 +90,8 @@ def read_facts(store: Store) -> RunFacts:
         n_receipts=len(receipts),
         state=None if status is None else status.state,
         selections=made,
-        missing=tuple(name for name in configured if name not in {selection.name for selection in made}),
+        missing=tuple(name for name in names if name not in {selection.name for selection in made}),
+        history=tuple(read_history(store)),
         roles=tuple(_role_counts(receipts, duplicates)),
         quarantine=_quarantine(store, receipts, duplicates),
     )

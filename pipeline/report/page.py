@@ -74,6 +74,7 @@ def _report(run: RunFacts, excerpts: dict[_Place, str] | None, figures: dict[str
         model=_model(run),
         selections=[_selection(run, selection, excerpts, figures[selection.name]) for selection in run.selections],
         not_covered=wording.not_covered(run.selections),
+        history=wording.history_report(run.history),
         documents=list(run.roles),
         quarantine=run.quarantine if excerpts is not None else _without_messages(run.quarantine),
         provenance=run.manifest,  # without the hashes of documents, which Provenance leaves to manifest.json

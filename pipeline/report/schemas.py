@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pipeline.audit.history import HistoryEntry
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import VersionedRecord
 from pipeline.audit.status import Status
@@ -20,6 +21,7 @@ RECORDS: dict[str, type[VersionedRecord]] = {
     "manifest": Manifest,
     "status": Status,
     "report": Report,
+    "history": HistoryEntry,
 }
 """The files by name, and what they hold."""
 

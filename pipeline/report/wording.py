@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from pydantic import JsonValue
+
+from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Diagnostic, Summary
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
-from pipeline.config.selection import ESTIMATING
-from pipeline.report.contents import AnswerText, Check, CheckVerdict
+from pipeline.config.selection import ESTIMATING, SelectionConfig
+from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.step_up import calibration_needed
@@ -56,11 +59,13 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
     verb = "was" if summary.n_selected <= 1 else "were"
     number = f"{summary.n_selected:,}" if summary.n_selected else "none"
     headline = (
-        f"{audited}, {number} {verb} selected as {kind} the training data of {model_name(run.manifest.config.model)}"
-        f"{_proof_clause(summary)}{_support_clause(summary)}."
+        f"{_support_sentence(summary)}{audited}, {number} {verb} selected as {kind} the training data of "
+        f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}."
     )
     terms = _terms(summary) if summary.n_selected else _empty_answer(summary)
     doubts, cautions = _doubts(summary), _cautions(selection)
+    if (remark := several_questions(run.history)) is not None:
+        cautions.append(f"{remark} Section 3 lists them.")
     sentence = " ".join((headline, terms, *doubts, *cautions))
     return AnswerText(sentence=sentence, headline=headline, terms=terms, doubts=doubts, cautions=cautions)
 
@@ -72,22 +77,24 @@ def _proof_clause(summary: Summary) -> str:
     return ", by a procedure for which no guarantee is proved"
 
 
-def _support_clause(summary: Summary) -> str:
-    """What the first sentence says of a selection that a check of its assumption speaks against."""
+def _support_sentence(summary: Summary) -> str:
+    """What comes before the count of a selection that a check of its assumption speaks against."""
     if summary.supported is not False:
         return ""
-    why = "a check of what it assumes has failed"
+    why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.ok is False:
         why = (
             "their words alone tell the audited from the calibration documents, so they differ in more than membership"
         )
-    return f", but this answer is not supported: {why}"
+    return f"Not supported: {why}. "
 
 
 def _terms(summary: Summary) -> str:
     alpha = percent(summary.alpha)
     wrong = "not part of" if summary.direction == "members" else "part of"
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
+    if summary.supported is False:
+        return _void_terms(summary, share)
     if summary.guarantee == "finite-sample" and summary.calibration == "conditional":
         return f"{summary.promise} It rests on this: {summary.assumption}"
     if summary.guarantee == "finite-sample":
@@ -105,6 +112,20 @@ def _terms(summary: Summary) -> str:
         f"No guarantee is proved for this procedure ({summary.procedure}): it aims at {alpha}, and {share} can be "
         f"higher. {_strict_sentence(summary)} It was built on this assumption: {summary.assumption}"
     )
+
+
+def _void_terms(summary: Summary, share: str) -> str:
+    """The terms of a selection whose assumption a check speaks against: what was aimed at, and that it is void."""
+    text = (
+        f"Nothing is promised of this selection: {share} can be anything. The procedure ({summary.procedure}) aims at "
+        f"{percent(summary.alpha)}, and that rests on what a check of this run speaks against: {summary.assumption}"
+    )
+    if summary.strict.procedure == summary.procedure:
+        return text
+    failed = [check.name for check in checks(summary) if check.verdict == "failed"]
+    if failed == ["sign_symmetry"]:  # of the knockoff filter alone
+        return f"{text} {_strict_sentence(summary)}"
+    return f"{text} Nothing is promised of the strict answer beside it ({summary.strict.procedure}) either."
 
 
 def _strict_sentence(summary: Summary) -> str:
@@ -268,7 +289,7 @@ def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:
         "Documents that were not selected are not shown to be the opposite of the selected ones.",
         "The evidence is about a text, not about where it came from. A model that met the same or nearly the same "
         "text elsewhere, such as in a copy, a quotation or a later edition, looks the same to these methods.",
-        "It holds for a question that was fixed before its answer was seen, not for the best of several tries.",
+        "It holds for a question that was settled before any answer was seen, not for the best of several tries.",
     ]
     if len(selections) > 1:
         sentences.append(
@@ -276,3 +297,57 @@ def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:
             "the one picked because of its answer."
         )
     return sentences
+
+
+LISTED_QUESTIONS = 50
+_COLUMNS = {"name", "direction", "detectors", "procedure", "alpha"}
+
+
+def history_report(history: Sequence[HistoryEntry]) -> HistoryReport | None:
+    """What a run was asked so far, without times: the same questions and scores give the same page."""
+    if not history:
+        return None
+    questions = [
+        PastQuestion(asking=number, others=_other_settings(question.settings), **question.model_dump())
+        for number, entry in enumerate(history, 1)
+        for question in entry.questions
+    ]
+    return HistoryReport(
+        n_questions=count_questions(history),
+        n_askings=len(history),
+        sentences=_history_sentences(history, len(questions)),
+        last_asked_by=history[-1].command,
+        questions=questions[-LISTED_QUESTIONS:],
+    )
+
+
+def _history_sentences(history: Sequence[HistoryEntry], n_lines: int) -> list[str]:
+    number = count_questions(history)
+    sentences = []
+    if number > 1:
+        sentences = [
+            f"This run was asked {number:,} different questions. An answer, taken by itself, keeps what it promises if "
+            "its question was settled before any answer was seen: that others were asked as well takes nothing from "
+            "it.",
+            "That is not so for an answer that was picked because of what it says, such as the longest list or the "
+            "first that is not empty, nor for a question that was changed after an answer was seen. The share of wrong "
+            "documents in the best of several answers can be larger than any of them promises.",
+            "So report the question that was settled first, or all of them. A question that was thought of only now "
+            "keeps its promise on documents of which no answer was seen.",
+        ]
+    if history[0].command == "select":
+        sentences.append("Answers that were given before this list was begun, if there are any, are not in it.")
+    if n_lines > LISTED_QUESTIONS:
+        sentences.append(f"These are the last {LISTED_QUESTIONS} of {n_lines:,} lines.")
+    return sentences
+
+
+def _other_settings(settings: Mapping[str, JsonValue]) -> str:
+    """The settings that differ from the default and have no column of their own."""
+    fields = SelectionConfig.model_fields
+    differing = {
+        key: value
+        for key, value in settings.items()
+        if key not in _COLUMNS and not (key in fields and fields[key].default == value)
+    }
+    return ", ".join(f"{key} {value}" for key, value in differing.items())

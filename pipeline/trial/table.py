@@ -36,8 +36,8 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
 
     FDR is the mean, over repeats, of the share of the selected that is false (0 where nothing is selected); power the
     mean share of the sought documents that is selected. FDR is None where no audited document was null, power where
-    none was sought. `holds` says whether the target lies at or above the lower end of the FDR's interval: False means
-    that the repeats contradict the promise.
+    none was sought. `contradicted` says whether the target lies below the lower end of the FDR's interval: then the
+    repeats contradict the promise. False proves nothing: other repeats may contradict it.
 
     Args:
         settings: of the point.
@@ -70,7 +70,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "selected": float(selected.mean()),
         "target": selection.alpha,
         **_spread("fdr", fdr),
-        "holds": None if fdr.low is None else bool(fdr.low <= selection.alpha),
+        "contradicted": None if fdr.low is None else bool(fdr.low > selection.alpha),
         **_spread("power", _estimate(power)),
         "null_share": float(numbers("null_share").mean()),
         **_spread("null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if estimates else UNDEFINED),
@@ -205,14 +205,14 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             row["detectors"],
             row["guarantee"],
             f"{row['target']:g}",
-            _cell(row, "fdr") + ("" if row["holds"] is not False else " !"),
+            _cell(row, "fdr") + (" !" if row["contradicted"] else ""),
             _cell(row, "power"),
             f"{row['selected']:.1f}",
             f"{row['audited']:.1f}",
             f"{row['null_share']:.3f}",
             _cell(row, "null_estimate"),
         )
-    if any(row["holds"] is False for row in rows):
+    if any(row["contradicted"] for row in rows):
         table.caption = "! the repeats contradict the target"
     return table
 

@@ -139,3 +139,20 @@ def test_the_way_from_scores_to_selection_holds_alpha_in_both_directions(
         simulated, _ = simulate(Setting(n, m, share), ["bh"], alpha, runs, seed=7)["bh"]
         real = Estimate.of(wrong["bh"])
         assert abs(simulated.mean - real.mean) <= 4 * math.hypot(simulated.se, real.se)
+
+
+def test_each_of_several_answers_keeps_the_promise_that_the_best_of_them_breaks() -> None:
+    """Five independent detectors of documents none of which was trained on: whatever is selected is wrong."""
+    rng = np.random.default_rng(11)
+    n, m, runs, questions = 199, 20, 1_500, 5
+
+    def selects() -> bool:
+        rank = ranks(rng.normal(size=m), calibrate(rng.normal(size=n)), "members")
+        return decide("bh", RankCounts.of(rank, n), ALPHA).n_selected > 0
+
+    wrong = np.array([[selects() for _ in range(questions)] for _ in range(runs)], dtype=float)
+    for answers in wrong.T:
+        assert abs((one := Estimate.of(list(answers))).mean - float(ALPHA)) <= 4 * one.se, "alpha (n + 1) / m = 1"
+    best = Estimate.of(list(wrong.max(axis=1)))  # the longest list is not empty if one of them is not
+    assert abs(best.mean - (1 - (1 - float(ALPHA)) ** questions)) <= 4 * best.se
+    assert best.mean > 3 * float(ALPHA)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.blind import blind_diagnostic
+from pipeline.audit.forecast import resolution
 from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import (
@@ -164,12 +165,7 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
     least = minimum_selectable(counts.n, counts.m, decision.alpha, decision.factor)
     diagnostics = Diagnostics(
         blind=blind_diagnostic(None, "unseen"),
-        resolution=ResolutionDiagnostic(
-            ok=least <= counts.m / 100,
-            sentence=f"A selection holds at least {least}.",
-            minimum_selectable=least,
-            calibration_for_1_percent=1,
-        ),
+        resolution=ResolutionDiagnostic(**resolution(counts.n, counts.m, least, 1, "unseen")),
         overlap=OverlapDiagnostic(
             ok=True, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
         ),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeline.audit.blind import blind, blind_diagnostic
+from pipeline.audit.blind import Blind, blind, blind_diagnostic
 
 WORDS = [f"word{i}" for i in range(400)]
 
@@ -32,6 +32,15 @@ def test_documents_of_another_year_are_told_apart() -> None:
     shown = blind_diagnostic(found, "unseen")
     assert shown.ok is False
     assert "not supported" in shown.sentence
+
+
+@pytest.mark.parametrize("low", [0.52, 0.54])
+def test_the_sentence_of_the_blind_test_says_what_it_was_held_against(low: float) -> None:
+    shown = blind_diagnostic(Blind(0.59, low, 0.66, 100, 100), "unseen")
+    assert shown.ok is (low == 0.52)
+    assert "above 0.53 at 99% confidence" in shown.sentence
+    assert f"(AUC 0.59, 99% interval {low:.2f} to 0.66; 0.50 is chance)" in shown.sentence
+    assert ("It does not prove them alike." in shown.sentence) == shown.ok
 
 
 def test_too_few_documents_are_no_evidence_either_way() -> None:

@@ -195,3 +195,15 @@ def test_groups_are_calibrated_each_on_its_own() -> None:
 def test_what_a_selection_cannot_do_is_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
+
+
+def test_an_answer_prints_what_its_promise_is_worth_and_warns_where_it_is_void() -> None:
+    rng = np.random.default_rng(0)
+    audited, fair = rng.normal(size=80), rng.normal(size=200)
+    untested = seenset.select(audited, unseen=fair, procedure="bh")
+    assert repr(untested) == f"Selected({untested.summary.line()})"
+    assert repr(untested).endswith("of 80 selected (bh, alpha 0.1, finite-sample), promise not tested)")
+    with pytest.warns(seenset.UnsupportedWarning, match="NOT SUPPORTED") as caught:
+        void = seenset.select(audited, unseen=np.abs(fair), procedure="ktd")  # every sign is positive
+    assert caught[0].filename == __file__
+    assert repr(void).startswith("Selected(selection: NOT SUPPORTED, do not act on it: ")

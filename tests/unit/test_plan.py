@@ -11,6 +11,7 @@ import pytest
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
+from ray_jobs.terminal import print_plan
 
 
 def outlook(tmp_path: Path, known: int | None = 100, **selection: Any) -> dict[str, Any]:
@@ -47,6 +48,46 @@ def test_dependence_and_conditioning_cost_what_they_cost_in_the_selection(tmp_pa
     ebh = outlook(tmp_path, procedure="ebh")["minimum_selectable"]
     assert plain < ebh <= outlook(tmp_path, procedure="by")["minimum_selectable"]
     assert outlook(tmp_path, calibration="conditional")["minimum_selectable"] > plain
+
+
+def warnings_of(outlook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a printed plan that warn."""
+    facts = {
+        "model": {"path": "m", "architecture": "LlamaForCausalLM", "dtype": "float32"},
+        "roles": {},
+        "limit": None,
+        "passes": [],
+        "adapters": [],
+        "detectors": ["loss"],
+        "estimated_seconds_one_worker": None,
+        "endpoint": None,
+        "selections": [outlook],
+    }
+    print_plan(facts)
+    return [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+
+
+def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = outlook(tmp_path, procedure="bh")
+    assert usual["minimum_selectable"] == 20
+    assert usual["ok"] is None, "10% of the audited documents: a number to know"
+    assert "To select as few as 1% of the audited documents takes 999 unseen documents." in usual["sentence"]
+    assert warnings_of(usual, capsys) == []
+    assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
+
+
+def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hopeless = outlook(tmp_path, known=5, procedure="bh")
+    assert hopeless["ok"] is False
+    (line,) = warnings_of(hopeless, capsys)
+    assert (
+        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: at least" in line
+    )
+
+
+def test_a_procedure_that_estimates_the_nulls_is_not_held_to_a_share_of_1(tmp_path: Path) -> None:
+    assert "That is for a share of nulls of 1" in outlook(tmp_path, procedure="storey")["sentence"]
+    assert "share of nulls" not in outlook(tmp_path, procedure="bh")["sentence"]
 
 
 def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from report_run import SCRIPT, SECRET, amend, build_run
 from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run, write_manifest
 from pipeline.audit.score_shards import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
-from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
+from pipeline.audit.summary import BlindDiagnostic, Summary, SymmetryDiagnostic, read_summary
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
@@ -29,6 +29,7 @@ from pipeline.report.contents import Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import MAX_POINTS, _slope, _thinned, draw_figures
 from pipeline.report.wording import visible
+from pipeline.selection import StrictAnswer
 from pipeline.store.files import Store
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -187,7 +188,13 @@ def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
     assert sentence in answer
     assert "✗ failed blind. " + sentence in rest
     assert selection.answer.doubts == [f"Check failed (blind): {sentence}"]
-    assert "this answer is not supported: their words alone tell" in selection.answer.headline
+    assert selection.answer.sentence.startswith("Not supported: their words alone tell the audited from")
+    assert answer.index("Do not act on this answer.") < answer.index("Selection “members”") < answer.index("Of 240")
+    assert answer.index("Not supported: their words alone") < answer.index("Of 240 audited documents")
+    assert "if this holds" not in answer, "the terms of a promise that is void are not held out"
+    assert "finite-sample, but not supported here" in rest
+    assert "Do not act on this list: the selection is not supported" in rest.split("5. Selected documents")[1]
+    assert "Nothing is promised of this selection" in selection.answer.terms
     assert "✓ passed overlap. No calibration document is also audited." in rest
     assert "Not tested in this run" not in page.text
 
@@ -200,11 +207,40 @@ def test_an_untested_assumption_is_called_untested(run: Store) -> None:
 
 
 def test_what_could_not_be_found_casts_no_doubt_on_what_was(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, n=5)
     page, facts = report(store)
     assert facts.selections[0].summary.diagnostics.resolution.ok is False
     assert facts.selections[0].answer.doubts == []
     assert "△ limited resolution." in page.text
+
+
+def test_a_number_to_know_is_no_limit(run: Store) -> None:
+    page, facts = report(run)
+    assert facts.selections[0].summary.minimum_selectable > 240 / 100
+    assert "limited resolution" not in page.text
+    assert "\N{EN DASH} noted resolution. With 100 unseen documents" in page.text
+
+
+@pytest.mark.parametrize("procedure", ["storey", "ptdi", "kernel"])
+def test_the_strict_answer_is_no_way_round_a_failed_check(tmp_path: Path, procedure: str) -> None:
+    store = build_run(tmp_path, selections=({"procedure": procedure},))
+    checks = summary_in(store).diagnostics.model_copy(update={"blind": BlindDiagnostic(ok=False, sentence="Apart.")})
+    amend(store, "members", diagnostics=checks, supported=checks.support(), reasons=checks.failures())
+    answer = report(store)[1].selections[0].answer
+    assert answer.headline.startswith("Not supported: ")
+    assert "guarantee (storey) selects" not in answer.sentence
+    assert ("strict answer beside it (storey) either" in answer.terms) == (procedure != "storey")
+
+
+def test_signs_that_are_no_fair_coins_say_nothing_against_the_ranks_beside_them(tmp_path: Path) -> None:
+    store = build_run(tmp_path)
+    skewed = SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001)
+    checks = summary_in(store).diagnostics.model_copy(update={"sign_symmetry": skewed})
+    strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
+    amend(store, "members", procedure="ktd", diagnostics=checks, supported=False, reasons=["Skewed."], strict=strict)
+    terms = report(store)[1].selections[0].answer.terms
+    assert "Nothing is promised of this selection" in terms
+    assert "(bh on ranks of W) selects 7 of 240" in terms
 
 
 def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_repeats_hold_the_promise_and_have_power() -> None:
     config, points = build_trial(trial(repeats=100))
     rows = selection_rows({}, config.selections, measure(pool(), points[0].config, 0))
     (row,) = rows
-    assert row["holds"] is True
+    assert row["contradicted"] is False
     assert row["fdr_low"] <= 0.2
     assert row["power"] > 0.5
     assert row["null_share"] == pytest.approx(0.5)

@@ -1,0 +1,138 @@
+"""The questions that a run was asked and what came of each: `selection/history.jsonl`, a line each time of asking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from pipeline.audit.records import Record, VersionedRecord, parse_part
+from pipeline.audit.summary import Summary
+from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import HISTORY
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+Command = Literal["run", "select"]
+
+
+class AnsweredQuestion(Record):
+    """One selection as it was asked for, and what came of it."""
+
+    name: str = Field(description="Name of the selection.")
+    settings: dict[str, JsonValue] = Field(description="Its settings, with every default.")
+    n_audit: int = Field(description="Audited documents, quarantined ones included.")
+    n_selected: int = Field(description="Documents selected.")
+    supported: bool | None = Field(
+        description="False: a check contradicted the promise; true: none did, which is no proof; null: not tested."
+    )
+
+    def key(self) -> str:
+        """The same for the same question, whatever its name."""
+        return json.dumps({**self.settings, "name": None}, sort_keys=True)
+
+
+class HistoryEntry(VersionedRecord):
+    """What a run was asked at one time: a line of `selection/history.jsonl`."""
+
+    when: str = Field(description="When the answers were there, in UTC.")
+    command: Command = Field(description="What asked: seenset run, or seenset select.")
+    overlap: str = Field(description="What was to become of calibration documents that are audited too.")
+    error_budget: float = Field(description="Share of documents that could be quarantined before any selection.")
+    questions: list[AnsweredQuestion] = Field(description="The questions, in the order of the configuration.")
+
+
+def read_history(store: Store) -> list[HistoryEntry]:
+    """All that a run was asked, first things first; empty where nothing was.
+
+    Raises:
+        UserError: in one line, a damaged file, or one of another version.
+    """
+    entries = []
+    where = f"{store.url}/{_FILE}"
+    for number, line in enumerate(_lines(store), 1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            raise UserError(f"{where} is damaged: line {number} is not JSON") from None
+        entries.append(parse_part(HistoryEntry, value, f"{where}, line {number},"))
+    return entries
+
+
+def note_answers(store: Store, config: AuditConfig, command: Command, summaries: Sequence[Summary]) -> None:
+    """Add what was asked and what came of it, unless it is what was asked and came of it the last time too.
+
+    The run's lock must be held: the file is read and written whole, because not every store can append.
+
+    Args:
+        store: the run directory.
+        config: with the selections that were asked for.
+        command: what asked.
+        summaries: their answers, in the same order.
+
+    Raises:
+        UserError: a damaged file.
+    """
+    entry = HistoryEntry(
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        overlap=config.overlap,
+        error_budget=config.error_budget,
+        questions=[
+            AnsweredQuestion(
+                name=selection.name,
+                settings=selection.model_dump(mode="json", by_alias=True),
+                n_audit=summary.n_audit,
+                n_selected=summary.n_selected,
+                supported=summary.supported,
+            )
+            for selection, summary in zip(config.selections, summaries, strict=True)
+        ],
+    )
+    history = read_history(store)
+    if history and entry.model_copy(update={"when": history[-1].when, "command": history[-1].command}) == history[-1]:
+        return
+    if not history and not entry.questions:
+        return
+    line = json.dumps(entry.plain(), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    store.write(_FILE, b"".join([*(earlier + b"\n" for earlier in _lines(store)), line + b"\n"]))
+
+
+def answer_names(store: Store, config: AuditConfig) -> list[str]:
+    """The selections that were asked for last; those of the run's configuration where none was answered yet.
+
+    Raises:
+        UserError: a damaged history.
+    """
+    history = read_history(store)
+    return [one.name for one in (history[-1].questions if history else config.selections)]
+
+
+def count_questions(history: Sequence[HistoryEntry]) -> int:
+    """How many different questions were asked, whatever their names."""
+    return len({question.key() for entry in history for question in entry.questions})
+
+
+def several_questions(history: Sequence[HistoryEntry]) -> str | None:
+    """What asking again does to a promise, in one sentence; None where all was asked at once, or only once."""
+    first = {question.key() for entry in history[:1] for question in entry.questions}
+    if not history or len(first) == (number := count_questions(history)):
+        return None
+    return (
+        f"This run was asked {number} different questions, and not all at once: what is promised is promised for a "
+        "question that was settled before any answer was seen, and not for the one of several that was picked because "
+        "of its answer."
+    )
+
+
+_FILE = f"selection/{HISTORY}"
+
+
+def _lines(store: Store) -> list[bytes]:
+    try:
+        return [line for line in store.read(_FILE).split(b"\n") if line.strip()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,400 @@
+"""A run remembers what it was asked, starts each new question from its own configuration, and hides no failed check."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+import seenset
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_config, load_config
+from pipeline.audit.history import count_questions, read_history, several_questions
+from pipeline.audit.plan import make_plan
+from pipeline.audit.settle import settle
+from pipeline.audit.stages import stages_of
+from pipeline.audit.status import run_status
+from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
+from pipeline.errors import ExitCode, UserError
+from pipeline.report import write_report
+from pipeline.report.contents import Report
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
+from pipeline.store.files import Store
+from ray_jobs import terminal
+from ray_jobs.audit import Outcome, run_audit, select_again
+from ray_jobs.cli import main
+from ray_jobs.progress import Reporter
+
+APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
+
+
+def text(seed: int, words: int) -> str:
+    rng = random.Random(seed)
+    return f"Number {seed} " + " ".join(rng.choices(WORDS, k=words)) + "."
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """An audit.yaml and its run, all of whose shards are scored; zlib takes the long half of its texts for members."""
+    root = tmp_path_factory.mktemp("history")
+    roles = {
+        "audit": [text(i, 60 if i % 2 else 12) for i in range(60)],
+        "unseen": [text(1000 + i, 12) for i in range(60)],
+    }
+    for role, texts in roles.items():
+        rows = [{"id": f"{role}-{i}", "text": words} for i, words in enumerate(texts)]
+        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    audit = {
+        "run": str(root / "run"),
+        "model": {"path": str(tiny_model_folder)},
+        "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in roles},
+        "detectors": ["loss", "zlib"],
+        "selections": [{"name": "members", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.2}],
+    }
+    (root / "audit.yaml").write_text(yaml.safe_dump(audit))
+    config = build_config(audit)
+    store = Store(config.run)
+    (stage,) = stages_of(config)
+    scorer = stage.make(stage, Placement())
+    for shard in settle(make_plan(config), {stage.name: stage.fingerprint}, store).shards:
+        process(stage, scorer, shard, store)
+    set_words(store, ALIKE)
+    return root
+
+
+@pytest.fixture
+def audit(scored: Path, tmp_path: Path) -> Path:
+    """The audit.yaml of a copy of that run, whose questions are not answered yet."""
+    shutil.copytree(scored / "run", tmp_path / "run")
+    value = yaml.safe_load((scored / "audit.yaml").read_text())
+    (tmp_path / "audit.yaml").write_text(yaml.safe_dump({**value, "run": str(tmp_path / "run")}))
+    return tmp_path / "audit.yaml"
+
+
+@pytest.fixture
+def store(audit: Path) -> Store:
+    return Store(str(audit.parent / "run"))
+
+
+def run(audit: Path, *overrides: str, **arguments: Any) -> Outcome:
+    return run_audit(load_config(str(audit), overrides), Reporter(Console(), quiet=True), **arguments)
+
+
+def select(store: Store, *overrides: str) -> list[Summary]:
+    return select_again(store.url, overrides, texts=False)
+
+
+def set_words(store: Store, outcome: BlindDiagnostic) -> None:
+    """What the blind test came to, which a run finds out once."""
+    store.write_json("diagnostics/blind-unseen.json", outcome.plain())
+
+
+def report_of(store: Store) -> tuple[Report, str]:
+    write_report(store, texts=False)
+    report = Report.model_validate(store.read_json("report/report.json"))
+    return report, " ".join(store.read("report/report.html").decode().split())
+
+
+def names_and_alphas(store: Store) -> list[list[tuple[str, float]]]:
+    return [[(q.name, q.settings["alpha"]) for q in entry.questions] for entry in read_history(store)]  # type: ignore[misc]
+
+
+# --- a run keeps its configuration, and a select starts from it
+
+
+def test_a_second_select_starts_from_the_configuration_of_the_run(audit: Path, store: Store) -> None:
+    run(audit)
+    select(store, "selections.0.alpha=0.05")
+    (summary,) = select(store, "selections.0.procedure=storey")
+    assert (summary.procedure, summary.alpha) == ("storey", 0.2)
+    (summary,) = select(store)
+    assert (summary.procedure, summary.alpha) == ("bh", 0.2)
+
+
+def test_a_select_leaves_the_manifest_as_the_run_wrote_it(audit: Path, store: Store) -> None:
+    run(audit)
+    before = store.read("manifest.json")
+    select(store, "selections.0.alpha=0.05", "error_budget=0.5")
+    assert store.read("manifest.json") == before
+
+
+def test_status_report_and_python_show_what_was_asked_last(audit: Path, store: Store) -> None:
+    run(audit)
+    other = [{"name": "other", "detectors": ["zlib"], "procedure": "storey", "alpha": 0.3}]
+    select(store, f"selections={json.dumps(other)}")
+    assert [summary.name for summary in run_status(store.url).selections] == ["other"]
+    assert list(seenset.open_run(store.url).selections) == ["other"]
+    report, page = report_of(store)
+    assert [selection.summary.name for selection in report.selections] == ["other"]
+    assert "not made yet" not in page
+    assert "asked for later, with <code>seenset select</code>" in page
+    assert not store.exists("selection/members")
+
+
+def test_a_run_that_goes_on_after_a_select_answers_its_own_questions_again(audit: Path, store: Store) -> None:
+    first = run(audit).selections
+    select(store, "selections.0.alpha=0.05", "selections.0.name=strict")
+    assert run(audit).selections == first
+    assert run_status(store.url).selections == first
+    assert names_and_alphas(store) == [[("members", 0.2)], [("strict", 0.05)], [("members", 0.2)]]
+    assert store.names("selection") == ["history.jsonl", "members"]
+    assert "with <code>seenset select</code>" not in report_of(store)[1]
+
+
+def test_what_an_interrupted_run_still_owes_is_named_after_a_select(audit: Path, store: Store) -> None:
+    run(audit)
+    status = store.read_json("status.json")
+    store.write_json("status.json", {**status, "state": "incomplete"})
+    select(store, "selections.0.name=other")
+    assert "Asked for and not made yet: members." in report_of(store)[1]
+
+
+# --- the history
+
+
+def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path, store: Store) -> None:
+    (answered,) = run(audit).selections
+    (again,) = select(store, "selections.0.alpha=0.05", "overlap=drop")
+    first, second = read_history(store)
+    assert (first.command, second.command) == ("run", "select")
+    assert (first.overlap, second.overlap) == ("error", "drop")
+    assert first.when <= second.when
+    (question,) = second.questions
+    assert question.settings["alpha"] == 0.05
+    assert question.settings["delta"] == 0.1, "every default stands there"
+    assert (question.n_audit, question.n_selected, question.supported) == (60, again.n_selected, again.supported)
+    assert first.questions[0].n_selected == answered.n_selected > 0
+
+
+def test_the_same_question_asked_again_is_no_new_one(audit: Path, store: Store) -> None:
+    run(audit)
+    before = {name: store.read(f"selection/{name}") for name in ("history.jsonl", "members/summary.json")}
+    run(audit)
+    select(store)
+    assert {name: store.read(f"selection/{name}") for name in before} == before
+    assert several_questions(read_history(store)) is None
+
+
+def test_another_name_makes_no_other_question(audit: Path, store: Store) -> None:
+    run(audit)
+    select(store, "selections.0.name=other")
+    history = read_history(store)
+    assert (len(history), count_questions(history)) == (2, 1)
+    assert several_questions(history) is None
+
+
+def test_no_selections_take_the_answers_and_leave_the_history(audit: Path, store: Store) -> None:
+    run(audit)
+    assert select(store, "selections=[]") == []
+    assert names_and_alphas(store) == [[("members", 0.2)], []]
+    assert run_status(store.url).selections == []
+    assert store.names("selection") == ["history.jsonl"]
+
+
+def test_a_run_without_a_history_shows_the_selections_of_its_configuration(audit: Path, store: Store) -> None:
+    run(audit)
+    store.remove("selection/history.jsonl")
+    assert [summary.name for summary in run_status(store.url).selections] == ["members"]
+    report, page = report_of(store)
+    assert report.history is None
+    assert "questions that this run was asked" not in page
+    select(store)
+    assert "Answers that were given before this list was begun" in report_of(store)[1]
+
+
+def test_a_question_is_noted_before_its_answer_can_be_read(
+    audit: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Store.write
+
+    def dies(store: Store, name: str, data: bytes) -> None:
+        if name.endswith("summary.json"):
+            raise OSError("the machine is gone")
+        write(store, name, data)
+
+    monkeypatch.setattr(Store, "write", dies)
+    with pytest.raises(OSError, match="gone"):
+        run(audit)
+    assert names_and_alphas(store) == [[("members", 0.2)]]
+
+
+def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(audit: Path, store: Store) -> None:
+    run(audit)
+    page = report_of(store)[1]
+    assert "The questions that this run was asked" in page
+    assert "different questions" not in page
+    for alpha in (0.05, 0.3):
+        select(store, f"selections.0.alpha={alpha}", "selections.0.ties=random")
+    report, page = report_of(store)
+    assert report.history is not None
+    assert (report.history.n_questions, report.history.n_askings) == (3, 3)
+    assert [q.settings["alpha"] for q in report.history.questions] == [0.2, 0.05, 0.3]
+    assert [q.others for q in report.history.questions] == ["", "ties random", "ties random"]
+    assert "This run was asked 3 different questions. An answer, taken by itself, keeps what it promises if its" in page
+    assert "can be larger than any of them promises" in page
+    assert "and not for the one of several that was picked" in report.selections[0].answer.sentence
+    whens = [entry.when for entry in read_history(store)]
+    assert not any(when in page or when in json.dumps(report.plain()) for when in whens), "times stand in the history"
+
+
+def test_several_questions_of_one_configuration_were_asked_at_once(audit: Path, store: Store) -> None:
+    both = [{"name": name, "detectors": [name], "alpha": 0.2} for name in ("loss", "zlib")]
+    run(audit, f"selections={json.dumps(both)}")
+    report, page = report_of(store)
+    assert "This run was asked 2 different questions." in page
+    assert "not all at once" not in report.selections[0].answer.sentence
+
+
+def test_a_damaged_history_is_named(audit: Path, store: Store) -> None:
+    run(audit)
+    good = store.read("selection/history.jsonl")
+    store.write("selection/history.jsonl", good + b"{\n")
+    with pytest.raises(UserError, match=r"history\.jsonl is damaged: line 2 is not JSON"):
+        run_status(store.url)
+    store.write("selection/history.jsonl", good + b"{}\n")
+    with pytest.raises(UserError, match=r"history\.jsonl, line 2, is damaged: missing key"):
+        run_status(store.url)
+
+
+def test_a_history_is_kept_where_a_store_cannot_append(audit: Path, store: Store) -> None:
+    run(audit)
+    remote = Store("memory://run")
+    for path in sorted(Path(store.url).rglob("*")):
+        if path.is_file():
+            remote.write(str(path.relative_to(store.url)), path.read_bytes())
+    select(remote, "selections.0.alpha=0.05")
+    assert names_and_alphas(remote) == [[("members", 0.2)], [("members", 0.05)]]
+    assert remote.names("selection", ".jsonl") == ["history.jsonl"]
+
+
+def test_no_selection_may_have_the_name_of_the_history(audit: Path) -> None:
+    with pytest.raises(UserError, match=r"must not be history\.jsonl"):
+        load_config(str(audit), ["selections.0.name=history.jsonl"])
+
+
+# --- what is not supported is never acted on by accident
+
+
+def of(summary: Summary, n_selected: int, supported: bool | None) -> Summary:
+    return summary.model_copy(update={"n_selected": n_selected, "supported": supported})
+
+
+@pytest.mark.parametrize(
+    ("answers", "code"),
+    [
+        ([], 0),
+        ([(0, True)], 0),
+        ([(0, False)], 0),
+        ([(3, True)], 4),
+        ([(3, None)], 4),
+        ([(3, False)], 5),
+        ([(3, True), (0, False)], 4),
+        ([(3, True), (1, False)], 5),
+        ([(0, True), (1, False)], 5),
+    ],
+)
+def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(
+    audit: Path, answers: list[tuple[int, bool | None]], code: int
+) -> None:
+    (summary,) = run(audit).selections
+    assert exit_code_of([of(summary, *answer) for answer in answers]) == code
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize(("words", "code"), [(ALIKE, 4), (UNTESTED, 4), (APART, 5)])
+def test_the_command_fails_on_what_is_selected_by_what_it_is_worth(
+    audit: Path, store: Store, words: BlindDiagnostic, code: int
+) -> None:
+    set_words(store, words)
+    assert run(audit, fail_if_selected=True).exit_code == code
+    assert run_status(store.url).exit_code == code
+    assert ended("select", store.url, "--fail-if-selected", "--json") == code
+    assert ended("run", str(audit), "--json") == 0
+    assert ExitCode(5).name == "UNSUPPORTED"
+
+
+@pytest.mark.parametrize("command", ["run", "status", "select"])
+def test_the_terminal_marks_what_is_not_supported(
+    audit: Path, store: Store, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_words(store, APART)
+    run(audit)
+    assert ended(command, str(audit) if command == "run" else store.url) == 0
+    printed = capsys.readouterr().out
+    (row,) = [line for line in printed.splitlines() if line.startswith("│ members")]
+    assert "NOT SUPPORTED" in row
+    assert "members: NOT SUPPORTED, do not act on it: Their words differ." in printed
+    ended(command, str(audit) if command == "run" else store.url, "--json")
+    value = json.loads(capsys.readouterr().out)
+    assert value["unsupported"] == ["members"]
+    assert value["selections"][0]["supported"] is False
+
+
+def test_a_narrow_terminal_shows_the_mark_whole(
+    audit: Path, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_words(store, APART)
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=80))
+    terminal.print_summaries(run(audit).selections)
+    assert "│ SUPPORTED │" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "standing"), [(ALIKE, "not contradicted"), (UNTESTED, "not tested")])
+def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
+    audit: Path, store: Store, words: BlindDiagnostic, standing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_words(store, words)
+    run(audit)
+    assert ended("status", store.url) == 0
+    printed = capsys.readouterr().out
+    assert standing in printed
+    assert "NOT SUPPORTED" not in printed
+    assert (f"members: not tested: {UNTESTED.sentence}" in printed) == (words is UNTESTED)
+    assert ended("status", store.url, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unsupported"] == []
+
+
+def test_the_terminal_says_when_a_run_was_asked_again(
+    audit: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(audit)
+    assert ended("select", store.url) == 0
+    assert "different questions" not in capsys.readouterr().out
+    assert ended("select", store.url, "--set", "selections.0.alpha=0.05") == 0
+    assert "This run was asked 2 different questions, and not all at once" in capsys.readouterr().out
+
+
+def opened(audit: Path, store: Store) -> seenset.Run:
+    return seenset.open_run(store.url)
+
+
+def audited(audit: Path, store: Store) -> seenset.Run:
+    return seenset.audit(audit, quiet=True)
+
+
+@pytest.mark.parametrize("opening", [opened, audited])
+def test_python_warns_of_what_is_not_supported_and_prints_it_first(
+    audit: Path, store: Store, opening: Callable[[Path, Store], seenset.Run]
+) -> None:
+    set_words(store, APART)
+    run(audit)
+    with pytest.warns(seenset.UnsupportedWarning, match="members: NOT SUPPORTED") as caught:
+        answer = opening(audit, store).selections["members"]
+    assert caught[0].filename == __file__, "the line of the caller is the one that is named"
+    assert repr(answer).startswith("RunSelection(members: NOT SUPPORTED, do not act on it: Their words differ.")
+    assert f"{answer.n_selected} of 60 selected (bh, alpha 0.2, finite-sample)" in repr(answer)
