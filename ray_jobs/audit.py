@@ -21,6 +21,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
+from pipeline.audit.precheck import check_before_scoring
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.settle import note_gradient, settle
@@ -103,6 +104,7 @@ def run_audit(
     machine = _machine(plan)
     store = Store(config.run)
     with RunLock(store) as lock:
+        check_before_scoring(plan, store, reporter.say)
         parts = allocate(config, plan.shards)
         digest = model_digests()
         base = digest(weights_of(config.model)) if parts.adapters else {}

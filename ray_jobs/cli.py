@@ -57,19 +57,21 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
     planned = _planned(config, set_, limit)
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
+    from pipeline.audit.precheck import plan_checks
     from pipeline.audit.stages import log_prob_stages
     from pipeline.config.models import weights_of
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
 
     audit = planned.config
+    checks = plan_checks(planned)
     model = describe_model(audit.model)
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
     if audit.paraphraser is not None:
         check_paraphraser(audit.paraphraser, weights_of(audit.model))
     check_log_probs(log_prob_stages(audit))
-    facts = forecast(planned, model)
+    facts = {**forecast(planned, model), "checks": checks}
     if json_:
         terminal.print_json(facts)
     else:

@@ -59,7 +59,9 @@ def print_plan(facts: dict[str, Any]) -> None:
 
         screen.print(
             f"about {facts['estimated_tokens']:,} tokens a pass; "
-            f"about {duration(seconds)} on one worker like this machine"
+            f"about {duration(seconds)} on one worker like this machine (a guess, from {facts['estimated_from']})",
+            highlight=False,
+            soft_wrap=True,
         )
     if (endpoint := facts["endpoint"]) is not None:
         price = f", about {endpoint['price']:,.2f}" if endpoint["price"] else ""
@@ -70,6 +72,10 @@ def print_plan(facts: dict[str, Any]) -> None:
         )
         for limit in endpoint["over"]:
             screen.print(f"warning: {limit}, less than that", highlight=False)
+    checks = facts["checks"]
+    screen.print(f"checked {checks['scope']}:", highlight=False)
+    for line in checks["lines"]:
+        screen.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     for entry in facts["selections"]:
         mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "

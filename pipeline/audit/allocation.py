@@ -1,7 +1,8 @@
 """The allocation: which known documents the adapters of a run are trained on, and which calibrate, never both.
 
 Parts are drawn at random by the run's seed. Documents that share their first 8 normalised words stay together, because
-corpora hold the same article cut to several lengths.
+corpora hold the same article cut to several lengths; but for beginnings that many texts share
+(`families.common_beginnings`), which are headers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
 from pipeline.config.training import AdapterConfig, FinetuneConfig
 from pipeline.corpus.documents import Document, read_shard, text_keys
-from pipeline.corpus.families import draw_families, families
+from pipeline.corpus.families import common_beginnings, draw_families, families, family_keys
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
@@ -62,6 +63,7 @@ KEYS_FILE = "adapters/documents.parquet"
 """File of a run directory with the keys of the documents that adapters were trained on."""
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("prefix_key", pa.int64())])
+"""Columns of that file; `prefix_key` is null where many texts begin so."""
 
 OWN_CORPUS = "its own corpus"
 
@@ -77,6 +79,7 @@ class Part:
     texts: list[str]
     text_key: np.ndarray  # int64, (documents,)
     prefix_key: np.ndarray  # int64, (documents,)
+    header: np.ndarray  # bool, (documents,): begins with what many texts begin with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +87,15 @@ class Parts:
     """The allocation of the known documents of a run."""
 
     adapters: dict[str, Part]  # by name
-    calibration: dict[Role, np.ndarray]  # text keys of the documents that share no first words with any part; int64
+    calibration: dict[Role, np.ndarray]  # text keys of the documents that are not `trained_on`; int64
 
     def keys(self) -> pa.Table:
         """The keys of all parts (`KEYS_SCHEMA`)."""
         tables = []
         for name, part in self.adapters.items():
             names = pa.array([name] * part.text_key.size, pa.string())
-            tables.append(pa.table([names, part.text_key, part.prefix_key], schema=KEYS_SCHEMA))
+            prefixes = pa.array(part.prefix_key, pa.int64(), mask=part.header)
+            tables.append(pa.table([names, part.text_key, prefixes], schema=KEYS_SCHEMA))
         return pa.concat_tables(tables) if tables else KEYS_SCHEMA.empty_table()
 
 
@@ -105,6 +109,11 @@ class _Pool:
     prefix_key: np.ndarray  # int64, (documents,)
     groups: list[str | None]
     free: np.ndarray  # bool, (documents,), that may be trained on
+    header: np.ndarray  # bool, (documents,): begins with what many texts begin with
+
+    def note_headers(self, common: np.ndarray) -> None:
+        """Mark the documents with one of these beginnings."""
+        self.header[np.isin(self.prefix_key, common)] = True
 
 
 def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
@@ -133,6 +142,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     corpus_pools = {
         name: _own_corpus(config, settings, name) for name, settings in adapter_settings.items() if not settings.roles
     }
+    _note_headers(list(role_pools.values()), list(corpus_pools.values()))
     if config.overlap == "drop":
         _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards)
     adapters: dict[str, Part] = {}
@@ -148,7 +158,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
             raise UserError(f"fsd adapter {name}: none of its documents has 2 tokens, which training needs")
         keys = [
             np.concatenate([getattr(pool, key)[chosen] for pool, chosen in zip(pools, drawn, strict=True)])[long_enough]
-            for key in ("text_key", "prefix_key")
+            for key in ("text_key", "prefix_key", "header")
         ]
         adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, *keys)
     return Parts(adapters, _calibration(role_pools, adapters))
@@ -156,6 +166,11 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
 
 def trained_on(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
     """Which documents share their text or their first 8 words with a document that an adapter was trained on.
+
+    What calibrates must not be like what was trained on: training lowers the deviation of a text, and with it that of
+    a longer, shorter or edited version; null documents would then stand out from a calibration that is too low. So
+    here, unlike between calibration and audit, an equal beginning is enough. It costs at most a few documents, because
+    beginnings that many texts share do not count: an adapter learns a header alike for all that have it.
 
     Args:
         text_key: int64, (documents,).
@@ -165,8 +180,21 @@ def trained_on(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> 
     Returns:
         bool, (documents,).
     """
-    same = np.isin(text_key, keys["text_key"].to_numpy())
-    return np.asarray(same | np.isin(prefix_key, keys["prefix_key"].to_numpy()))
+    return np.asarray(trained_text(text_key, keys) | np.isin(prefix_key, _beginnings(keys)))
+
+
+def trained_text(text_key: np.ndarray, keys: pa.Table) -> np.ndarray:
+    """Which documents have the text of one that an adapter was trained on: bool, (documents,)."""
+    return np.asarray(np.isin(text_key, keys["text_key"].to_numpy()))
+
+
+def trained_beginning(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
+    """Which documents only begin like one that an adapter was trained on: bool, (documents,)."""
+    return np.asarray(np.isin(prefix_key, _beginnings(keys)) & ~trained_text(text_key, keys))
+
+
+def _beginnings(keys: pa.Table) -> np.ndarray:
+    return np.asarray(keys["prefix_key"].drop_null().to_numpy())
 
 
 def hashes(keys: np.ndarray) -> list[str]:
@@ -207,7 +235,8 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     reserve = 1 if settings.corpus is None else 0
     if count + reserve > available:
         raise too_few(name, pool.name, available, count, reserve, restriction)
-    chosen = draw_families(allowed, families(pool.prefix_key), count, np.random.default_rng([seed, _PART]))
+    family = families(family_keys(pool.text_key, pool.prefix_key, pool.header))
+    chosen = draw_families(allowed, family, count, np.random.default_rng([seed, _PART]))
     if not chosen.any():
         raise UserError(
             f"fsd adapter {name}: documents of {pool.name} that begin with the same 8 words must stay together, and "
@@ -259,23 +288,38 @@ def _read(name: str, shards: Sequence[Shard]) -> _Pool:
         keys.append(text_keys(document.text))
         groups.append(document.group)
     key_table = np.array(keys, dtype=np.int64).reshape(-1, 2)
-    return _Pool(
-        name, shards, key_table[:, 0].copy(), key_table[:, 1].copy(), groups, np.ones(len(key_table), dtype=bool)
-    )
+    free, header = np.ones(len(key_table), dtype=bool), np.zeros(len(key_table), dtype=bool)
+    return _Pool(name, shards, key_table[:, 0].copy(), key_table[:, 1].copy(), groups, free, header)
+
+
+def _note_headers(roles: Sequence[_Pool], corpora: Sequence[_Pool]) -> None:
+    """Mark what begins as many texts do: of all known roles for every pool, of an adapter's corpus for it alone.
+
+    So another adapter, with a corpus of its own, moves no document.
+    """
+    common = common_beginnings(*(_all_of(roles, key) for key in ("text_key", "prefix_key")))
+    for pool in (*roles, *corpora):
+        pool.note_headers(common)
+    for pool in corpora:
+        pool.note_headers(common_beginnings(pool.text_key, pool.prefix_key))
+
+
+def _all_of(pools: Sequence[_Pool], key: str) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *(getattr(pool, key) for pool in pools)])
 
 
 def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
     """Exclude documents that share text or first words with an audited one. Memory grows with the pools only."""
     texts = {key for pool in pools for key in pool.text_key.tolist()}
-    prefixes = {key for pool in pools for key in pool.prefix_key.tolist()}
+    prefixes = {key for pool in pools for key in pool.prefix_key[~pool.header].tolist()}
     audited_texts, audited_prefixes = set(), set()
     for document in _documents([shard for shard in shards if shard.role == "audit"]):
         text, prefix = text_keys(document.text)
         audited_texts |= {text} & texts
         audited_prefixes |= {prefix} & prefixes
     for pool in pools:
-        shared = np.isin(pool.text_key, list(audited_texts)) | np.isin(pool.prefix_key, list(audited_prefixes))
-        pool.free[shared] = False
+        alike = np.isin(pool.prefix_key, list(audited_prefixes)) & ~pool.header
+        pool.free[np.isin(pool.text_key, list(audited_texts)) | alike] = False
 
 
 def _documents(shards: Sequence[Shard]) -> Iterator[Document]:

@@ -98,8 +98,24 @@ def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
     return BlindDiagnostic(ok=test.ok, sentence=sentence, **asdict(test))
 
 
-def sample_texts(shards: Sequence[Shard]) -> list[str]:
-    """Up to SAMPLED_TEXTS readable texts, spread evenly over at most SAMPLED_SHARDS shards.
+def blind_test(shards: Sequence[Shard], role: str, seed: int, texts: int = SAMPLED_TEXTS) -> BlindDiagnostic:
+    """The test of a role against the audited documents.
+
+    Args:
+        shards: of all roles.
+        role: whose documents calibrate.
+        seed: of the folds.
+        texts: most texts of each side.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
+    calibration, audit = ([shard for shard in shards if shard.role == r] for r in (role, "audit"))
+    return blind_diagnostic(blind(sample_texts(calibration, texts), sample_texts(audit, texts), seed), role)
+
+
+def sample_texts(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[str]:
+    """Up to `texts` readable texts, about, spread evenly over at most SAMPLED_SHARDS shards.
 
     Raises:
         UserError: a file is gone or damaged.
@@ -108,7 +124,7 @@ def sample_texts(shards: Sequence[Shard]) -> list[str]:
         return []
     places = np.linspace(0, len(shards) - 1, min(SAMPLED_SHARDS, len(shards)))
     sampled = [shards[place] for place in sorted({round(place) for place in places})]
-    share = -(-SAMPLED_TEXTS // len(sampled))
+    share = -(-texts // len(sampled))
     return [text for shard in sampled for text in _first_texts(shard, share)]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.audit.blind import blind, blind_diagnostic, sample_texts
+from pipeline.audit.blind import blind_test
 from pipeline.audit.forecast import resolution
+from pipeline.audit.overlap import overlap_diagnostic
+from pipeline.audit.precheck import filed_precheck
 from pipeline.audit.records import parse_part
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import (
@@ -37,7 +39,7 @@ def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: Blind
         overlap=_overlap_diagnostic(overlap, role),
         duplicates=_duplicates_diagnostic(scored),
         truncated=_truncated_diagnostic(scored),
-        fine_tuned=_finetuned_diagnostic(scored, role),
+        fine_tuned=_finetuned_diagnostic(scored, role, overlap.n_trained),
         sign_symmetry=_symmetry_diagnostic(answer.symmetry),
     )
 
@@ -73,21 +75,20 @@ def run_blind_test(scored: Scored, role: str, seed: int) -> BlindDiagnostic:
     earlier = scored.store.read_json(name)
     if earlier is not None:
         return parse_part(BlindDiagnostic, earlier, f"{scored.store.url}/{name}")
-    shards = {r: [scored.shards[receipt.shard] for receipt in scored.of(r)] for r in (role, "audit")}
+    shards = list(scored.shards.values())
+    before = filed_precheck(scored.store, shards, seed)
     try:
-        test = blind(sample_texts(shards[role]), sample_texts(shards["audit"]), seed)
+        diagnostic = before.blind[role] if before and role in before.blind else blind_test(shards, role, seed)
     except UserError as error:
         sentence = f"Whether the words of {role} and audited documents differ was not tested: {error}."
         return BlindDiagnostic(ok=None, sentence=sentence)
-    diagnostic = blind_diagnostic(test, role)
     scored.store.write_json(name, diagnostic.plain())
     return diagnostic
 
 
 def _overlap_diagnostic(overlap: Overlap, role: str) -> OverlapDiagnostic:
-    tail = " and were left out of calibration." if overlap.n_calibration else "."
-    sentence = f"{overlap.n_calibration} {role} documents are audit documents too{tail}"
-    return OverlapDiagnostic(ok=True, sentence=sentence, n_calibration=overlap.n_calibration, n_audit=overlap.n_audit)
+    counts = (overlap.n_calibration, overlap.n_audit, overlap.n_alike)
+    return overlap_diagnostic(role, *counts, overlap.pairs, "left out of calibration")
 
 
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
@@ -107,11 +108,13 @@ def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
     return ShareDiagnostic(ok=None, sentence=sentence, share=share)
 
 
-def _finetuned_diagnostic(scored: Scored, role: str) -> CountDiagnostic | None:
-    if not scored.finetuned:
+def _finetuned_diagnostic(scored: Scored, role: str, n_trained: int) -> CountDiagnostic | None:
+    if not scored.finetuned and not n_trained:
         return None
     count = scored.n_finetuned(role)
     sentence = f"{count} {role} documents were fine-tuned on, or begin like one that was, and do not calibrate."
+    if n_trained:
+        sentence += f" {n_trained} audited documents begin like one that was: to fsd they look less like members."
     return CountDiagnostic(ok=True, sentence=sentence, count=count)
 
 

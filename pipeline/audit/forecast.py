@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import torch
-
 from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
+from pipeline.audit.pace import measure_pace
 from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import display_name
+from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import ESTIMATING, NULL_ROLE, SelectionConfig
-from pipeline.corpus.inputs import estimated_rows
+from pipeline.corpus.inputs import extent_of
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.evalues import dependence_factor
@@ -30,8 +28,7 @@ PASS_COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
 
-    The time is a guess for one worker like this machine: 2 floating-point operations a parameter and token, at
-    the speed of a matrix product measured here and now, halved for all that is not a matrix product.
+    The time is a guess for one worker like this machine, from a forward pass measured here and now (`measure_pace`).
     """
     config = plan.config
     roles: dict[str, Any] = {}
@@ -40,18 +37,19 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         shards = sum(1 for shard in plan.shards if shard.role == role)
         roles[role] = {"documents": count, "exact": exact, "shards": shards}
     adapters, calibration = _adapters(config, roles)
-    at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
     total = sum(entry["documents"] for entry in roles.values())
-    everything = sum(estimated_rows(entry)[0] for entry in plan.inputs)
+    everything = sum(extent_of(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     tokens = round(total * min(average, config.max_tokens))
     passes = plan.passes()
-    seconds = None
-    if model.get("parameters"):
+    seconds = source = None
+    if isinstance(config.model, ModelConfig) and model.get("parameters"):
         reads = total * sum(_forward_passes(entry) for entry in passes)
         reads += PASS_COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
-        tokens_per_document = tokens / max(1, total)
-        seconds = 2 * model["parameters"] * tokens_per_document * reads / (0.5 * measured_flops(model["dtype"]))
+        length = tokens / max(1, total)
+        statistics = frozenset(name for entry in passes if entry["kind"] == "forward" for name in entry["statistics"])
+        pace = measure_pace(config.model, model["dtype"], model["parameters"], length, statistics)
+        seconds, source = pace.seconds * length * reads, pace.source
     return {
         "run": config.run,
         "model": {"path": display_name(config.model), **model},
@@ -64,10 +62,30 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "estimated_tokens": tokens,
         "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
-        "selections": [
-            _outlook(selection, roles["audit"]["documents"], calibration, at_most) for selection in config.selections
-        ],
+        "estimated_from": source,
+        "selections": _outlooks(config, roles, adapters, calibration),
     }
+
+
+def outlooks(config: AuditConfig, roles: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The smallest possible selection of each question.
+
+    Args:
+        config: of the audit.
+        roles: role -> "documents", their number, and "exact", whether it is no estimate.
+
+    Raises:
+        UserError: an adapter is to be trained on more known documents than there are.
+    """
+    return _outlooks(config, roles, *_adapters(config, roles))
+
+
+def _outlooks(
+    config: AuditConfig, roles: Mapping[str, Any], adapters: Sequence[Mapping[str, Any]], calibration: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
+    m = roles["audit"]["documents"]
+    return [_outlook(selection, m, calibration, at_most) for selection in config.selections]
 
 
 def _forward_passes(entry: Mapping[str, Any]) -> float:
@@ -139,17 +157,3 @@ def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str,
     if not ok:
         sentence += f" To select as few as 1% of the audited documents takes {enough:,} {role} documents."
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
-
-
-def measured_flops(dtype: str) -> float:
-    """Floating-point operations a second of one matrix product on this machine, the best of a few."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    size = 4096 if device == "cuda" else 768
-    matrix = torch.ones(size, size, dtype=getattr(torch, dtype, torch.float32), device=device)
-    best = float("inf")
-    for _ in range(6):
-        began = time.perf_counter()
-        product = matrix @ matrix
-        product[0, 0].item()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best

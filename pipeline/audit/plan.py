@@ -9,11 +9,12 @@ from typing import Any
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig, ModelConfig
-from pipeline.corpus.inputs import InputFile, estimated_rows, find_inputs
+from pipeline.corpus.inputs import InputFile, extent_of, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.endpoint.client import check_endpoint
+from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
 from pipeline.store.files import Store
@@ -33,8 +34,8 @@ class Plan:
 
     def documents(self, role: Role) -> tuple[int, bool]:
         """Number of documents of a role, and whether it is exact; it is an estimate where only reading would tell."""
-        estimates = [estimated_rows(entry) for entry in self.inputs if entry.role == role]
-        count, exact = sum(rows for rows, _ in estimates), all(is_exact for _, is_exact in estimates)
+        extents = [extent_of(entry) for entry in self.inputs if entry.role == role]
+        count, exact = sum(extent.rows for extent in extents), all(extent.exact for extent in extents)
         if self.limit is not None and self.limit <= count:
             return self.limit, exact
         return count, exact
@@ -60,14 +61,19 @@ class Plan:
         return passes
 
     def text_bytes(self) -> int:
-        """Estimated bytes of text of all inputs; text is taken to be 3 times its compressed size."""
-        return sum(_text_bytes(entry) for entry in self.inputs)
+        """Estimated bytes of text of all inputs, decompressed."""
+        return sum(extent_of(entry).text_bytes for entry in self.inputs)
 
     def estimated_tokens(self) -> dict[str, float]:
         """Tokens of every shard, by id; an estimate."""
         row_bytes: dict[str, float] = {}
         for entry in self.inputs:
-            row_bytes[entry.path] = _text_bytes(entry) / max(1, estimated_rows(entry)[0])
+            try:
+                extent = extent_of(entry)
+            except UserError:  # a damaged file: its shards fail by name when they are read
+                row_bytes[entry.path] = float(entry.size)
+            else:
+                row_bytes[entry.path] = extent.text_bytes / max(1, extent.rows)
         sizes = {}
         for shard in self.shards:
             by_row = row_bytes[shard.path]
@@ -81,10 +87,6 @@ class Plan:
             size = min(most, rows)
             sizes[shard.id] = (size if size < float("inf") else by_row) / BYTES_PER_TOKEN
         return sizes
-
-
-def _text_bytes(entry: InputFile) -> int:
-    return entry.size * (1 if entry.splittable else 3)
 
 
 def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:

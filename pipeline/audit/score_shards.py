@@ -85,13 +85,20 @@ DOCUMENTS_SCHEMA = pa.schema([("doc_id", pa.string()), ("p_value", pa.float64())
 def overlapping(table: pa.Table, keys: Keys) -> tuple[np.ndarray, int]:
     """Which calibration documents stand in a shard of audit documents too, and how many of the shard's do.
 
-    Two documents are the same when their normalised texts are, or their first 8 normalised words.
+    Two documents are the same when their normalised texts are.
     Returns a bool array over the calibration documents, which merges by `|`, and a count.
     """
+    text = table["text_key"].to_numpy()
+    return np.isin(keys.text, text), int(np.count_nonzero(np.isin(text, keys.text)))
+
+
+def alike(table: pa.Table, keys: Keys) -> np.ndarray:
+    """Which of a shard's audit documents begin like a calibration document that has another text.
+
+    Returns bool, (documents,); those whose text is that of a calibration document are not among them.
+    """
     text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
-    calibrating = np.isin(keys.text, text) | np.isin(keys.prefix, prefix)
-    audited = np.isin(text, keys.text) | np.isin(prefix, keys.prefix)
-    return calibrating, int(np.count_nonzero(audited))
+    return np.asarray(np.isin(prefix, keys.prefix) & ~np.isin(text, keys.text))
 
 
 @dataclass(frozen=True, slots=True)

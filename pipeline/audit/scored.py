@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_FILE, trained_on
-from pipeline.audit.score_shards import DUPLICATES, Keys, overlapping, repeated, scores_of
+from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA, trained_beginning, trained_on
+from pipeline.audit.overlap import LIKE_PAIRS, shared_error
+from pipeline.audit.score_shards import DUPLICATES, Keys, alike, overlapping, repeated, scores_of
+from pipeline.audit.summary import LikePair
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
 from pipeline.corpus.shard import Shard
@@ -201,15 +203,18 @@ def _write_duplicates(scored: Scored) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Calibration documents that are audited too."""
+    """Calibration documents that are audited too, and audited documents that only begin like one that calibrates."""
 
     n_calibration: int
     n_audit: int
+    n_alike: int
+    pairs: list[LikePair]  # the first of those that begin alike
+    n_trained: int  # audited documents that begin like one that an adapter was trained on
     keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
 
 
 def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
-    """Find calibration documents that are audited too, by text or by first words; and likewise fine-tuning ones.
+    """Find calibration documents that are audited too, by their text; fine-tuning ones likewise.
 
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`.
@@ -217,19 +222,40 @@ def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
     columns = ["text_key", "prefix_key"]
     known = [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)]
     keys = Keys.of(known)
+    training = scored.store.read_table(KEYS_FILE) if scored.store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
     shared = np.zeros(keys.text.size, dtype=bool)
-    n_audit = 0
+    n_audit = n_alike = n_trained = 0
+    examples: list[tuple[Receipt, int, int]] = []  # shard, position in it and first words
     for receipt in scored.of("audit"):
-        shared_here, count = overlapping(scored.table(receipt, columns), keys)
+        table = scored.table(receipt, columns)
+        shared_here, count = overlapping(table, keys)
         shared |= shared_here
         n_audit += count
+        like = np.flatnonzero(alike(table, keys))
+        n_alike += like.size
+        text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
+        n_trained += int(trained_beginning(text, prefix, training).sum())
+        examples += [(receipt, int(at), int(prefix[at])) for at in like[: LIKE_PAIRS - len(examples)]]
     n_shared = int(np.count_nonzero(shared))
     if n_shared and config.overlap == "error":
-        raise UserError(
-            f"{n_shared} of {shared.size} {role} documents are audit documents too (same text, or same first 8 words; "
-            f"{n_audit} audit documents); remove them or set overlap: drop to leave them out of calibration"
-        )
+        raise shared_error(n_shared, shared.size, role, n_audit)
     calibrating = np.ones(shared.size, dtype=bool)
     if scored.n_finetuned(role):
-        calibrating = ~trained_on(keys.text, keys.prefix, scored.store.read_table(KEYS_FILE))
-    return Overlap(n_shared, n_audit, ~shared[calibrating])
+        calibrating = ~trained_on(keys.text, keys.prefix, training)
+    pairs = _like_pairs(scored, role, [len(table) for table in known], keys, examples)
+    return Overlap(n_shared, n_audit, n_alike, pairs, n_trained, ~shared[calibrating])
+
+
+def _like_pairs(
+    scored: Scored, role: str, sizes: Sequence[int], keys: Keys, examples: Sequence[tuple[Receipt, int, int]]
+) -> list[LikePair]:
+    """Name the documents that begin alike: of each audited one, the first calibration document that does."""
+    ends = np.cumsum(sizes)
+    pairs = []
+    for receipt, at, prefix in examples:
+        place = int(np.flatnonzero(keys.prefix == prefix)[0])
+        shard = int(np.searchsorted(ends, place, side="right"))
+        known = scored.table(scored.of(role)[shard], ["doc_id"], finetuned=True)["doc_id"]
+        audited = scored.table(receipt, ["doc_id"])["doc_id"][at].as_py()
+        pairs.append(LikePair(audit=audited, calibration=known[place - int(ends[shard] - sizes[shard])].as_py()))
+    return pairs

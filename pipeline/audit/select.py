@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_FILE, trained_on
+from pipeline.audit.allocation import KEYS_FILE, trained_beginning, trained_text
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, ScoreHistogram, Span, histogram, span_of
@@ -19,6 +19,7 @@ from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summa
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.corpus.families import common_beginnings
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer, together
@@ -124,24 +125,49 @@ def _remove_others(config: AuditConfig, scored: Scored) -> None:
 def _check_training(config: AuditConfig, scored: Scored, each: Each) -> None:
     """Check that no adapter which a selection reads was trained on documents that it judges.
 
+    An equal text stops every selection. An equal beginning, but for a header (`common_beginnings`), stops those where
+    a low deviation is evidence: direction clean, and adadetect, which may learn so. Where members are sought, training
+    on a like text lowers a document's deviation and makes it look less like a member, so it costs power and not the
+    promise; the diagnostic `fine_tuned` counts such documents.
+
     Raises:
         UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
     """
-    columns = {column for selection in config.selections for column in selection.detectors}
-    if not adapters_of([d for d in parse_detectors(config.detectors) if d.column in columns]):
+    reading = [selection for selection in config.selections if _reads_adapter(config, selection)]
+    if not reading:
         return
     training_keys = scored.store.read_table(KEYS_FILE)
 
-    def count_trained(receipt: Receipt) -> int:
+    def trained(receipt: Receipt) -> tuple[int, np.ndarray]:
         keys = scored.table(receipt, ["text_key", "prefix_key"])
-        return int(trained_on(keys["text_key"].to_numpy(), keys["prefix_key"].to_numpy(), training_keys).sum())
+        text, prefix = keys["text_key"].to_numpy(), keys["prefix_key"].to_numpy()
+        like = trained_beginning(text, prefix, training_keys)
+        return int(trained_text(text, training_keys).sum()), np.stack([text[like], prefix[like]], axis=1)
 
-    count = sum(each(scored.of("audit"), count_trained))
-    if count:
+    parts = list(each(scored.of("audit"), trained))
+    if count := sum(copies for copies, _ in parts):
         raise UserError(
-            f"the adapters were trained on {count} audit documents, or on others with the same first 8 words, and "
-            "cannot judge these; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
+            f"the adapters were trained on {count} audit documents and cannot judge these; take them out of what is "
+            "fine-tuned on, or begin a run anew with overlap: drop"
         )
+    alike = np.concatenate([np.empty((0, 2), dtype=np.int64), *(keys for _, keys in parts)])
+    count = int((~np.isin(alike[:, 1], common_beginnings(alike[:, 0], alike[:, 1]))).sum())
+    strict = [selection.name for selection in reading if not _lenient(selection)]
+    if count and strict:
+        raise UserError(
+            f"the adapters were trained on documents that begin with the same 8 words as {count} audit documents, "
+            f"which selection {strict[0]} could take for clean; take them out of what is fine-tuned on, or begin a run "
+            "anew with overlap: drop"
+        )
+
+
+def _reads_adapter(config: AuditConfig, selection: SelectionConfig) -> bool:
+    return bool(adapters_of([d for d in parse_detectors(config.detectors) if d.column in selection.detectors]))
+
+
+def _lenient(selection: SelectionConfig) -> bool:
+    """Whether a lower score can only keep a document from being selected."""
+    return selection.direction == "members" and selection.procedure != "adadetect"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,22 @@ class ResolutionDiagnostic(Diagnostic):
     )
 
 
+class LikePair(Record):
+    """Two documents that begin with the same 8 words and go on differently."""
+
+    audit: str = Field(description="Id of the audited document.")
+    calibration: str = Field(description="Id of the calibration document; the first that begins so.")
+
+
 class OverlapDiagnostic(Diagnostic):
-    """Which calibration documents are audited too, by their text or by their first 8 words."""
+    """Which calibration documents are audited too, by their text; null where some only begin alike."""
 
     n_calibration: int = Field(description="Calibration documents that are audited too, left out of calibration.")
     n_audit: int = Field(description="Audited documents that calibration documents repeat.")
+    n_alike: int = Field(
+        0, description="Audited documents that begin with the 8 words of a calibration document, and go on differently."
+    )
+    pairs: list[LikePair] = Field([], description="The first few of these.")
 
 
 class CountDiagnostic(Diagnostic):

@@ -54,8 +54,9 @@ def read_shard(shard: Shard) -> Iterator[Document]:
 
 
 def text_keys(text: str) -> tuple[int, int]:
-    """Two 64-bit keys, of the normalised text and of its first 8 words, to find documents that two roles share.
+    """Two 64-bit keys, of the normalised text and of its first 8 words.
 
+    Equal texts are one document, in whatever role. Equal beginnings may be a copy with changes, or a header.
     Normalised: NFKC, case folded, white space collapsed. A text of fewer than 8 words is its own prefix.
     """
     words = unicodedata.normalize("NFKC", text).casefold().split()

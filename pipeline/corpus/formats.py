@@ -57,6 +57,11 @@ class _Decompressed(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    @property
+    def compressed(self) -> int:
+        """Bytes of the file that were read so far, in its blocks."""
+        return int(self._file.tell())
+
     def close(self) -> None:
         if not self.closed:
             self._file.close()
@@ -69,6 +74,20 @@ def open_plain(path: str) -> IO[bytes]:
     if compression is None:
         return cast(IO[bytes], fsspec.open(path, "rb").open())
     return io.BufferedReader(_Decompressed(path, compression), 1 << 16)
+
+
+def read_beginning(path: str, count: int) -> tuple[bytes, bool, float]:
+    """At most `count` bytes from the beginning, decompressed; whether that is all; and its size to that in the file.
+
+    Raises:
+        OSError: the file is damaged.
+    """
+    with open_plain(path) as file:
+        data = file.read(count)
+        whole = len(data) < count or not file.read(1)
+        raw = getattr(file, "raw", None)
+        packed = raw.compressed if isinstance(raw, _Decompressed) else len(data)
+        return data, whole, len(data) / max(1, packed)
 
 
 def first_columns(form: str, path: str, name: str) -> list[str]:

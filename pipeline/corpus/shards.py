@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig, TransformConfig
 from pipeline.corpus.documents import lines, read_shard
-from pipeline.corpus.inputs import InputFile, estimated_rows
+from pipeline.corpus.inputs import InputFile, extent_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
@@ -84,7 +84,7 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
         return resources.shard_bytes
     total = float(sum(entry.size for entry in inputs))
     if limit is not None:
-        rows = sum(estimated_rows(entry)[0] for entry in inputs)
+        rows = sum(extent_of(entry).rows for entry in inputs)
         total *= min(1.0, limit * len({entry.role for entry in inputs}) / max(1, rows))
     step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: some more text leaves the cuts as they are
     return min(MOST_BYTES, max(LEAST_BYTES, step))

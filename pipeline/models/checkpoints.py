@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -208,8 +210,6 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
     Raises:
         UserError: it cannot be read, or the model is of another kind.
     """
-    from transformers import AutoConfig
-
     if not source.gguf:
         _check_has_config(config, source)
         with in_one_line(config, "config.json"):
@@ -217,9 +217,8 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
         if "auto_map" in raw and not config.trust_remote_code and not _known_type(raw.get("model_type")):
             raise UserError(f"model {config.path} ships code of its own; set trust_remote_code: true if you trust it")
     with in_one_line(config, "config"):
-        loaded = AutoConfig.from_pretrained(
-            source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
-        )
+        changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
+        loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
     names = loaded.architectures or []
     if seq2seq and loaded.is_encoder_decoder:
         if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
@@ -229,6 +228,14 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
     if not has_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
         raise UserError(f"model {config.path} is no causal language model: {', '.join(names) or loaded.model_type}")
     return loaded
+
+
+@lru_cache(maxsize=8)
+def _parsed_config(source: Checkpoint, trust_remote_code: bool, changed: int) -> Any:
+    """The configuration as transformers reads it, once a process: of a GGUF file that takes seconds."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code, **source.gguf_argument)
 
 
 def _known_type(model_type: str | None) -> bool:

@@ -52,9 +52,13 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
         bool, (documents,).
 
     Raises:
-        UserError: fewer documents than the known roles take: says how many are needed.
+        UserError: fewer documents than the known roles take: says how many are needed; a share that is no document,
+            or documents that begin alike, which stay together, and are never as few.
     """
     total = family.size
+    for role, amount in known.items():
+        if amount and not _number(amount, total):
+            raise UserError(f"split.{role} {amount:g} of {total} documents is none; give a larger share or a number")
     unseen, seen = (_number(known.get(role, 0), total) for role in ("unseen", "seen"))
     if total < unseen + seen + 1:
         raise UserError(
@@ -62,7 +66,10 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
             f"needs at least {unseen + seen + 1}"
         )
     count = seen + round(share * (total - unseen - seen))
-    return draw_families(np.ones(total, dtype=bool), family, count, generator(seed, _CONTAMINATION))
+    everything = np.ones(total, dtype=bool)
+    chosen = draw_families(everything, family, count, generator(seed, _CONTAMINATION))
+    _check_drawn(chosen, everything, family, count, "contaminate.share")
+    return chosen
 
 
 def draw_split(
@@ -108,6 +115,7 @@ def draw_split(
         wrong = round(config.label_noise * count)
         chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role])
         chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} with label noise", _OTHER_KIND[role])
+        _check_drawn(chosen, free & (right if wrong < count else ~right), family, count, f"split.{role}")
         free &= ~chosen
         roles[role] = chosen
     audited = _audited(free, trained, family, config, rng)
@@ -139,6 +147,15 @@ def _take(
             f"{setting} needs {count} {kind} documents that nothing else takes, {int(pool.sum())} are there"
         )
     return draw_families(pool, family, count, rng)
+
+
+def _check_drawn(chosen: np.ndarray, pool: np.ndarray, family: np.ndarray, count: int, setting: str) -> None:
+    if count and not chosen.any():
+        smallest = int(np.unique(family[pool], return_counts=True)[1].min())
+        raise UserError(
+            f"{setting} takes {count} documents and can have none: those that begin with the same 8 words stay "
+            f"together, in groups of at least {smallest}; give more documents, or take off what they all begin with"
+        )
 
 
 def _number(amount: Amount, total: int) -> int:

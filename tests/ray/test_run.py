@@ -230,13 +230,19 @@ def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
     shared = [sentence(1000 + i) for i in range(5)]
     longer = " ".join(sentence(1010).split()[:8]) + " and then it goes on in another way"
     path = make_audit([*(sentence(i) for i in range(40)), *(t.upper() for t in shared), longer])
-    with pytest.raises(UserError, match="6 of 40 unseen documents are audit documents too") as caught:
+    with pytest.raises(UserError, match="5 of 40 unseen documents are audit documents too") as caught:
         run(path)
     assert caught.value.exit_code == 2
+    assert not (tmp_path / "run/manifest.json").exists(), "before any model is read"
     outcome = run(path, "overlap=drop")
-    assert outcome.selections[0].n_calibration == 34
+    assert outcome.selections[0].n_calibration == 35
     assert outcome.selections[0].n_audit == 46
-    assert outcome.selections[0].diagnostics.overlap.n_calibration == 6
+    overlap = outcome.selections[0].diagnostics.overlap
+    assert (overlap.ok, overlap.n_calibration, overlap.n_alike) == (None, 5, 1)
+    assert "(audit-45 and unseen-10)" in overlap.sentence
+    filed = list((tmp_path / "run/diagnostics").glob("documents-*.json"))
+    before = json.loads(filed[0].read_text())
+    assert before["blind"]["unseen"] == json.loads((tmp_path / "run/diagnostics/blind-unseen.json").read_text())
 
 
 def test_a_damaged_file_leaves_the_other_shards_scored(make_audit: MakeAudit, tmp_path: Path) -> None:

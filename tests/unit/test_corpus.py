@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from benchmarks.small_model import WORDS
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import SourceConfig
+from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import Document, fetch_texts, read_shard, text_keys
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import Extent, extent_of, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.errors import UserError
@@ -277,3 +279,39 @@ def test_keys_ignore_case_space_and_form_but_not_words() -> None:
     assert one[1] == two[1]
     assert one[0] != two[0]
     assert text_keys("Short text") == text_keys("short  TEXT")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".jsonl.gz", ".jsonl.zst"])
+def test_rows_are_counted_where_a_file_is_small_and_estimated_from_many_places_where_it_is_large(
+    tmp_path: Path, suffix: str
+) -> None:
+    """The first rows are 40 times as long as the others: the beginning alone would say a tenth of the rows."""
+    rng = random.Random(0)
+
+    def extent(long: int, short: int) -> tuple[Extent, int]:
+        texts = ["\n".join(rng.choices(WORDS, k=400)) for _ in range(long)]
+        texts += ["\n".join(rng.choices(WORDS, k=10)) for _ in range(short)]
+        path = tmp_path / f"{long}{suffix}"
+        if "csv" in suffix:
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, ["text"])
+                writer.writeheader()
+                writer.writerows({"text": text} for text in texts)
+        else:
+            plain = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+            pack = {".gz": gzip.compress, ".zst": zstandard.compress}
+            path.write_bytes(pack.get(path.suffix, bytes)(plain))
+        (entry,) = find_inputs(CorpusConfig(audit=SourceConfig(path=str(path))))
+        return extent_of(entry), len(texts)
+
+    small, rows = extent(3, 50)
+    assert (small.rows, small.exact) == (rows, True)
+    if suffix in (".jsonl", ".csv"):
+        large, rows = extent(1_000, 80_000)
+        assert not large.exact
+        assert 0.7 * rows < large.rows < 1.4 * rows
+    else:  # only the beginning can be read, which here is like the rest
+        large, rows = extent(0, 150_000)
+        assert not large.exact
+        assert 0.9 * rows < large.rows < 1.1 * rows
+        assert large.text_bytes > 3 * (tmp_path / f"0{suffix}").stat().st_size

@@ -211,6 +211,26 @@ def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
         parts(audit(tiny_model_folder, files, fsd={"documents": 14}, overlap="drop"))
 
 
+def test_a_licence_on_every_document_neither_stops_the_split_nor_empties_calibration(
+    tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    header = "licensed to everybody under the terms of the licence"
+    known = [f"{header} {text(i, 12)}" for i in range(40)]
+    files["audit"] = write(tmp_path / "audit.jsonl", [f"{header} {text(i, 12)}" for i in range(100, 120)])
+    files["unseen"] = write(tmp_path / "unseen.jsonl", [*known, *(f"{text(90, 9)} and part {i}" for i in range(4))])
+    for overlap in ("error", "drop"):
+        found = parts(audit(tiny_model_folder, files, fsd={"documents": 15}, overlap=overlap))
+        part = found.adapters["default"]
+        assert len(part.texts) == 15
+        rest = set(found.calibration["unseen"].tolist())
+        assert keys(known) - keys(part.texts) <= rest, "all that is not trained on, header or not"
+        assert not keys(part.texts) & rest
+        series = {each for each in part.texts if each.startswith("90")}
+        assert len(series) in (0, 4), "a few that begin alike stay together"
+        beginnings = found.keys()["prefix_key"]
+        assert beginnings.null_count == 15 - len(series)
+
+
 def test_a_group_without_a_column_is_one_line(tiny_model_folder: Path, files: dict[str, str]) -> None:
     described = audit(tiny_model_folder, files, fsd={"group": "a"}).model_dump(mode="json")
     described["corpus"]["unseen"]["group"] = None

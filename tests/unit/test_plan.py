@@ -10,7 +10,10 @@ import pytest
 
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
-from pipeline.audit.plan import make_plan
+from pipeline.audit.pace import measure_pace
+from pipeline.audit.plan import describe_model, make_plan
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import open_made_up, open_model
 from ray_jobs.terminal import print_plan
 
 
@@ -97,3 +100,27 @@ def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path
     beyond = outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)
     assert not beyond["ok"]
     assert "at least 1,000 of 200 documents or none, so it cannot select anything" in beyond["sentence"]
+
+
+def test_the_time_is_a_guess_from_the_shape_of_the_model(tmp_path: Path, tiny_model_folder: Path) -> None:
+    config = ModelConfig(path=str(tiny_model_folder))
+    about = describe_model(config)
+    made_up = open_made_up(config, "float32", 1, 1 << 30)
+    assert made_up is not None
+    lm, layers, total = made_up
+    real = open_model(config)
+    assert (layers, total) == (1, real.model.config.num_hidden_layers)
+    assert total > 1
+    assert {name for name, _ in lm.model.named_parameters()} < {name for name, _ in real.model.named_parameters()}
+    assert open_made_up(config, "float32", 1, 1000) is None, "it would not fit"
+    pace = measure_pace(config, about["dtype"], about["parameters"], 60, frozenset({"log_prob", "variance"}))
+    assert 0 < pace.seconds < 1
+    assert pace.source == f"a moment of a model of its shape with {min(3, total)} of {total} layers"
+    rough = measure_pace(ModelConfig(path="m", quantization="4bit"), "bfloat16", 10**9, 60, frozenset())
+    assert rough.source == "a matrix product on it"
+    path = tmp_path / "audit.jsonl"
+    path.write_text("".join(json.dumps({"text": f"some words {i}"}) + "\n" for i in range(50)))
+    described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": str(path)}}}
+    facts = forecast(make_plan(build_config({**described, "detectors": ["loss"]})), about)
+    assert facts["estimated_seconds_one_worker"] > 0
+    assert facts["estimated_from"] == pace.source

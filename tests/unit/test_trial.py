@@ -22,6 +22,7 @@ from pipeline.selection.in_memory import Scores
 from pipeline.trial import figures
 from pipeline.trial.config import SplitConfig, build_trial
 from pipeline.trial.detection import RATES, detection, roc
+from pipeline.trial.documents import read_documents
 from pipeline.trial.intervals import mean_interval
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
@@ -107,6 +108,36 @@ def test_no_document_has_two_roles_and_noise_is_as_asked(
         assert trained[drawn.audit].sum() == round(member_share * drawn.audit.size)
     if audited == 20:
         assert drawn.audit.size == 20
+
+
+def test_a_licence_on_every_document_does_not_make_them_one(tmp_path: Any) -> None:
+    header = "licensed to everybody under the terms of the licence"
+    rows = [{"id": f"d{i}", "text": f"{header} and then text {i // 2} {'more' * (i % 2)}"} for i in range(150)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "documents.parquet")
+    config, _ = build_trial(trial(documents={"path": str(tmp_path / "documents.parquet"), "id": "id"}))
+    documents = read_documents(config)
+    trained = choose_trained(documents.family, 0.5, config.roles(), seed=0)
+    drawn = draw_split(trained, documents.family, config.roles(), config.split, 0, 0, 0)
+    assert (trained.sum(), drawn.unseen.size, drawn.audit.size) == (50, 50, 100)
+
+
+@pytest.mark.parametrize(
+    ("family", "known", "line"),
+    [
+        (np.zeros(6, dtype=np.int64), {"unseen": 2}, "contaminate.share takes 2 documents and can have none: those"),
+        (np.repeat([0, 1], [4, 2]), {"unseen": 1}, r"split\.unseen takes 1 documents and can have none.* at least 4"),
+        (np.arange(30), {"unseen": 0.01}, r"split\.unseen 0\.01 of 30 documents is none; give a larger share"),
+    ],
+)
+def test_a_part_that_would_be_empty_is_one_line_in_the_words_of_the_trial(
+    family: np.ndarray, known: dict[Any, Any], line: str
+) -> None:
+    def draw() -> Split:
+        trained = choose_trained(family, 0.5, known, seed=0)
+        return draw_split(trained, family, known, SplitConfig(), seed=0, model=0, repeat=0)
+
+    with pytest.raises(UserError, match=line):
+        draw()
 
 
 def test_documents_that_begin_alike_stay_together_in_every_part() -> None:

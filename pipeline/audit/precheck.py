@@ -1,0 +1,302 @@
+"""What the documents themselves say, before any model is loaded: shared texts, repeated ids, words that differ."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.blind import SAMPLED_TEXTS, blind_test
+from pipeline.audit.forecast import outlooks
+from pipeline.audit.overlap import LIKE_PAIRS, overlap_diagnostic, shared_error, short_id
+from pipeline.audit.plan import Plan
+from pipeline.audit.records import VersionedRecord, read_record
+from pipeline.audit.score_shards import Keys, alike, overlapping, repeated
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, LikePair, OverlapDiagnostic
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ROLES, Role
+from pipeline.config.selection import NULL_ROLE
+from pipeline.corpus.documents import id_key, read_shard, text_keys
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+EXAMPLES = 3
+DOCUMENT_COST = 256  # characters that take as long as a document's row does, whatever its length
+_NOTE, _WARNING = "note: ", "warning: "
+_ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is read. A corpus that is no larger is checked whole; of a larger one shards are drawn at random.
+
+    Half of it is for the audited documents, at least, and a quarter for each known role, at most. So memory is bounded
+    too: 25 bytes a document, of which there are at most `characters / DOCUMENT_COST`.
+    """
+
+    characters: int  # of text, at most, each document counted with DOCUMENT_COST more
+    texts: int  # of each side of the blind test
+
+
+RUN = Effort(1 << 30, SAMPLED_TEXTS)
+"""Of `seenset run`: about a million documents of 800 characters, half a minute on one core."""
+
+PLAN = Effort(1 << 25, 1_000)
+"""Of `seenset plan`: about a second."""
+
+
+class Precheck(VersionedRecord):
+    """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
+
+    documents: dict[Role, int] = Field(description="Documents that were read, by role.")
+    whole: bool = Field(description="Whether these are all; else they are a sample, of shards drawn at random.")
+    overlap: dict[Role, OverlapDiagnostic] = Field(
+        description="What each known role shares with the audited documents."
+    )
+    duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
+    blind: dict[Role, BlindDiagnostic] = Field(
+        description="Whether words alone tell a known role from the audited documents; a role whose texts cannot be "
+        "read is missing."
+    )
+    damaged: list[str] = Field(description="The first inputs that could not be read to their end, a line each.")
+
+    @property
+    def scope(self) -> str:
+        """How many documents were read."""
+        count = sum(self.documents.values())
+        return f"all {count:,} documents" if self.whole else f"a sample of {count:,} documents"
+
+
+def check_documents(plan: Plan, effort: Effort) -> Precheck:
+    """Check the documents of an audit: what two roles share, ids that repeat, and words that tell roles apart.
+
+    Texts are compared as scoring compares them: after `text_transform`, all of the text, each id once. Texts of one
+    word are left out, because a model may have no score for them. Pure: nothing is written.
+
+    Args:
+        plan: of the audit.
+        effort: how much to read.
+
+    Raises:
+        UserError: the inputs of the plan are gone.
+    """
+    config = plan.config
+    roles = [role for role, _ in config.corpus.roles()]
+    damaged: list[str] = []
+    quarter = effort.characters // 4
+    amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
+    read = {role: _read(plan.shards, role, amounts[role], config.seed, damaged) for role in roles}
+    blind_tests: dict[Role, BlindDiagnostic] = {}
+    for role in roles:
+        if role != "audit":
+            try:
+                blind_tests[role] = blind_test(plan.shards, role, config.seed, effort.texts)
+            except UserError as error:
+                damaged.append(str(error))
+    return Precheck(
+        documents={role: keys.text.size for role, keys in read.items()},
+        whole=all(keys.whole for keys in read.values()),
+        overlap={role: _overlap(keys, read["audit"], role) for role, keys in read.items() if role != "audit"},
+        duplicates=_duplicates(list(read.values()), config),
+        blind=blind_tests,
+        damaged=sorted(set(damaged))[:EXAMPLES],
+    )
+
+
+def check_before_scoring(plan: Plan, store: Store, say: Callable[[str], None]) -> None:
+    """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
+
+    Nothing of this replaces what selection checks over all scored documents.
+
+    Args:
+        plan: of the run.
+        store: the run directory.
+        say: called with each line.
+
+    Raises:
+        UserError: calibration documents are audited too, and the config does not say `overlap: drop`.
+    """
+    earlier = filed_precheck(store, plan.shards, plan.config.seed)
+    checked = earlier or check_documents(plan, RUN)
+    check_shared(checked, plan.config)
+    if earlier is None:
+        store.write_json(_file(plan.shards, plan.config.seed), checked.plain())
+    lines = remarks(checked, plan.config)
+    counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
+    for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
+        if not entry["ok"]:
+            lines.append(f"{_WARNING}selection {entry['name']}: {entry['sentence']}")
+    if lines and not checked.whole:
+        say(f"checked before scoring: {checked.scope}; what they share is checked again over all of them after it")
+    for line in lines:
+        say(line)
+
+
+def _at_least(count: int, plan: Plan, role: Role) -> int:
+    """The documents of a role as planned; those that were read where a damaged file hides their number."""
+    try:
+        return plan.documents(role)[0]
+    except UserError:
+        return count
+
+
+def plan_checks(plan: Plan) -> dict[str, Any]:
+    """What `seenset plan` says of the documents: the checks, "scope" (how many were read) and "lines" (one a check).
+
+    Raises:
+        UserError: as `check_shared`.
+    """
+    checked = check_documents(plan, PLAN)
+    check_shared(checked, plan.config)
+    scope = f"{checked.scope}, words of at most {PLAN.texts:,} of each role"
+    return {**checked.plain(), "scope": scope, "lines": _lines(checked, plan.config)}
+
+
+def check_shared(checked: Precheck, config: AuditConfig) -> None:
+    """Stop at documents that stand in two roles, as selection would after scoring.
+
+    Raises:
+        UserError: a role that calibrates a selection has some, and the config does not say `overlap: drop`.
+    """
+    for role in _calibrating(config):
+        shared = checked.overlap.get(role)
+        if shared is not None and shared.n_calibration and config.overlap == "error":
+            error = shared_error(shared.n_calibration, checked.documents[role], role, shared.n_audit)
+            raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
+
+
+def remarks(checked: Precheck, config: AuditConfig) -> list[str]:
+    """A line for each check that did not pass, of the roles that calibrate a selection."""
+    return [line for line in _lines(checked, config) if line.startswith((_WARNING, _NOTE))]
+
+
+def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
+    """A line for each check, those that did not pass with the word for it before."""
+    checks: list[Diagnostic | None] = [checked.duplicates]
+    for role in _calibrating(config):
+        checks += [checked.overlap.get(role), checked.blind.get(role)]
+    words = {True: "", None: _NOTE, False: _WARNING}
+    lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
+    return [*(f"{_WARNING}{line}" for line in checked.damaged), *lines]
+
+
+def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck | None:
+    """The checks of these very documents that a run has filed; None where it has not.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    name = _file(shards, seed)
+    return read_record(store, name, Precheck, f"remove {name} and run again")
+
+
+def _file(shards: Sequence[Shard], seed: int) -> str:
+    """The name says what was read, so a corpus that was mended is read again."""
+    content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
+    digest = hashlib.sha256(json.dumps([seed, content], sort_keys=True).encode()).hexdigest()
+    return f"diagnostics/documents-{digest[:12]}.json"
+
+
+def _calibrating(config: AuditConfig) -> list[Role]:
+    """The roles that calibrate a selection."""
+    needed = {NULL_ROLE[selection.direction] for selection in config.selections}
+    return [role for role in ROLES if role in needed]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RoleKeys:
+    """The keys of the documents of one role that were read, in the order of the files."""
+
+    shards: list[Shard]
+    ends: np.ndarray  # int64, (shards,): documents up to the end of each
+    text: np.ndarray  # int64, (documents,)
+    prefix: np.ndarray  # int64, (documents,)
+    repeats: np.ndarray  # int64: positions of documents whose id stands before
+    compared: np.ndarray  # int64: positions of the others that have more than one word
+    whole: bool
+
+    def table(self) -> pa.Table:
+        """The keys of the documents that are compared, as score shards hold them."""
+        return pa.table({"text_key": self.text[self.compared], "prefix_key": self.prefix[self.compared]})
+
+    def doc_id(self, position: int) -> str:
+        """The id of a document, from its file."""
+        index = int(np.searchsorted(self.ends, position, side="right"))
+        offset = position - (int(self.ends[index - 1]) if index else 0)
+        readable = (document for document in read_shard(self.shards[index]) if document.problem is None)
+        for document in itertools.islice(readable, offset, None):
+            return document.doc_id
+        raise UserError(f"{self.shards[index].name} changed while it was read")
+
+
+def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damaged: list[str]) -> _RoleKeys:
+    """Read the documents of a role: all, or shards drawn at random until so many characters are read."""
+    candidates = [shard for shard in shards if shard.role == role]
+    order = np.random.default_rng([seed, _ORDER]).permutation(len(candidates)).tolist()
+    parts: dict[int, array[int]] = {}
+    whole = True
+    for index in order:
+        if characters <= 0:
+            whole = False
+            break
+        parts[index] = part = array("q")
+        try:
+            for keys, size in _keys(candidates[index]):
+                part.extend(keys)
+                characters -= size + DOCUMENT_COST
+                if characters <= 0:
+                    whole = False
+                    break
+        except UserError as error:  # of one file; the run finishes the others, and says so
+            damaged.append(str(error))
+    read = sorted(parts)
+    rows = [np.frombuffer(parts[index], dtype=np.int64).reshape(-1, 4) for index in read]
+    table = np.concatenate([np.empty((0, 4), dtype=np.int64), *rows])
+    repeats = repeated(table[:, 2])
+    once = np.ones(len(table), dtype=bool)
+    once[repeats] = False
+    ends = np.cumsum([len(part) for part in rows], dtype=np.int64)
+    compared = np.flatnonzero(once & (table[:, 3] > 0))
+    return _RoleKeys([candidates[index] for index in read], ends, table[:, 0], table[:, 1], repeats, compared, whole)
+
+
+def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int, int], int]]:
+    """((text key, prefix key, id key, more than one word), characters) of every readable document."""
+    for document in read_shard(shard):
+        if document.problem is None:
+            several = len(document.text.split(None, 1)) > 1
+            yield (*text_keys(document.text), id_key(document.doc_id), int(several)), len(document.text)
+
+
+def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role) -> OverlapDiagnostic:
+    keys = Keys.of([known.table()])
+    shared, n_audit = overlapping(audit.table(), keys)
+    like = np.flatnonzero(alike(audit.table(), keys))
+    pairs = []
+    for at in like[:LIKE_PAIRS]:
+        place = audit.compared[at]
+        first = known.compared[np.flatnonzero(keys.prefix == audit.prefix[place])[0]]
+        pairs.append(LikePair(audit=audit.doc_id(int(place)), calibration=known.doc_id(int(first))))
+    return overlap_diagnostic(role, int(np.count_nonzero(shared)), n_audit, like.size, pairs)
+
+
+def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:
+    count = sum(keys.repeats.size for keys in read)
+    if not count:
+        return CountDiagnostic(ok=True, sentence="No document repeats an id.", count=0)
+    places = [(keys, int(position)) for keys in read for position in keys.repeats[:EXAMPLES]]
+    ids = ", ".join(short_id(keys.doc_id(position)) for keys, position in places[:EXAMPLES])
+    verb = "document repeats an id and goes" if count == 1 else "documents repeat an id and go"
+    sentence = f"{count} {verb} to quarantine (first: {ids})."
+    if count > config.error_budget * sum(keys.text.size for keys in read):
+        sentence += f" error_budget {config.error_budget:g} allows fewer: the run would end without an answer."
+    return CountDiagnostic(ok=None, sentence=sentence, count=count)

@@ -1,0 +1,184 @@
+"""What needs no model is checked before one is loaded: shared texts, repeated ids, words that tell roles apart."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import Plan, make_plan
+from pipeline.audit.precheck import (
+    PLAN,
+    RUN,
+    Effort,
+    check_before_scoring,
+    check_documents,
+    filed_precheck,
+    plan_checks,
+)
+from pipeline.audit.scored import find_overlap, read_scored
+from pipeline.audit.stages import stages_of
+from pipeline.errors import UserError
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
+from pipeline.store.files import Store
+
+HEADER = "licensed to everybody under the terms of the licence "
+
+
+def text(seed: int) -> str:
+    words = np.random.default_rng(seed).choice(WORDS, 20).tolist()
+    return f"text {seed} {' '.join(words)}"
+
+
+def planned(tmp_path: Path, audit: Sequence[str], unseen: Sequence[str], **settings: Any) -> Plan:
+    corpus = {}
+    for role, texts in (("audit", audit), ("unseen", unseen)):
+        path = tmp_path / f"{role}.jsonl"
+        ids = settings.pop(f"{role}_ids", [f"{role[0]}{i}" for i in range(len(texts))])
+        rows = [{"id": doc_id, "text": each} for doc_id, each in zip(ids, texts, strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        corpus[role] = {"path": str(path), "id": "id"}
+    described = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": "m"},
+        "corpus": corpus,
+        "detectors": ["loss"],
+        "selections": [{"name": "members", "detectors": ["loss"], "alpha": 0.2}],
+        "resources": {"shard_bytes": 1000},
+        **settings,
+    }
+    return make_plan(build_config(described))
+
+
+def said(plan: Plan) -> list[str]:
+    lines: list[str] = []
+    check_before_scoring(plan, Store(plan.config.run), lines.append)
+    return lines
+
+
+def test_equal_beginnings_are_a_note_that_names_pairs_and_equal_texts_stop(tmp_path: Path) -> None:
+    list_of = "This is a list of people reported killed in {}: {}"
+    audit = [*map(text, range(30)), list_of.format(2023, "one"), text(70)]
+    unseen = [*map(text, range(100, 130)), list_of.format(2024, "two")]
+    plan = planned(tmp_path, audit, unseen)
+    found = check_documents(plan, RUN).overlap["unseen"]
+    assert (found.ok, found.n_calibration, found.n_alike) == (None, 0, 1)
+    assert [(pair.audit, pair.calibration) for pair in found.pairs] == [("a30", "u30")]
+    assert "1 audited document begins with the same 8 words as one of the unseen documents" in found.sentence
+    assert "(a30 and u30)" in found.sentence
+    assert any("(a30 and u30)" in line and line.startswith("note: ") for line in said(plan))
+    copied = planned(tmp_path, audit, [*unseen, f"  {text(70).upper()}\n"])
+    line = r"^1 of 32 unseen documents are audit documents too \(same text; 1 audit documents\); remove them or set"
+    with pytest.raises(UserError, match=line):
+        said(copied)
+    with pytest.raises(UserError, match=line):
+        plan_checks(copied)
+    assert filed_precheck(Store(copied.config.run), copied.shards, 0) is None, "the mended corpus is read again"
+    dropped = planned(tmp_path, audit, [*unseen, text(70)], overlap="drop")
+    said(dropped)
+    kept = filed_precheck(Store(dropped.config.run), dropped.shards, 0)
+    assert kept is not None
+    assert kept.overlap["unseen"].n_calibration == 1
+
+
+def test_a_licence_on_every_document_stops_nothing(tmp_path: Path) -> None:
+    plan = planned(tmp_path, [HEADER + text(i) for i in range(75)], [HEADER + text(i) for i in range(100, 175)])
+    found = check_documents(plan, RUN).overlap["unseen"]
+    assert (found.ok, found.n_calibration, found.n_alike, len(found.pairs)) == (None, 0, 75, 3)
+
+
+def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, tiny_model_folder: Path) -> None:
+    """Repeated ids, texts without a score and transformed dates included."""
+    audit = [*map(text, range(20)), text(200), text(201), "a", f"{text(203)} 2024-05-06", text(204), ""]
+    unseen = [*map(text, range(100, 120)), text(200), text(201), "a", f"{text(203)} 1999", HEADER + text(1)]
+    settings = {
+        "model": {"path": str(tiny_model_folder)},
+        "overlap": "drop",
+        "text_transform": {"dates": "remove"},
+        "audit_ids": [*(f"a{i}" for i in range(25)), "a25"],
+        "unseen_ids": [*(f"u{i}" for i in range(21)), "u20", "u22", "u23", "u24"],
+    }
+    plan = planned(tmp_path, audit, unseen, **settings)
+    checked = check_documents(plan, RUN)
+    store = Store(plan.config.run)
+    (stage,) = stages_of(plan.config)
+    worker = stage.make(stage, Placement())
+    for shard in plan.shards:
+        process(stage, worker, shard, store)
+    scored = read_scored(store, plan.shards)
+    after = find_overlap(scored, "unseen", plan.config)
+    before = checked.overlap["unseen"]
+    assert (before.n_calibration, before.n_audit, before.n_alike) == (after.n_calibration, after.n_audit, after.n_alike)
+    assert before.n_calibration == 2, (
+        "text 200, and 203 without its date; 201 repeats an id, and a lone word may have no score"
+    )
+    assert before.pairs == after.pairs
+    assert (
+        checked.duplicates.count == sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen")) == 1
+    )
+    assert "(first: u20)" in checked.duplicates.sentence
+
+
+def test_ids_that_repeat_are_counted_and_named(tmp_path: Path) -> None:
+    ids = [*(f"a{i}" for i in range(40)), *(f"a{i}" for i in range(5))]
+    plan = planned(tmp_path, list(map(text, range(45))), list(map(text, range(100, 130))), audit_ids=ids)
+    found = check_documents(plan, PLAN).duplicates
+    assert (found.ok, found.count) == (None, 5)
+    assert "5 documents repeat an id and go to quarantine (first: a0, a1, a2)." in found.sentence
+    assert "error_budget 0.01 allows fewer" in found.sentence
+
+
+def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_wrong(tmp_path: Path) -> None:
+    many = [{"name": "members", "detectors": ["loss"], "alpha": 0.9}]
+    plain = planned(tmp_path, list(map(text, range(100))), list(map(text, range(200, 400))), selections=many)
+    assert said(plain) == []
+    dated = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
+    blind, resolution = said(dated)
+    assert blind.startswith("warning: A classifier that knows only their words tells the unseen documents")
+    assert resolution.startswith("warning: selection members: With 60 unseen documents to calibrate on")
+    assert plan_checks(dated)["blind"]["unseen"]["ok"] is False
+
+
+def test_a_resume_reads_what_is_filed_and_a_mended_corpus_is_read_again(tmp_path: Path) -> None:
+    plan = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
+    first = said(plan)
+    (name,) = (tmp_path / "run/diagnostics").iterdir()
+    value = json.loads(name.read_text())
+    value["blind"]["unseen"]["sentence"] = "As it was filed."
+    name.write_text(json.dumps(value))
+    assert said(plan)[0] == "warning: As it was filed."
+    mended = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} zephyr" for i in range(200, 260)])
+    assert said(mended) == first, "of the same size and with other words"
+
+
+def test_a_large_corpus_is_sampled_and_says_so(tmp_path: Path) -> None:
+    shared = list(map(text, range(1000, 1040)))
+    plan = planned(tmp_path, [*map(text, range(200)), *shared], [*map(text, range(300, 400)), *shared])
+    some = check_documents(plan, Effort(60_000, 50))
+    assert not some.whole
+    assert 0 < some.documents["audit"] < 240
+    assert some.scope == f"a sample of {sum(some.documents.values())} documents"
+    assert 0 < some.overlap["unseen"].n_calibration < 40
+    assert some == check_documents(plan, Effort(60_000, 50)), "the same documents every time"
+    assert check_documents(plan, Effort(1_000_000, 50)).whole
+    assert check_documents(plan, Effort(1_000_000, 50)).overlap["unseen"].n_calibration == 40
+
+
+def test_a_damaged_file_stops_no_check_of_the_others(tmp_path: Path) -> None:
+    plan = planned(tmp_path, list(map(text, range(60))), list(map(text, range(200, 260))))
+    whole = gzip.compress("".join(json.dumps({"text": text(i)}) + "\n" for i in range(3000)).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    described = plan.config.model_dump(mode="json", by_alias=True)
+    described["corpus"]["audit"] = {"path": [str(tmp_path / "cut.jsonl.gz"), str(tmp_path / "audit.jsonl")]}
+    found = check_documents(make_plan(build_config(described)), RUN)
+    assert found.documents["unseen"] == 60
+    assert found.documents["audit"] > 60
+    assert "cut.jsonl.gz is damaged after row" in found.damaged[0]
