@@ -30,7 +30,11 @@ pages of the detectors explain the settings by examples.
 - An unknown key is refused in one line that names the nearest known one.
 - `--set a.b=c` changes a setting for one call of `plan`, `run`, `select` or `trial`. A number is a place in a list
   (`--set selections.0.alpha=0.05`), `*` stands for every entry of it.
-- Relative paths are relative to the folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work.
+- Relative paths are relative to the file that names them; those of `--set`, and those of a `dict` in Python, to the
+  folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work. A model is a path if it begins with
+  `./` or `../`, ends in `.gguf`, or names a folder beside the file; otherwise it is a hub id.
+- `manifest.json` keeps a relative path as `FOLDER/./PATH`: it opens from anywhere, and ids of documents begin with
+  `PATH`.
 - `null` means: not set.
 """
 SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}

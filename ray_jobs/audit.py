@@ -123,7 +123,7 @@ def run_audit(
             note_gradient(store, scored)
             check_budget(config, scored)
             reporter.say("selecting")
-            summaries = select_all(config, scored, limit, each if machine is None else each_here)
+            summaries = select_all(config, scored, limit, each if machine is None else each_here, texts=texts)
             code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
             ended = status.write("complete", code, selections=summaries)
             report = write_report(store, texts=texts)
@@ -160,7 +160,7 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
     with RunLock(store):
         scored = read_scored(store, shards)
         check_budget(config, scored)
-        summaries = select_all(config, scored, manifest.limit, each, "select")
+        summaries = select_all(config, scored, manifest.limit, each, "select", texts)
         write_report(store, texts=texts)
     return summaries
 

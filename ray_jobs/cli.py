@@ -1,4 +1,4 @@
-"""The command: seenset plan | run | status | select | report | trial."""
+"""The command: seenset init | plan | run | status | select | report | trial | schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -31,13 +31,16 @@ FAIL_HELP = (
 )
 ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
 TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
+StatusPath = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory (local path or fsspec URL), or the folder of a trial.")
+]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
-NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the selected.")]
 FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
 
 
@@ -105,14 +108,18 @@ def run(
 
 
 @app.command()
-def status(run: RunPath, json_: AsJson = False) -> None:
-    """Say how far a run is, from storage alone."""
+def status(run: StatusPath, json_: AsJson = False) -> None:
+    """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
     from pipeline.audit.status import run_status
+    from pipeline.trial.progress import trial_status
 
+    if (of_trial := trial_status(run)) is not None:
+        terminal.print_trial_status(of_trial, json_)
+        _exit_with(of_trial.state)
     status = run_status(run)
     if json_:
         terminal.print_json(status.plain())
-        return
+        _exit_with(status.state)
     print(
         f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
         f"scored {status.scored:,}, quarantined {status.quarantined:,}"
@@ -124,6 +131,7 @@ def status(run: RunPath, json_: AsJson = False) -> None:
         print(status.message)
     terminal.print_summaries(status.selections)
     terminal.print_history(run)
+    _exit_with(status.state)
 
 
 @app.command()
@@ -198,6 +206,46 @@ def trial(
     print(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
     for report in outcome.reports[:MAX_REPORTS]:
         print(f"report: {report}")
+
+
+@app.command()
+def init(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with the data.")] = ".",
+    for_trial: Annotated[bool, typer.Option("--trial", help="Write trial.yaml instead of audit.yaml.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Write a commented starter configuration for the files that a folder holds; nothing is asked."""
+    from pipeline.audit.starter import audit_starter, write_starter
+
+    if for_trial:
+        from pipeline.trial.starter import trial_starter
+
+    starter = trial_starter(folder) if for_trial else audit_starter(folder)
+    path, schema = write_starter(folder, starter)
+    if json_:
+        facts = {"config": path, "schema": schema, "guesses": starter.guesses, "missing": starter.missing}
+        terminal.print_json(facts)
+    else:
+        terminal.print_starter(path, starter.guesses, starter.missing, "trial" if for_trial else "plan")
+
+
+@app.command()
+def schema(
+    for_trial: Annotated[bool, typer.Option("--trial", help="Of a trial instead of an audit.")] = False,
+) -> None:
+    """Print the JSON schema of a configuration, by which editors complete and check it."""
+    from pipeline.config.audit import AuditConfig
+    from pipeline.config.commented import config_schema
+
+    if for_trial:
+        from pipeline.trial.config import TrialConfig
+
+    terminal.print_json(config_schema(TrialConfig if for_trial else AuditConfig))
+
+
+def _exit_with(state: str) -> NoReturn:
+    """End with 3 where a run or a trial has stopped before its end, so that a script need not read the text."""
+    raise typer.Exit(int(ExitCode.INCOMPLETE if state in ("incomplete", "failed") else ExitCode.DONE))
 
 
 def _planned(config: str, overrides: list[str] | None, limit: int | None) -> Plan:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from pipeline.audit.summary import Summary
+    from pipeline.trial.progress import TrialStatus
 
 
 def console(errors: bool = False) -> Console:
@@ -80,6 +81,30 @@ def print_plan(facts: dict[str, Any]) -> None:
         mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
         screen.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
+
+
+def print_starter(path: str, guesses: Sequence[str], missing: Sequence[str], command: str) -> None:
+    """What `seenset init` wrote and guessed, and what to do next."""
+    from pipeline.config.commented import printable
+
+    print(f"wrote {path}")
+    for line in guesses:
+        print(f"  {printable(line)}")
+    for line in missing:
+        print(f"missing: {line}")
+    print(f"next: {'mend that, then ' if missing else ''}seenset {command} {path}")
+
+
+def print_trial_status(status: TrialStatus, as_json: bool) -> None:
+    """How far a trial is, and the audit that it is at."""
+    if as_json:
+        print_json(status.plain())
+        return
+    print(status.line())
+    if status.message:
+        print(status.message)
+    if (audit := status.audit) is not None:
+        print(f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {audit.shards_done}/{audit.shards}")
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -14,6 +15,7 @@ from pipeline.audit.description import build_config, load_config
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
+from pipeline.config.paths import placed
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial
 from pipeline.trial.trial import TrialOutcome
@@ -39,11 +41,11 @@ class RunSelection:
         return self.summary.n_selected
 
     def table(self) -> pa.Table:
-        """The selected documents by ascending p-value: doc_id, p_value, a column a detector, source and row."""
+        """The selected documents by ascending p-value: doc_id, p_value, a column a detector, source, row, excerpt."""
         return self.store.read_table(f"selection/{self.summary.name}/selected.parquet")
 
     def documents(self) -> pa.Table:
-        """All audited documents, those without a score too: doc_id, p_value in (0, 1], selected."""
+        """All audited documents, those without a score too: doc_id, p_value in (0, 1], selected, scores."""
         folder = f"selection/{self.summary.name}/documents"
         return pa.concat_tables([self.store.read_table(f"{folder}/{name}") for name in self.store.names(folder)])
 
@@ -66,7 +68,8 @@ def audit(
     It runs on the cluster that RAY_ADDRESS names, or on this machine.
 
     Args:
-        config: A YAML file, the mapping that it would hold, or an `AuditConfig`.
+        config: A YAML file, the mapping that it would hold, or an `AuditConfig`. Relative paths are relative to the
+            file; of a mapping, to the working directory.
         limit: Only the first documents of each role, as a trial run.
         quiet: No progress; otherwise a bar on a terminal and lines elsewhere.
 
@@ -81,11 +84,13 @@ def audit(
         >>> run.selections["members"].n_selected
         0
         >>> run.selections["members"].documents().column_names
-        ['doc_id', 'p_value', 'selected']
+        ['doc_id', 'p_value', 'selected', 'loss']
         >>> seenset.open_run(run.path).state
         'complete'
     """
-    described = load_config(str(config)) if isinstance(config, (str, PathLike)) else build_config(_mapping(config))
+    described = (
+        load_config(str(config)) if isinstance(config, (str, PathLike)) else build_config(_mapping(config, AuditConfig))
+    )
     run_audit(described, Reporter(Console(), quiet=quiet), limit)
     run = _open(described.run)
     warn_of_unsupported(selection.summary for selection in run.selections.values())
@@ -123,7 +128,7 @@ def trial(
     """Hold the promise against the truth: train documents into a model, audit it, and compare. Resumes as `audit`.
 
     Args:
-        config: A YAML file, the mapping that it would hold, or a `TrialConfig`.
+        config: A YAML file, the mapping that it would hold, or a `TrialConfig`; relative paths as in `audit`.
         limit: Only the first documents.
         quiet: No progress.
 
@@ -133,9 +138,14 @@ def trial(
     Raises:
         UserError: what the user can mend, in one line.
     """
-    source = load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config))
+    source = (
+        load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))
+    )
     return run_trial(*source, Console(), quiet, limit)
 
 
-def _mapping(config: Mapping[str, Any] | AuditConfig | TrialConfig) -> dict[str, Any]:
-    return config.model_dump() if isinstance(config, (AuditConfig, TrialConfig)) else dict(config)
+def _mapping(
+    config: Mapping[str, Any] | AuditConfig | TrialConfig, kind: type[AuditConfig] | type[TrialConfig]
+) -> dict[str, Any]:
+    data = config.model_dump() if isinstance(config, (AuditConfig, TrialConfig)) else config
+    return placed(kind, data, os.path.realpath(os.getcwd()))

@@ -67,9 +67,9 @@ def ensure_passages(folder: Path, count: int, seed: int, packages: Iterable[str]
 def write_trial(folder: Path, passages: Path, seed: int) -> Path:
     """Write trial.yaml, the configuration that a user would write, and return its path."""
     trial = {
-        "run": str(folder / "trial"),
+        "run": "./trial",  # beside the file
         "model": {**smollm2(), "dtype": "bfloat16"},
-        "documents": {"path": str(passages), "id": "id"},
+        "documents": {"path": os.path.relpath(passages, folder), "id": "id"},
         **TRIAL,
         "resources": {"actors": 1, "cpus_per_actor": os.cpu_count() or 1},
         "seed": seed,

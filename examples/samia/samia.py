@@ -121,9 +121,9 @@ def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 def write_audit(folder: Path, name: str, model: dict[str, Any], detectors: list[Any]) -> Path:
     """Write the configuration of an audit, as a user would, and return its path."""
     audit = {
-        "run": str(folder / name),
+        "run": f"./{name}",  # beside the file
         "model": model,
-        "corpus": {role: {"path": str(folder / f"{role}.jsonl"), "id": "id"} for role in ("audit", "unseen")},
+        "corpus": {role: {"path": f"./{role}.jsonl", "id": "id"} for role in ("audit", "unseen")},
         "detectors": detectors,
         "error_budget": 0.1,
         "selections": [{"name": "members", "detectors": [_column(detectors[0])], "procedure": "bh", "alpha": 0.2}],
@@ -197,7 +197,7 @@ def run_example(count: int, draws: int, port: int, work: Path) -> int:
         code = seenset("run", str(write_audit(folder, f"endpoint{draws}", endpoint, detectors)))
     if code:
         return code
-    code = seenset("run", str(write_audit(folder, "weights", {"path": str(served)}, ["loss", "zlib"])))
+    code = seenset("run", str(write_audit(folder, "weights", {"path": str(served.resolve())}, ["loss", "zlib"])))
     if code:
         return code
     runs, trained = [f"endpoint{draws}", "weights"], {row["id"] for row in parts["trained"]}

@@ -62,7 +62,7 @@ def prepare(config: TrialConfig) -> None:
         lines = passages.read_text(encoding="utf-8").splitlines(keepends=True)
         (WORK / few[0]).write_text("".join(lines[: int(few[1])]), encoding="utf-8")
         return
-    if Path(config.model.path).parent == WORK / "family":
+    if Path(config.model.path).parent == (WORK / "family").resolve():
         texts = [json.loads(line)["text"] for line in passages.read_text(encoding="utf-8").splitlines()]
         make_family(WORK / "family", texts)
 

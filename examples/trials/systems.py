@@ -15,6 +15,7 @@ from rich.table import Table
 
 from examples.demo.demo import seenset
 from pipeline.config.selection import SelectionConfig
+from pipeline.config.yaml import read_mapping
 from pipeline.detectors.registry import parse_detectors
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.contaminate import contaminate, plan_contamination
@@ -36,7 +37,7 @@ def run_systems(path: Path, models: Sequence[str]) -> int:
     config, _ = load_trial(str(path), models[1::2])
     seconds = {"training": _timed(lambda: _contaminate(config))}
     for selection in config.selections:
-        trial_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+        trial_file = read_mapping(str(path), TrialConfig)
         columns = set(selection.detectors)
         changes = {
             "run": f"{config.run}/{selection.name}",

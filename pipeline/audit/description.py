@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ROLE_DOCUMENTS, Role
 from pipeline.config.models import EndpointConfig
 from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
@@ -14,6 +15,16 @@ from pipeline.detectors.plugins import load_installed, load_plugins, read_plugin
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.selection.procedures import check_known, is_procedure
+
+
+class MissingRoleError(UserError):
+    """A detector or a selection needs documents of a role that the configuration does not give."""
+
+    def __init__(self, need: str, role: Role) -> None:
+        """`need` is who needs them, and what for."""
+        self.problem = f"{need} corpus.{role}, which is not given"
+        self.role = role
+        super().__init__(f"{self.problem}; add corpus.{role}: {{path: ...}}, {ROLE_DOCUMENTS[role]}")
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
@@ -44,13 +55,17 @@ def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditCo
 def _check_detector(config: AuditConfig, detector: Detector) -> None:
     """What a detector needs must be described: models, and documents to fine-tune on."""
     if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
-        raise UserError(f"detector {detector.name} needs reference_model, which is not given")
+        raise UserError(
+            f"detector {detector.name} needs reference_model, which is not given; add reference_model: {{path: ...}}"
+        )
     if config.paraphraser is None and any(needed.draw for needed in detector.needs):
-        raise UserError(f"detector {detector.name} needs paraphraser, which is not given")
+        raise UserError(
+            f"detector {detector.name} needs paraphraser, which is not given; add paraphraser: {{path: ...}}"
+        )
     for name in adapters_of([detector]):
         for role in config.fsd.adapter(name).roles:
             if getattr(config.corpus, role) is None:
-                raise UserError(f"detector {detector.name} fine-tunes on corpus.{role}, which is not given")
+                raise MissingRoleError(f"detector {detector.name} fine-tunes on", role)
     _check_endpoint(config, detector)
 
 
@@ -122,7 +137,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
         return
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:
-        raise UserError(f"{where}: direction {selection.direction} is calibrated on corpus.{role}, which is not given")
+        raise MissingRoleError(f"{where}: direction {selection.direction} is calibrated on", role)
     for name in adapters_of(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
         if settings.group is not None and role in settings.roles and selection.calibration != "by_group":
@@ -133,8 +148,11 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
             )
     other = SOUGHT_ROLE[selection.direction]
     if selection.procedure in TWO_SIDED and getattr(config.corpus, other) is None:
-        raise UserError(f"{where}: procedure {selection.procedure} needs corpus.{other} too, which is not given")
+        raise MissingRoleError(f"{where}: procedure {selection.procedure} also needs", other)
     if selection.calibration == "by_group":
         for name in ("audit", role):
             if getattr(config.corpus, name).group is None:
-                raise UserError(f"{where}: calibration by_group needs corpus.{name}.group, which is not given")
+                raise UserError(
+                    f"{where}: calibration by_group needs corpus.{name}.group, which is not given; add group: COLUMN "
+                    f"to corpus.{name}"
+                )

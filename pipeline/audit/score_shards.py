@@ -79,7 +79,10 @@ class ScoreHistogram(Record):
     roles: dict[str, list[int]] = Field(description="Documents in each bin, by role.")
 
 
-DOCUMENTS_SCHEMA = pa.schema([("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())])
+def documents_schema(detectors: Sequence[str]) -> pa.Schema:
+    """Columns of `selection/NAME/documents/*.parquet`: the verdict, and the scores that the selection read."""
+    verdict = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())]
+    return pa.schema([*verdict, *((detector, pa.float64()) for detector in detectors)])
 
 
 def overlapping(table: pa.Table, keys: Keys) -> tuple[np.ndarray, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -13,24 +13,34 @@ import pyarrow as pa
 from pipeline.audit.allocation import KEYS_FILE, trained_beginning, trained_text
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.history import HISTORY, Command, note_answers
-from pipeline.audit.score_shards import DOCUMENTS_SCHEMA, ScoreHistogram, Span, histogram, span_of
+from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
 from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.corpus.excerpts import excerpts_of
 from pipeline.corpus.families import common_beginnings
+from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer, together
 from pipeline.store.receipts import Receipt
+
+EXCERPT = 200
+"""Characters of a selected document's beginning, at most."""
 
 Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 """A function of every score shard, in any order: in this process or on a cluster."""
 
 
 def select_all(
-    config: AuditConfig, scored: Scored, limit: int | None, each: Each, command: Command = "run"
+    config: AuditConfig,
+    scored: Scored,
+    limit: int | None,
+    each: Each,
+    command: Command = "run",
+    texts: bool = True,
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
@@ -40,6 +50,7 @@ def select_all(
         limit: the most documents of each role that were read; None when all were.
         each: reads the shards.
         command: what asks, for the history of questions.
+        texts: whether `selected.parquet` says how the selected documents begin.
 
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
@@ -62,8 +73,8 @@ def select_all(
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
-        questions.append(_Question(config, selection, scored, overlaps[role], blind_tests[role], span, limit))
-    answers = _answer_all(questions, ["doc_id", "row", "id_key", "group", *columns], each)
+        questions.append(_Question(config, selection, scored, overlaps[role], blind_tests[role], span, limit, texts))
+    answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
     for (question, _, judged), summary in zip(answers, summaries, strict=True):
@@ -104,7 +115,8 @@ def _answer_all(
 
     def judge(receipt: Receipt) -> list[_Judged]:
         table = scored.table(receipt, columns)
-        return [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
+        parts = [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
+        return _with_excerpts(parts, scored.shards[receipt.shard]) if questions[0].texts else parts
 
     judged: list[_Judged] | None = None
     for parts in each(scored.of("audit"), judge):
@@ -181,6 +193,7 @@ class _Question:
     blind_test: BlindDiagnostic  # of the null role
     span: Span  # of all scores
     limit: int | None
+    texts: bool  # whether the selected are shown by how they begin
 
     @property
     def folder(self) -> str:
@@ -190,6 +203,11 @@ class _Question:
     def null_role(self) -> Role:
         """The role whose documents calibrate."""
         return NULL_ROLE[self.selection.direction]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the documents' verdicts."""
+        return documents_schema(self.selection.detectors)
 
     @property
     def grouped(self) -> bool:
@@ -230,7 +248,10 @@ class _Question:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
         p, selected = answer.judge(batch)
-        verdicts = pa.table({"doc_id": table["doc_id"], "p_value": p, "selected": selected}, schema=DOCUMENTS_SCHEMA)
+        scores = {name: table[name] for name in self.selection.detectors}
+        verdicts = pa.table(
+            {"doc_id": table["doc_id"], "p_value": p, "selected": selected, **scores}, schema=self.schema
+        )
         documents = pa.concat_tables([verdicts, self.unscored(receipt)])
         self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", documents)
         size = answer.n_calibration + 1
@@ -249,7 +270,7 @@ class _Question:
 
     def write(self, summary: Summary, judged: _Judged) -> None:
         """Write the selected, what the report draws and the summary."""
-        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row"]
+        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", *(["excerpt"] if self.texts else [])]
         keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
         selected = judged.selected.select(order).sort_by(keys)
         self.scored.store.write_table(f"{self.folder}/selected.parquet", selected)
@@ -267,14 +288,15 @@ class _Question:
         write_summary(self.scored.store, summary)
 
     def unscored(self, receipt: Receipt) -> pa.Table:
-        """Quarantined documents of a shard: p = 1, never selected."""
+        """Quarantined documents of a shard: p = 1, never selected, no scores."""
         names = [self.scored.store.read_table(receipt.quarantine, ["doc_id"])["doc_id"]] if receipt.quarantine else []
         if receipt.shard in self.scored.duplicates:
             table = self.scored.store.read_table(receipt.data, ["doc_id"])
             names.append(table["doc_id"].take(pa.array(self.scored.duplicates[receipt.shard])))
         ids = [name.as_py() for chunk in names for name in chunk]
         columns = {"doc_id": ids, "p_value": [1.0] * len(ids), "selected": [False] * len(ids)}
-        return pa.table(columns, schema=DOCUMENTS_SCHEMA)
+        scores = {name: [None] * len(ids) for name in self.selection.detectors}
+        return pa.table({**columns, **scores}, schema=self.schema)
 
     def clean_ids(self, selected: pa.Table) -> dict[str, list[int]]:
         """The selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
@@ -285,6 +307,19 @@ class _Question:
         for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
             tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
         return {task: sorted(rows) for task, rows in sorted(tasks.items())}
+
+
+def _with_excerpts(judged: Sequence[_Judged], shard: Shard) -> list[_Judged]:
+    """The verdicts on a shard with how their selected documents begin; its texts are read once for all selections."""
+    keys: dict[int, int] = {}
+    for one in judged:
+        keys.update(zip(one.selected["row"].to_pylist(), one.selected["text_key"].to_pylist(), strict=True))
+    excerpts = dict(zip(keys, excerpts_of(shard, list(keys), list(keys.values()), EXCERPT), strict=True))
+    columns = [pa.array([excerpts[row] for row in one.selected["row"].to_pylist()], pa.string()) for one in judged]
+    return [
+        replace(one, selected=one.selected.append_column("excerpt", column))
+        for one, column in zip(judged, columns, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, weights_of
+from pipeline.config.paths import written
+from pipeline.config.training import AdapterConfig
 from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import (
     DetectorChoice,
@@ -144,4 +146,12 @@ def _reads_reference(config: AuditConfig) -> bool:
 
 def _adapter_settings(config: AuditConfig) -> dict[str, Any] | None:
     names = adapters_of(parse_detectors(config.detectors))
-    return {name: config.fsd.adapter(name).model_dump(mode="json") for name in names} or None
+    return {name: _settings_of(config.fsd.adapter(name)) for name in names} or None
+
+
+def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
+    """The settings of an adapter; where its corpus lies on this machine is none of them."""
+    settings = adapter.model_dump(mode="json")
+    if adapter.corpus is not None and adapter.corpus.path is not None:
+        settings["corpus"]["path"] = [written(path) for path in adapter.corpus.paths]
+    return settings

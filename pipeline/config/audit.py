@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig
+from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FsdConfig
 from pipeline.config.yaml import Section
@@ -35,7 +36,7 @@ class ResourcesConfig(Section):
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
         1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."
     )
-    deepspeed: str | None = Field(
+    deepspeed: Annotated[str | None, Place.SETTINGS_FILE] = Field(
         None, description="DeepSpeed settings for them, if no GPU holds the model: zero2, zero3, or a JSON file."
     )
     shard_bytes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
@@ -47,6 +48,7 @@ class ResourcesConfig(Section):
 DetectorEntry = str | dict[str, dict[str, Any]]
 Imports = Annotated[
     list[str],
+    Place.CODE,
     Field(
         alias="import",
         description="Python files, which go to every worker, or installed modules, with detectors and procedures.",
@@ -59,7 +61,7 @@ class AuditConfig(Section):
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 
-    run: str = Field(description="Run directory: a local path or an fsspec URL.")
+    run: Annotated[str, Place.RUN] = Field(description="Run directory: a local path or an fsspec URL.")
     model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
     reference_model: AnyModel | None = Field(None, description="Model for the `reference` detector.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")

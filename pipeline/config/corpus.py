@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pipeline.config.paths import Place
 from pipeline.config.yaml import Section
 
 Role = Literal["audit", "unseen", "seen"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
+ROLE_DOCUMENTS: dict[Role, str] = {
+    "audit": "documents to be judged",
+    "unseen": "documents of the same kind that are known not to be in the training data",
+    "seen": "documents of the same kind that are known to be in the training data",
+}
+"""What the documents of each role are, for messages."""
 
 
 class SourceConfig(Section):
     """Where the documents of one role come from."""
 
-    path: str | list[str] | None = Field(
+    path: Annotated[str | list[str] | None, Place.INPUT] = Field(
         None,
         description="Files, globs, folders, URLs: Parquet, JSONL (.gz, .zst), CSV, .txt, saved datasets.",
     )
     dataset: str | None = Field(None, description="Name of a dataset on the hub, instead of `path`.")
     subset: str | None = Field(None, description="Configuration of the hub dataset.")
-    split: str = Field("train", description="Split of the hub dataset, or of a saved dataset dictionary.")
+    split: str | None = Field(
+        None,
+        description="Split of the hub dataset, by default train, or of a saved dataset dictionary that has several.",
+    )
     text: str = Field("text", description="Column that holds the text.")
     id: str | None = Field(None, description="Column that holds the id; without one ids are file#row.")
     group: str | None = Field(None, description="Column that holds the group.")

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from pipeline.config.paths import Place, written
 from pipeline.config.yaml import Section
 from pipeline.errors import UserError
 
@@ -15,16 +16,28 @@ from pipeline.errors import UserError
 class ModelConfig(Section):
     """A causal language model and how to load it."""
 
-    path: str = Field(description="Hub id, local folder, or a .gguf file.")
+    path: Annotated[str, Place.MODEL] = Field(description="Hub id, local folder, or a .gguf file.")
     revision: str | None = Field(None, description="Hub revision: a commit, tag or branch.")
     gguf_file: str | None = Field(None, description="Name of the GGUF file inside `path`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Arithmetic of the weights; auto takes the checkpoint's own (GGUF: float32)."
     )
     quantization: Literal["8bit", "4bit"] | None = Field(None, description="Load through bitsandbytes.")
-    adapter: str | None = Field(None, description="A PEFT adapter of this model, merged into it at load.")
+    adapter: Annotated[str | None, Place.INPUT] = Field(
+        None, description="A PEFT adapter of this model, merged into it at load."
+    )
     trust_remote_code: bool = Field(False, description="Run model code that ships with the checkpoint.")
     allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
+
+    @property
+    def shown(self) -> str:
+        """The path as it was written, for messages."""
+        return written(self.path)
+
+    @property
+    def adapter_shown(self) -> str:
+        """The adapter's path as it was written, for messages; empty without one."""
+        return written(self.adapter or "")
 
 
 def _base_url(value: Any) -> str:
@@ -96,8 +109,8 @@ AnyModel = Annotated[
 
 
 def display_name(model: ModelConfig | EndpointConfig) -> str:
-    """The name of a model in messages: its path, or its name at its endpoint."""
-    return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.path
+    """The name of a model in messages: its path as it was written, or its name at its endpoint."""
+    return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.shown
 
 
 def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
@@ -114,7 +127,9 @@ def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
 class ParaphraserConfig(ModelConfig):
     """A model that rewrites documents: sequence-to-sequence, or causal with a chat template."""
 
-    path: str = Field("humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file.")
+    path: Annotated[str, Place.MODEL] = Field(
+        "humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file."
+    )
     temperature: float = Field(1.9, gt=0, description="Of the sampling; higher makes draws differ more.")
     top_k: int = Field(50, ge=1, description="Only the k likeliest tokens are drawn from.")
     top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest that have this share together.")

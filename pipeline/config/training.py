@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pipeline.config.corpus import Role, SourceConfig
+from pipeline.config.paths import Named
 from pipeline.config.yaml import NAME, Section, build
 from pipeline.errors import UserError, nearest
 
@@ -87,9 +88,10 @@ class AdapterConfig(FinetuneConfig):
 class FsdConfig(AdapterConfig):
     """The adapters of the `fsd` detector: one with these settings, and named variants of it."""
 
-    adapters: dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]] = Field(
-        default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it."
-    )
+    adapters: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]],
+        Named(AdapterConfig),
+    ] = Field(default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it.")
 
     @model_validator(mode="after")
     def _all_of_them(self) -> FsdConfig:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.config.paths import fields_of, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
 
@@ -23,10 +24,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping.
+    """Read a YAML file that holds a mapping. Its relative paths are relative to its folder (`pipeline.config.paths`).
 
     Raises:
-        UserError: no such file, not YAML, or no mapping.
+        UserError: no such file, not YAML, no mapping, or a path that only the working directory has.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -40,11 +41,13 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise UserError(f"config {path} must be a mapping with keys {', '.join(_keys_of(kind))}")
-    return data
+    return placed(kind, data, os.path.realpath(Path(path).parent), path)
 
 
 def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()) -> Model:
     """Make a checked model of a plain mapping. The `a.b=c` overrides are first applied to the mapping, in place.
+
+    Relative paths in overrides are relative to the working directory.
 
     Raises:
         UserError: an unknown key (with the nearest known one) or a value outside its limits.
@@ -57,7 +60,7 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
             value = yaml.safe_load(raw)
         except yaml.YAMLError:
             raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
-        set_at(data, path, value, "--set")
+        set_at(data, path, placed_value(kind, path, value, os.path.realpath(os.getcwd())), "--set")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -109,11 +112,23 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
         keys = _keys_at(kind, problem["loc"][:-1])
         return f"unknown key {where!r}; {nearest(location[-1], keys)}"
     if problem["type"] == "missing":
-        return f"missing key {where!r}"
+        return f"missing key {where!r}{_what_to_add(kind, problem['loc'])}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
     message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
     got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
     return f"{where}: {message}{got}"
+
+
+def _what_to_add(kind: type[BaseModel], location: Sequence[int | str]) -> str:
+    """For a missing section with a path, how to write it."""
+    model: Any = kind
+    for part in location:
+        fields = fields_of(model)
+        sections = list(sections_in(getattr(fields.get(part), "annotation", None)))
+        if not sections:
+            return ""
+        model = sections[0]
+    return f"; add {'.'.join(map(str, location))}: {{path: ...}}" if "path" in fields_of(model) else ""
 
 
 def _location(problem: Any) -> list[str]:
@@ -138,29 +153,15 @@ def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     for part in location:
         if _is_union_branch(part):
             model = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), model)
-        elif part in _fields(model):
-            sections = list(_sections_in(_fields(model)[part].annotation))
+        elif part in fields_of(model):
+            sections = list(sections_in(fields_of(model)[part].annotation))
             model = sections[0]
     return _keys_of(model)
 
 
 def _keys_of(kind: Any) -> list[str]:
     """The keys of a model or a dataclass, as a user writes them."""
-    return [getattr(field, "alias", None) or name for name, field in _fields(kind).items()]
-
-
-def _fields(kind: Any) -> dict[Any, Any]:
-    """The fields of a model, or of a dataclass in one, by name."""
-    fields: dict[Any, Any] = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-    return fields
-
-
-def _sections_in(annotation: Any) -> Iterator[type]:
-    """The models and dataclasses in a type annotation, in order."""
-    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _sections_in(inner)
+    return [getattr(field, "alias", None) or name for name, field in fields_of(kind).items()]
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.corpus.formats import open_plain, open_saved_dataset
+from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
@@ -39,7 +39,7 @@ class Document:
     problem: tuple[str, str] | None = None
 
 
-def read_shard(shard: Shard) -> Iterator[Document]:
+def read_shard(shard: Shard) -> Generator[Document]:
     """All documents of a shard, in order, good and bad. Memory holds one batch of them.
 
     Raises:
@@ -241,7 +241,7 @@ def _dataset_rows(shard: Shard) -> Iterator[_Row]:
     if shard.format == "hub":
         import datasets
 
-        dataset = datasets.load_dataset(shard.path, shard.subset, split=shard.split)
+        dataset = datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
     else:
         dataset = open_saved_dataset(shard.path, shard.split, shard.name)
     for row in range(shard.start, shard.stop):

@@ -25,6 +25,9 @@ SUFFIXES: dict[str, Format] = {
     ".txt": "txt",
 }
 
+HUB_SPLIT = "train"
+"""The split of a dataset on the hub whose configuration names none."""
+
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -118,11 +121,11 @@ def first_columns(form: str, path: str, name: str) -> list[str]:
     raise UserError(f"{name} is not JSONL: its first line is no object with named fields")
 
 
-def open_saved_dataset(path: str, split: str, name: str) -> Any:
-    """Open a dataset that `save_to_disk` wrote; of a dictionary of splits, the split named `split`.
+def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
+    """Open a dataset that `save_to_disk` wrote; of a dictionary of splits, the split named `split`, or its only one.
 
     Raises:
-        UserError: not such a folder, or no such split.
+        UserError: not such a folder, no such split, or several and none is named.
     """
     import datasets
 
@@ -132,6 +135,12 @@ def open_saved_dataset(path: str, split: str, name: str) -> Any:
     except (OSError, ValueError, pa.ArrowException, FileNotFoundError) as error:
         raise UserError(f"{name} is not a readable saved dataset: {' '.join(str(error).split())}") from None
     if isinstance(dataset, datasets.DatasetDict):
+        if split is None and len(dataset) > 1:
+            rows = ", ".join(f"{key} ({part.num_rows} rows)" for key, part in dataset.items())
+            raise UserError(
+                f"{name} holds several splits, {rows}: say which beside its path, as in split: {next(iter(dataset))}"
+            )
+        split = split or next(iter(dataset), "")
         if split not in dataset:
             raise UserError(f"no split {split!r} in {name}; {nearest(split, dataset, 'splits')}")
         return dataset[split]

@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import CorpusConfig, Role, SourceConfig
+from pipeline.config.paths import origin_of, written
 from pipeline.corpus.formats import (
+    HUB_SPLIT,
     SUFFIXES,
     Format,
     compression_of,
@@ -62,7 +64,7 @@ def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
     for role, source in corpus.roles():
         entries = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source))
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
-            where = source.dataset or ", ".join(source.paths)
+            where = source.dataset or ", ".join(map(written, source.paths))
             raise UserError(f"corpus.{role} holds no documents: {where}")
         inputs.extend(entries)
     return inputs
@@ -158,8 +160,9 @@ def _local_inputs(role: Role, source: SourceConfig) -> Iterator[InputFile]:
 
 def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
     """(name as the user would write it, full path, file system) of every match of a path or glob."""
+    base, pattern = origin_of(pattern), written(pattern)
     try:
-        fs, full = fsspec.core.url_to_fs(os.path.expanduser(pattern) if "://" not in pattern else pattern)
+        fs, full = fsspec.core.url_to_fs(_opened(base, pattern))
         local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
         magic = any(mark in full for mark in "*?[") and not fs.exists(full)
         paths = sorted(fs.glob(full)) if magic else [full] if fs.exists(full) else []
@@ -169,8 +172,15 @@ def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
         raise UserError(f"corpus.{role}: no file {pattern}{_neighbours(fs, full)}")
     for path in paths:
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
-        name = os.path.relpath(path) if relative else path if local else fs.unstrip_protocol(path)
+        name = os.path.relpath(path, base) if relative else path if local else fs.unstrip_protocol(path)
         yield name, path if local else fs.unstrip_protocol(path), fs
+
+
+def _opened(base: str | None, pattern: str) -> str:
+    if "://" in pattern:
+        return pattern
+    path = os.path.expanduser(pattern)
+    return path if base is None else os.path.normpath(os.path.join(base, path))
 
 
 def _neighbours(fs: Any, full: str) -> str:
@@ -261,9 +271,10 @@ def _saved_dataset(role: Role, source: SourceConfig, name: str, path: str) -> In
 
 def _hub_input(role: Role, source: SourceConfig) -> list[InputFile]:
     assert source.dataset is not None
-    info = hub_dataset_info(source.dataset, source.subset, source.split)
+    split = source.split or HUB_SPLIT
+    info = hub_dataset_info(source.dataset, source.subset, split)
     _check_columns(source, source.dataset, info.columns)
-    digest = _digest(source.dataset, str(source.subset), source.split, str(info.rows), str(info.size))
+    digest = _digest(source.dataset, str(source.subset), split, str(info.rows), str(info.size))
     return [InputFile(role, source.dataset, source.dataset, "hub", info.size, info.rows, digest)]
 
 

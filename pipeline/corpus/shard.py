@@ -29,7 +29,7 @@ class Shard:
     group_column: str | None
     files: tuple[str, ...] = ()
     subset: str | None = None
-    split: str = "train"
+    split: str | None = None
     transform: TransformConfig | None = None  # of the texts
 
     def to_dict(self) -> dict[str, Any]:

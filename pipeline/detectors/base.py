@@ -68,6 +68,7 @@ COLUMNS = frozenset(
         "p_value",
         "selected",
         "source",
+        "excerpt",
         "problem",
     ]
 )

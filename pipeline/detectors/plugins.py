@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from pipeline.config.paths import written
 from pipeline.errors import UserError
 
 GROUP = "seenset.detectors"
@@ -95,7 +96,7 @@ def display_module(module: str) -> str:
 
 
 def read_plugins(entries: Sequence[str]) -> tuple[Plugin, ...]:
-    """The plugins that `import` of a configuration names; files are read, relative paths from the working directory.
+    """The plugins that `import` of a configuration names; files are read.
 
     Raises:
         UserError: a file that cannot be read, two files of one name, or what is neither a file nor a module.
@@ -109,7 +110,9 @@ def read_plugins(entries: Sequence[str]) -> tuple[Plugin, ...]:
         else:
             raise UserError(f"import: {entry} is neither a file that ends in .py nor the name of a module")
         if other := plugins.get(plugin.module):
-            raise UserError(f"import: {other.name} and {entry} have one name; rename one of the files")
+            raise UserError(
+                f"import: {written(other.name)} and {written(entry)} have one name; rename one of the files"
+            )
         plugins[plugin.module] = plugin
     return tuple(plugins.values())
 
@@ -118,9 +121,9 @@ def _read(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"import: cannot read {path}: {error.strerror}") from None
+        raise UserError(f"import: cannot read {written(path)}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"import: {path} is not UTF-8 text") from None
+        raise UserError(f"import: {written(path)} is not UTF-8 text") from None
 
 
 def load_plugins(plugins: Iterable[Plugin]) -> None:
@@ -170,10 +173,11 @@ def _load(plugin: Plugin) -> None:
         _forget(plugin)
         text = " ".join(str(error).split())
         message = text if isinstance(error, UserError) else f"cannot be imported: {type(error).__name__}: {text}"
-        raise UserError(f"import: {plugin.name}{_place(plugin, error)}: {message}") from None
+        raise UserError(f"import: {written(plugin.name)}{_place(plugin, error)}: {message}") from None
     if not any(registry.names_of(plugin) for registry in _registries):
         raise UserError(
-            f"import: {plugin.name} registers nothing; mark a function with @seenset.detector or @seenset.procedure"
+            f"import: {written(plugin.name)} registers nothing; mark a function with @seenset.detector or "
+            "@seenset.procedure"
         )
     _loaded[plugin.module] = plugin
 

@@ -47,7 +47,7 @@ def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
     except Exception as error:  # loaders raise whatever their parsers do
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
-            f"model {config.path}: cannot read its {part}: {lines[0] if lines else type(error).__name__}"
+            f"model {config.shown}: cannot read its {part}: {lines[0] if lines else type(error).__name__}"
         ) from error
 
 
@@ -60,15 +60,15 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     path = Path(expand_user(config.path))
     if path.suffix == ".gguf":
         if config.gguf_file is not None:
-            raise UserError(f"model path {config.path} is a GGUF file already; gguf_file {config.gguf_file!r} must go")
+            raise UserError(f"model path {config.shown} is a GGUF file already; gguf_file {config.gguf_file!r} must go")
         return _gguf(path.parent, path.name, str(path.parent))
     if path.is_dir():
-        return _gguf(path, config.gguf_file, config.path) if config.gguf_file else Checkpoint(path, None)
+        return _gguf(path, config.gguf_file, config.shown) if config.gguf_file else Checkpoint(path, None)
     if path.is_file():
-        raise UserError(f"model path {config.path} is a file that is not GGUF; give its folder")
+        raise UserError(f"model path {config.shown} is a file that is not GGUF; give its folder")
     looks_local = config.path.startswith((".", "/", "~")) or config.path.count("/") > 1
     if looks_local:
-        raise UserError(f"no model at {config.path}; {_siblings(path)}")
+        raise UserError(f"no model at {config.shown}; {_siblings(path)}")
     return _from_hub(config, weights=weights)
 
 
@@ -102,7 +102,7 @@ def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    name = f"{config.path} at {config.revision}" if config.revision else config.path
+    name = f"{config.shown} at {config.revision}" if config.revision else config.shown
     patterns = [*SMALL_FILES, "*.safetensors", *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
     try:
         folder = snapshot_download(
@@ -113,18 +113,18 @@ def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
             etag_timeout=HUB_SECONDS,
         )
     except HFValidationError:
-        raise UserError(f"no model folder {config.path}, and it is not a hub id either (owner/name)") from None
+        raise UserError(f"no model folder {config.shown}, and it is not a hub id either (owner/name)") from None
     except GatedRepoError:
         raise UserError(f"model {name} is gated on the hub: ask for access and set HF_TOKEN") from None
     except RepositoryNotFoundError:
         raise UserError(f"no model {name}: neither a folder here nor on the hub (private ones need HF_TOKEN)") from None
     except RevisionNotFoundError:
-        raise UserError(f"model {config.path} has no revision {config.revision!r} on the hub") from None
+        raise UserError(f"model {config.shown} has no revision {config.revision!r} on the hub") from None
     except (LocalEntryNotFoundError, OSError, ValueError):
         raise UserError(
             f"model {name}: no such folder, and the hub cannot be reached; give a folder or a .gguf file"
         ) from None
-    return _gguf(Path(folder), config.gguf_file, config.path) if config.gguf_file else Checkpoint(Path(folder), None)
+    return _gguf(Path(folder), config.gguf_file, config.shown) if config.gguf_file else Checkpoint(Path(folder), None)
 
 
 def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -163,14 +163,14 @@ def check_weights(config: ModelConfig, source: Checkpoint) -> None:
     pickles = sorted(name for name in names if Path(name).match("*.bin") or Path(name).match("*.pt*"))
     if pickles and not config.allow_pickle:
         raise UserError(
-            f"model {config.path}: weights are pickles ({pickles[0]}), which can run code; use a safetensors copy, or "
+            f"model {config.shown}: weights are pickles ({pickles[0]}), which can run code; use a safetensors copy, or "
             "set allow_pickle: true if you trust them"
         )
     if pickles:
         return
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     tail = f"it has GGUF files, name one as gguf_file: {', '.join(ggufs)}" if ggufs else "no *.safetensors is there"
-    raise UserError(f"model {config.path}: no weights; {tail}")
+    raise UserError(f"model {config.shown}: no weights; {tail}")
 
 
 def check_files(config: ModelConfig) -> Checkpoint:
@@ -190,7 +190,7 @@ def check_files(config: ModelConfig) -> Checkpoint:
 
 def _check_has_config(config: ModelConfig, source: Checkpoint) -> None:
     if not (source.folder / "config.json").is_file():
-        raise UserError(f"model {config.path}: no config.json in its folder")
+        raise UserError(f"model {config.shown}: no config.json in its folder")
 
 
 def _hub_names(config: ModelConfig) -> list[str] | None:
@@ -215,18 +215,18 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
         with in_one_line(config, "config.json"):
             raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
         if "auto_map" in raw and not config.trust_remote_code and not _known_type(raw.get("model_type")):
-            raise UserError(f"model {config.path} ships code of its own; set trust_remote_code: true if you trust it")
+            raise UserError(f"model {config.shown} ships code of its own; set trust_remote_code: true if you trust it")
     with in_one_line(config, "config"):
         changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
         loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
     names = loaded.architectures or []
     if seq2seq and loaded.is_encoder_decoder:
         if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
-            raise UserError(f"model {config.path} writes no text: {', '.join(names) or loaded.model_type}")
+            raise UserError(f"model {config.shown} writes no text: {', '.join(names) or loaded.model_type}")
         return loaded
     has_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
     if not has_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
-        raise UserError(f"model {config.path} is no causal language model: {', '.join(names) or loaded.model_type}")
+        raise UserError(f"model {config.shown} is no causal language model: {', '.join(names) or loaded.model_type}")
     return loaded
 
 
@@ -295,7 +295,9 @@ def locate_adapter(config: ModelConfig) -> Path:
     assert config.adapter is not None
     folder = Path(expand_user(config.adapter))
     if not (folder / ADAPTER_CONFIG).is_file():
-        missing = f"no {ADAPTER_CONFIG} in {config.adapter}" if folder.is_dir() else f"no folder {config.adapter}"
+        missing = (
+            f"no {ADAPTER_CONFIG} in {config.adapter_shown}" if folder.is_dir() else f"no folder {config.adapter_shown}"
+        )
         raise UserError(f"adapter: {missing}; {_siblings(folder)}")
     return folder
 
@@ -307,16 +309,16 @@ def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
         UserError: a file is missing, the adapter is for another task, or its weights are a pickle.
     """
     folder = locate_adapter(config)
-    with in_one_line(config, f"adapter {config.adapter}"):
+    with in_one_line(config, f"adapter {config.adapter_shown}"):
         settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     if settings.get("task_type") not in (None, task):
-        raise UserError(f"adapter {config.adapter} is for {settings['task_type']}, the model for {task}")
+        raise UserError(f"adapter {config.adapter_shown} is for {settings['task_type']}, the model for {task}")
     if not (folder / ADAPTER_WEIGHTS).is_file():
         if not (folder / "adapter_model.bin").is_file():
-            raise UserError(f"adapter {config.adapter}: no {ADAPTER_WEIGHTS} in it")
+            raise UserError(f"adapter {config.adapter_shown}: no {ADAPTER_WEIGHTS} in it")
         if not config.allow_pickle:
             raise UserError(
-                f"adapter {config.adapter}: weights are a pickle (adapter_model.bin); set allow_pickle: true if you "
-                "trust it"
+                f"adapter {config.adapter_shown}: weights are a pickle (adapter_model.bin); set allow_pickle: true if "
+                "you trust it"
             )
     return folder

@@ -87,7 +87,7 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
 
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
-        raise UserError(f"model {config.path}: {gpus:g} GPUs an actor were asked for and torch sees none")
+        raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor were asked for and torch sees none")
     source = locate(config, weights=True)
     check_weights(config, source)
     files = _unpacked(config, source, seq2seq=seq2seq) if _is_cached(config, source) else source
@@ -253,7 +253,7 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
         tokenizer = digest(matching(source.folder, TOKENIZER_FILES))
     if config.adapter is not None:
         folder = locate_adapter(config)
-        check_base(folder, weights, config.path)
+        check_base(folder, weights, config.shown)
         adapter = digest(matching(folder, [ADAPTER_CONFIG, "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
     dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, seq2seq=True))
@@ -311,5 +311,5 @@ def _quantization(config: ModelConfig) -> Any:
 def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
     """The model with the adapter added to its weights."""
     folder = check_adapter(config, task)
-    with in_one_line(config, f"adapter {config.adapter}"):
-        return load_adapter(model, folder, config.path).merge_and_unload()
+    with in_one_line(config, f"adapter {config.adapter_shown}"):
+        return load_adapter(model, folder, config.shown).merge_and_unload()

@@ -28,7 +28,7 @@ from pipeline.store.receipts import Receipt, read_receipts
 
 LISTED = 50
 EXAMPLES = 20
-_NOT_SCORES = {"doc_id", "p_value", "source", "row", "group", "role", "selected"}
+_NOT_SCORES = {"doc_id", "p_value", "source", "row", "group", "role", "selected", "excerpt"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.models import EndpointConfig, display_name
 from pipeline.corpus.documents import fetch_texts
+from pipeline.corpus.excerpts import excerpt_of, visible
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -89,7 +90,7 @@ def _model(run: RunFacts) -> ModelReport:
         name=wording.model_name(model),
         path=display_name(model),
         revision=None if weights is None else weights.revision,
-        adapter=None if weights is None else weights.adapter,
+        adapter=None if weights is None else weights.adapter_shown or None,
         quantization=None if weights is None else weights.quantization,
         architecture=known.architecture,
         dtype=known.dtype,
@@ -151,7 +152,7 @@ def _texts_of(source: str, rows: Sequence[int], shards: Sequence[Shard]) -> dict
         texts = fetch_texts(shards, places)
     except UserError:
         return {}
-    return {place: _shortened(text) for place, text in texts.items() if text}
+    return {place: excerpt_of(text, EXCERPT) for place, text in texts.items() if text}
 
 
 def _unchanged(shard: Shard) -> bool:
@@ -163,12 +164,6 @@ def _unchanged(shard: Shard) -> bool:
     )
     inputs = find_inputs(CorpusConfig(audit=audit))
     return any(entry.path == shard.path and entry.content == shard.content for entry in inputs)
-
-
-def _shortened(text: str) -> str:
-    start = " ".join(text[: 8 * EXCERPT].split())
-    cut = len(start) > EXCERPT or len(text) > 8 * EXCERPT
-    return wording.visible(start[:EXCERPT].rstrip()) + ("…" if cut else "")
 
 
 # --- the page
@@ -194,7 +189,7 @@ def _shown(value: Any) -> Any:
     """What the page prints for any value, before escaping: nothing that hides, and a dash for nothing."""
     if value is None:
         return "\N{EN DASH}"
-    return wording.visible(value) if type(value) is str else value
+    return visible(value) if type(value) is str else value
 
 
 def _data_uri(png: bytes) -> str:

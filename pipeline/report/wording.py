@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -16,19 +15,6 @@ from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryRep
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.step_up import calibration_needed
-
-_READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
-
-
-def visible(text: str) -> str:
-    """Text in which nothing hides: controls, bidirectional overrides and the like appear as their code points."""
-    return "".join(character if _shows(character) else f"⟨U+{ord(character):04X}⟩" for character in text)
-
-
-def _shows(character: str) -> bool:
-    if character in "\n\t" or character in _READABLE_FORMATS:
-        return True
-    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def percent(share: float) -> str:
@@ -46,7 +32,7 @@ def model_name(model: ModelConfig | EndpointConfig) -> str:
     if isinstance(model, EndpointConfig):
         return display_name(model)
     name = display_name(model) + (f" ({model.gguf_file})" if model.gguf_file else "")
-    return f"{name} with adapter {model.adapter}" if model.adapter else name
+    return f"{name} with adapter {model.adapter_shown}" if model.adapter else name
 
 
 def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:

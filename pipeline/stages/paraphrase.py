@@ -54,7 +54,7 @@ def check_paraphraser(paraphraser: ParaphraserConfig, model: ModelConfig) -> Non
     """
     check_model(paraphraser, paraphraser=True)
     if _place(paraphraser) == _place(model):
-        raise UserError(f"paraphraser {paraphraser.path} {AUDITED_ITSELF}")
+        raise UserError(f"paraphraser {paraphraser.shown} {AUDITED_ITSELF}")
 
 
 def check_other_model(stage: Stage) -> None:
@@ -64,7 +64,7 @@ def check_other_model(stage: Stage) -> None:
         UserError: both have the same weights.
     """
     if stage.fingerprint["paraphraser_model"] == stage.fingerprint["model"]:
-        raise UserError(f"paraphraser {stage.settings.paraphraser.path} {AUDITED_ITSELF}")
+        raise UserError(f"paraphraser {stage.settings.paraphraser.shown} {AUDITED_ITSELF}")
 
 
 def _place(model: ModelConfig) -> tuple[str | None, ...]:

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from pipeline.audit.description import build_config
+from pipeline.audit.description import MissingRoleError, build_config
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
 from pipeline.config.corpus import Role, SourceConfig, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
+from pipeline.config.paths import Place, written
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section, build, read_mapping, set_at
@@ -56,8 +57,8 @@ class TrialConfig(Section):
 
     model_config = AuditConfig.model_config  # `import`
 
-    run: str = Field(description="Folder of the trial; contaminated models are local files.")
-    work: str | None = Field(
+    run: Annotated[str, Place.RUN] = Field(description="Folder of the trial; contaminated models are local files.")
+    work: Annotated[str | None, Place.RUN] = Field(
         None, description="Folder of contaminated models and their audits, which trials may share; by default `run`."
     )
     model: ModelConfig = Field(description="A model that has not seen the documents.")
@@ -79,7 +80,7 @@ class TrialConfig(Section):
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the repeats and of the audits.")
-    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+    sweep: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Place.SWEPT] = Field(
         default={},
         description="Settings and the values that each takes, `selections.*.alpha: [.05, .1]`; several make a grid.",
     )
@@ -117,7 +118,7 @@ class TrialConfig(Section):
 class Point:
     """One place of a sweep: its settings and the trial that they make."""
 
-    settings: dict[str, Any]  # path -> value, in the order of the sweep; empty without one
+    settings: dict[str, Any]  # path -> value as written, in the order of the sweep; empty without one
     config: TrialConfig
 
 
@@ -140,7 +141,8 @@ def build_trial(data: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[Tr
     points = []
     for values in itertools.product(*config.sweep.values()):
         settings = dict(zip(config.sweep, values, strict=True))
-        points.append(Point(settings, _config_at(data, settings) if settings else config))
+        shown = {path: written(value) if isinstance(value, str) else value for path, value in settings.items()}
+        points.append(Point(shown, _config_at(data, settings) if settings else config))
     for point in points:
         audit_of(
             point.config, point.config.model, {role: f"{role}.parquet" for role in ("audit", *point.config.roles())}
@@ -191,4 +193,7 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
             "seed",
         }
     )
-    return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, **shared})
+    try:
+        return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, **shared})
+    except MissingRoleError as error:
+        raise UserError(f"{error.problem}; set split.{error.role} above 0") from None

@@ -31,6 +31,7 @@ from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
 from pipeline.trial.detection import detection, roc
 from pipeline.trial.documents import Documents, check_inputs, read_documents
+from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, pool_of
 from pipeline.trial.splits import draw_split
@@ -98,7 +99,8 @@ def carry_out(
     with ExitStack() as locks:
         for folder in {store.root: store, work.root: work}.values():
             locks.enter_context(RunLock(folder))
-        return _Trial(config, run_audit, say, store, work, documents).run(points, item_results)
+        with TrialProgress(store, sum(point.config.models for point in points), len(points)) as progress:
+            return _Trial(config, run_audit, say, store, work, documents, progress).run(points, item_results)
 
 
 class _Trial:
@@ -112,8 +114,10 @@ class _Trial:
         store: Store,
         work: Store,
         documents: Documents,
+        progress: TrialProgress,
     ) -> None:
         self.base = config
+        self.progress = progress
         self.driver = driver
         self.say = say
         self.store = store
@@ -135,6 +139,7 @@ class _Trial:
             selections += table.selection_rows(point.settings, point.config.selections, repeats)
             if item_results is not None:
                 rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
+            self.progress.end_point()
         return self.write(points, audited, selections, rankings)
 
     # --- one contaminated model and its audit
@@ -153,6 +158,7 @@ class _Trial:
         key = self.key_of(audited, planned.model)
         if key not in self.audits:
             self.audits[key] = self.run_audit(audited, planned, key, index)
+        self.progress.end_audit()
         return self.audits[key]
 
     def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
@@ -166,6 +172,7 @@ class _Trial:
         files = self.inputs(planned.trained, key, index)
         audit = audit_of(config, planned.model, files, self.work.path(f"audits/{key}/run"))
         self.say(f"audit: {audit.run}")
+        self.progress.begin_audit(audit.run)
         outcome = self.driver(audit)
         store = Store(audit.run)
         scored = read_scored(store, read_run(store)[1])

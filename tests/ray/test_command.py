@@ -71,7 +71,7 @@ def test_a_killed_driver_resumes_to_the_same_bytes(
     process.wait()
     done = len(list((cut / "receipts/score").glob("[a-z]*.json")))
     assert 3 <= done < total, "the driver should have died in mid-run"
-    status = json.loads(here(capsys, "status", str(cut), "--json")[0])
+    status = json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])
     assert status["state"] == "incomplete"
     assert status["shards_done"] >= done
 

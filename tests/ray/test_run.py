@@ -194,7 +194,8 @@ def test_bad_documents_are_quarantined_with_their_reason_and_none_vanishes(
     rows = [r for p in (folder / "selection/members/documents").glob("*.parquet") for r in pq.read_table(p).to_pylist()]
     verdicts = {r["doc_id"]: r for r in rows}
     assert len(rows) == len(verdicts) == 33 + len(BAD)
-    assert all(verdicts[name] == {"doc_id": name, "p_value": 1.0, "selected": False} for name in quarantined)
+    nothing = {"p_value": 1.0, "selected": False, "loss": None}
+    assert all(verdicts[name] == {"doc_id": name, **nothing} for name in quarantined)
     html = (folder / "report/report.html").read_text()
     assert "<script>alert" not in html
 

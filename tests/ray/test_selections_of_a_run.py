@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import BlindDiagnostic, Summary
+from pipeline.corpus import excerpts
+from pipeline.corpus.documents import Document
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.process import process
@@ -74,9 +78,9 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished / "run", tmp_path / "run"))
 
 
-def select(run: Path, *selections: dict[str, Any]) -> list[Summary]:
+def select(run: Path, *selections: dict[str, Any], texts: bool = False) -> list[Summary]:
     named = [{"name": f"s{i}", "detectors": ONE, **selection} for i, selection in enumerate(selections)]
-    return select_again(str(run), [f"selections={json.dumps(named)}"], texts=False)
+    return select_again(str(run), [f"selections={json.dumps(named)}"], texts=texts)
 
 
 def selected(run: Path, index: int = 0) -> set[str]:
@@ -154,10 +158,10 @@ def test_a_cluster_and_a_loop_give_the_same_bytes(run: Path, monkeypatch: pytest
         files = sorted(p for p in (run / "selection").rglob("*") if p.is_file())
         return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
-    select(run, *asked)
+    select(run, *asked, texts=True)
     here = digest()
     monkeypatch.setattr(job, "MANY_SHARDS", 2)
-    select(run, *asked)
+    select(run, *asked, texts=True)
     assert ray.is_initialized()
     assert digest() == here
 
@@ -179,6 +183,70 @@ def test_several_selections_share_the_passes_over_the_scores(run: Path, monkeypa
 
     one = audit_reads({"procedure": "bh"})
     assert audit_reads(*({"procedure": p} for p in ("bh", "storey", "ptdi", "kernel", "ebh"))) == one
+
+
+def selected_rows(run: Path) -> list[dict[str, Any]]:
+    return pq.read_table(run / "selection/s0/selected.parquet").to_pylist()
+
+
+def test_every_verdict_stands_beside_the_scores_that_it_rests_on(run: Path) -> None:
+    select(run, {"procedure": "td4eval", "detectors": BOTH})
+    scores = {row["doc_id"]: row for path in (run / "scores").iterdir() for row in pq.read_table(path).to_pylist()}
+    verdicts = pq.read_table(run / "selection/s0/documents")
+    assert verdicts.column_names == ["doc_id", "p_value", "selected", *BOTH]
+    assert len(verdicts) == 120
+    for row in verdicts.to_pylist():
+        assert [row[column] for column in BOTH] == [scores[row["doc_id"]][column] for column in BOTH]
+
+
+def test_the_selected_are_shown_by_how_they_begin_unless_texts_are_left_out(finished: Path, run: Path) -> None:
+    select(run, {"alpha": 0.2}, texts=True)
+    texts = {row["id"]: row["text"] for row in map(json.loads, (finished / "audit.jsonl").read_text().splitlines())}
+    shown = selected_rows(run)
+    assert len(shown) >= 36
+    for row in shown:
+        assert row["excerpt"].endswith("…")
+        assert len(row["excerpt"]) <= 201
+        assert texts[row["doc_id"]].startswith(row["excerpt"][:-1])
+    report = json.loads((run / "report/report.json").read_text())
+    assert list(report["selections"][0]["selected"][0]["scores"]) == ONE
+    select(run, {"alpha": 0.2}, texts=False)
+    assert "excerpt" not in selected_rows(run)[0]
+    assert [row["doc_id"] for row in selected_rows(run)] == [row["doc_id"] for row in shown]
+
+
+def test_the_texts_of_a_shard_are_read_once_for_all_selections(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    read_shard = excerpts.read_shard
+
+    def counted(shard: Shard) -> Generator[Document]:
+        opened.append(shard.id)
+        return read_shard(shard)
+
+    monkeypatch.setattr(excerpts, "read_shard", counted)
+    summaries = select(run, {"alpha": 0.2}, {"alpha": 0.3}, {"procedure": "by", "alpha": 0.01}, texts=True)
+    assert all(summary.n_selected for summary in summaries[:2])
+    assert len(opened) == len(set(opened)) > 1
+
+
+@pytest.mark.parametrize("change", ["gone", "of others", "another column", "shorter"])
+def test_texts_that_are_not_those_that_were_scored_are_not_shown(
+    finished: Path, run: Path, tmp_path: Path, change: str
+) -> None:
+    rows = [json.loads(line) for line in (finished / "audit.jsonl").read_text().splitlines()]
+    changed = {
+        "of others": [{**row, "text": f"x{row['text']}"} for row in rows],
+        "another column": [{"body": row["text"]} for row in rows],
+        "shorter": rows[:1],
+    }
+    moved = tmp_path / "moved.jsonl"
+    if change != "gone":
+        moved.write_text("".join(json.dumps(row) + "\n" for row in changed[change]))
+    table = json.loads((run / "shards.json").read_text())
+    (run / "shards.json").write_text(json.dumps([{**shard, "path": str(moved)} for shard in table]))
+    (summary,) = select(run, {"alpha": 0.2}, texts=True)
+    assert summary.n_selected == len(selected_rows(run)) >= 36
+    assert [row["doc_id"] for row in selected_rows(run) if row["excerpt"] is not None] in ([], ["audit-0"])
 
 
 def test_documents_that_their_words_give_away_are_not_supported(finished: Path, run: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
+from pipeline.trial.progress import trial_status
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 from ray_jobs.cli import main
@@ -98,6 +99,9 @@ def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_t
     assert (audit["audited"], audit["trained"]) == (200, 100)
     assert audit["power"] > 0.3
     assert Path(outcome.reports[0]).exists()
+    status = trial_status(outcome.folder)
+    assert status is not None
+    assert status.line() == "trial complete: audits 1/1, points 1/1"
     (model,) = outcome.facts["models"]
     assert (Path(model["path"]) / "model.safetensors").exists()
     folder = Path(outcome.folder)

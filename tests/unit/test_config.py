@@ -63,15 +63,21 @@ def test_a_selection_over_a_column_that_is_not_scored_names_the_nearest() -> Non
 def test_a_missing_key_is_named() -> None:
     data = audit()
     del data["model"]
-    assert "missing key 'model'" in message(data)
+    assert message(data) == "missing key 'model'; add model: {path: ...}"
+    data = audit()
+    del data["run"]
+    assert message(data) == "missing key 'run'"
 
 
 def test_reference_without_a_reference_model_is_refused() -> None:
-    assert "reference_model" in message(audit(detectors=["loss", "reference"]))
+    assert "add reference_model: {path: ...}" in message(audit(detectors=["loss", "reference"]))
 
 
 def test_a_direction_without_its_calibration_role_is_refused() -> None:
-    assert "corpus.seen" in message(audit(), "selections.0.direction=clean")
+    assert message(audit(), "selections.0.direction=clean") == (
+        "selections.0: direction clean is calibrated on corpus.seen, which is not given; add corpus.seen: {path: ...}, "
+        "documents of the same kind that are known to be in the training data"
+    )
 
 
 def test_two_selections_of_one_name_are_refused() -> None:

@@ -256,6 +256,20 @@ def test_the_split_of_a_saved_dataset_is_named(tmp_path: Path) -> None:
     assert "splits: train" in refusal(str(tmp_path / "x"), split="test")
 
 
+def test_a_saved_dataset_of_several_splits_asks_which(tmp_path: Path) -> None:
+    splits = {
+        "test": datasets.Dataset.from_dict({"text": TEXTS[:2]}),
+        "train": datasets.Dataset.from_dict({"text": TEXTS[:5]}),
+    }
+    path = str(tmp_path / "x")
+    datasets.DatasetDict(splits).save_to_disk(path)
+    assert refusal(path) == (
+        f"{path} holds several splits, test (2 rows), train (5 rows): say which beside its path, as in split: test"
+    )
+    assert len(read(path, split="train")[1]) == 5
+    assert len(read(f"{path}/test")[1]) == 2
+
+
 def test_a_dataset_that_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     config = config_for("x").model_copy(

@@ -200,7 +200,7 @@ def test_a_sweep_is_a_grid_and_a_star_reaches_every_selection() -> None:
         ({"split": {"unseen": -1}}, "split.unseen"),
         ({"selections": []}, "selections"),
         ({"selections": [{"name": "a", "detectors": ["los"]}]}, "detector 'los' is not scored"),
-        ({"split": {"unseen": 0}}, "calibrated on corpus.unseen, which is not given"),
+        ({"split": {"unseen": 0}}, "calibrated on corpus.unseen, which is not given; set split.unseen above 0"),
         ({"model": {"path": "a", "adapter": "b"}}, "model.adapter must be null"),
     ],
 )

@@ -1,0 +1,246 @@
+"""A commented starter configuration for the files of a folder: what was guessed stands beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.commented import Written, comment, commented, config_schema
+from pipeline.config.corpus import ROLE_DOCUMENTS, ROLES, Role, SourceConfig
+from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig
+from pipeline.corpus.discovery import (
+    DEPTH,
+    MOST_ENTRIES,
+    DataFiles,
+    FolderData,
+    data_formats,
+    discover_data,
+    discover_models,
+)
+from pipeline.errors import UserError
+from pipeline.store.files import to_json
+
+SCHEMA_FOLDER = ".seenset"
+HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
+DETECTOR = "min_k_plus_plus"
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The data of one role: what its setting names, and what was guessed."""
+
+    files: tuple[DataFiles, ...]  # with the same columns for text and id
+    reason: str  # why they have this role
+    left_out: tuple[DataFiles, ...] = ()  # of the same role, with other columns
+
+    @property
+    def paths(self) -> list[str]:
+        """What the setting `path` names."""
+        return [path for files in self.files for path in files.paths]
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """A starter configuration and what a user should know of it."""
+
+    name: str  # of the file: audit.yaml
+    kind: type[BaseModel]
+    text: str
+    guesses: tuple[str, ...]  # a line each
+    missing: tuple[str, ...]  # what to add before it can run, a line each
+
+
+def audit_starter(folder: str) -> Starter:
+    """The starter of an audit of the data in a folder.
+
+    Raises:
+        UserError: no such folder, or no data in it.
+    """
+    data = data_of(folder)
+    sources, unused = _assigned(data)
+    direction: Direction = "clean" if "seen" in sources and "unseen" not in sources else "members"
+    needed: tuple[Role, ...] = ("audit", NULL_ROLE[direction])
+    roles = [_role(role, sources.get(role), role in needed) for role in ROLES]
+    left = [f"Left out: {files.shown}. No name says what they are." for files in unused]
+    model, model_guess = model_setting(folder)
+    settings = [
+        Written("run", "runs/audit"),
+        Written("model", model),
+        Written("corpus", roles, tuple(left)),
+        Written("detectors", AuditConfig.model_fields["detectors"].default),
+        Written("max_tokens", AuditConfig.model_fields["max_tokens"].default),
+        Written("overlap", AuditConfig.model_fields["overlap"].default),
+        Written("error_budget", AuditConfig.model_fields["error_budget"].default),
+        Written("selections", (selection_setting(direction),)),
+        Written("seed", AuditConfig.model_fields["seed"].default),
+    ]
+    head = "An audit of the data in this folder: which of these documents was the model trained on?"
+    guesses = [f"{role}: {', '.join(source.paths)}; {_columns(source.files[0])}" for role, source in sources.items()]
+    return Starter(
+        "audit.yaml",
+        AuditConfig,
+        whole_file(AuditConfig, "audit", head, ("plan", "run"), settings, data),
+        (*guesses, model_guess),
+        tuple(f"add corpus.{role}: {{path: ...}}, {ROLE_DOCUMENTS[role]}" for role in needed if role not in sources),
+    )
+
+
+def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
+    """Write the configuration and, beside it, its JSON schema; the paths of both.
+
+    Raises:
+        UserError: there is such a file already, or the folder cannot be written to.
+    """
+    path, schema = Path(folder, starter.name), Path(folder, SCHEMA_FOLDER, f"{Path(starter.name).stem}.schema.json")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(starter.text)
+        schema.parent.mkdir(exist_ok=True)
+        schema.write_bytes(to_json(config_schema(starter.kind)))
+    except FileExistsError:
+        raise UserError(f"{path} is there already; remove it, or give another folder") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    return str(path), str(schema)
+
+
+def data_of(folder: str) -> FolderData:
+    """The data of a folder.
+
+    Raises:
+        UserError: no such folder, or no data in it.
+    """
+    data = discover_data(folder)
+    if not data.files:
+        unread = f"; not taken: {_some(data.unread)}" if data.unread else ""
+        others = "" if data.unread else _others(folder)
+        raise UserError(
+            f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
+            f"{data_formats()} (.jsonl and .csv also with .gz or .zst) and for saved datasets{unread}{others}"
+        )
+    return data
+
+
+def source_settings(source: Source) -> list[Written]:
+    """The settings of a source, with what was guessed of its columns."""
+    files, paths = source.files[0], source.paths
+    settings = [Written("path", paths[0] if len(paths) == 1 else paths)]
+    if files.text is not None:
+        others = f" Other columns: {', '.join(files.columns)}." if files.columns else ""
+        settings.append(Written("text", files.text, (f"Guessed: {files.text_reason}.{others}",)))
+        name = (
+            "No column has a name of an id and another value in every row."
+            if files.id is None
+            else "Guessed: by its name, and no value stands twice in the first rows."
+        )
+        settings.append(Written("id", files.id, (name,)))
+    return settings
+
+
+def source_notes(source: Source) -> list[str]:
+    """Why documents have their role, and what was left out."""
+    notes = [source.reason]
+    for files in source.left_out:
+        notes.append(f"Left out, because their columns differ: {files.shown} ({_columns(files)}).")
+    return notes
+
+
+def joined(files: Sequence[DataFiles], reason: str) -> Source:
+    """One source of files: those that have the columns of the first that are tables, if any is."""
+    first = next((one for one in files if one.text is not None), files[0])
+    same = tuple(one for one in files if (one.text, one.id) == (first.text, first.id))
+    return Source(same, reason, tuple(one for one in files if one not in same))
+
+
+def model_setting(folder: str) -> tuple[list[Written], str]:
+    """The model: one that lies in the folder, or a hub id that stands in for it; and a line about it."""
+    models = discover_models(folder)
+    if not models:
+        note = "No model folder and no .gguf file lies here: this hub id stands in for your model."
+        return [Written("path", HUB_MODEL, (note,))], f"model: none lies here; {HUB_MODEL} stands in for yours"
+    others = f" Others: {_some(models[1:])}." if models[1:] else ""
+    return [Written("path", models[0], (f"Guessed: it lies here.{others}",))], f"model: {models[0]}"
+
+
+def selection_setting(direction: Direction) -> list[Written]:
+    """One question, with the procedure and alpha that are the default."""
+    fields = SelectionConfig.model_fields
+    return [
+        Written("name", direction),
+        Written("direction", direction),
+        Written("detectors", [DETECTOR]),
+        Written("procedure", fields["procedure"].default),
+        Written("alpha", fields["alpha"].default),
+    ]
+
+
+def whole_file(
+    kind: type[BaseModel],
+    name: str,
+    head: str,
+    commands: Sequence[str],
+    settings: Sequence[Written],
+    data: FolderData,
+) -> str:
+    """The YAML file: how editors check it, what it is and what comes next, then the settings."""
+    lines = [f"# yaml-language-server: $schema={SCHEMA_FOLDER}/{name}.schema.json", *comment(head), "#"]
+    lines += comment("What was guessed says so; change it here. Relative paths are relative to this file.")
+    lines += [f"#   seenset {command} {name}.yaml" for command in commands]
+    if data.unread:
+        lines += ["#", *comment(f"Not taken: {_some(data.unread)}.")]
+    if not data.complete:
+        lines += ["#", *comment(f"Only the first {MOST_ENTRIES:,} files were looked at.")]
+    return "\n".join(lines) + "\n\n" + commented(kind, settings)
+
+
+def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles]]:
+    """The sources of each role, and files that have none."""
+    sources: dict[Role, Source] = {}
+    unnamed = [files for files in data.files if files.role is None]
+    for role in ROLES:
+        files = [one for one in data.files if one.role == role]
+        if files:
+            words = ", ".join(dict.fromkeys(one.word for one in files))
+            reason = f"Guessed from the name ({words}). If it is wrong, call this part {_other_roles(role)} instead."
+            sources[role] = joined(files, reason)
+    if "audit" not in sources and unnamed:
+        reason = f"Guessed: no name says another role. If it is wrong, call this part {_other_roles('audit')} instead."
+        sources["audit"], unnamed = joined(unnamed, reason), []
+    return {role: sources[role] for role in ROLES if role in sources}, unnamed
+
+
+def _role(role: Role, source: Source | None, needed: bool) -> Written:
+    if source is not None:
+        return Written(role, source_settings(source), tuple(source_notes(source)))
+    note = (
+        f"Missing: {ROLE_DOCUMENTS[role]}. Take the comment signs away and name them." if needed else "Not needed here."
+    )
+    columns: Mapping[str, Any] = {"path": "PATH", "text": SourceConfig.model_fields["text"].default}
+    return Written(role, [Written(key, value) for key, value in columns.items()], (note,), off=True)
+
+
+def _other_roles(role: Role) -> str:
+    return " or ".join(other for other in ROLES if other != role)
+
+
+def _columns(files: DataFiles) -> str:
+    if files.text is None:
+        return "one document a file"
+    return f"text: {files.text}, id: {files.id or 'file#row'}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _others(folder: str) -> str:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    return f"; the folder holds {_some(names)}" if names else "; the folder is empty"

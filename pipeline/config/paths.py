@@ -1,0 +1,193 @@
+"""Relative paths of a configuration: relative to the file that names them, or to the working directory.
+
+A relative path becomes `FOLDER/./PATH`, as rsync writes it: any program opens it from anywhere, and what stands behind
+`/./` is the path as it was written, which names documents, models and errors.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from enum import Enum, auto
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from pipeline.errors import UserError
+
+MARK = "/./"
+
+
+class Place(Enum):
+    """What the text of a setting names."""
+
+    RUN = auto()  # a folder that may not exist yet
+    INPUT = auto()  # a file or folder that must exist, or a glob
+    MODEL = auto()  # a folder, a GGUF file or a hub id
+    CODE = auto()  # a Python file, or a module
+    SETTINGS_FILE = auto()  # a JSON file, or the name of one that is packaged
+    SWEPT = auto()  # a mapping from settings of the whole configuration to values
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Of a mapping from names to settings: the section whose settings these are."""
+
+    section: type[BaseModel]
+
+
+def written(path: str) -> str:
+    """A path as its configuration has it."""
+    return path if "://" in path else path.rpartition(MARK)[2]
+
+
+def origin_of(path: str) -> str | None:
+    """The folder that a path was written relative to; None where it says none."""
+    return None if "://" in path else path.rpartition(MARK)[0] or None
+
+
+def placed(kind: type[BaseModel], data: Mapping[str, Any], folder: str, file: str | None = None) -> dict[str, Any]:
+    """A plain mapping whose relative paths are relative to a folder. Nothing else is changed or checked.
+
+    Args:
+        kind: what the mapping describes.
+        data: of a whole configuration, or of a part of one.
+        folder: absolute.
+        file: that holds the mapping. Paths that only the working directory has are then refused.
+
+    Raises:
+        UserError: such a path.
+    """
+    return _placed_section(kind, data, _Origin(kind, folder, file), "")
+
+
+def placed_value(kind: type[BaseModel], path: str, value: Any, folder: str, file: str | None = None) -> Any:
+    """The value of the setting `a.b.c`, as `placed` has it."""
+    keys = path.split(".")
+    tree = value
+    for key in reversed(keys):
+        tree = {key: tree}
+    tree = placed(kind, tree, folder, file)
+    for key in keys:
+        tree = tree[key]
+    return tree
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What relative paths of a configuration are relative to."""
+
+    root: type[BaseModel]
+    folder: str
+    file: str | None
+
+    def place(self, place: Place, path: str, where: str) -> str:
+        """One path; a hub id, a module and a packaged name stay as they are."""
+        if not path or "://" in path or os.path.isabs(path) or path.startswith("~"):
+            return path
+        beside = os.path.join(self.folder, path)
+        if not _is_path(place, path) and not (place is Place.MODEL and os.path.exists(beside)):
+            if place is Place.MODEL:
+                self._refuse_elsewhere(place, path, where)
+            return path
+        if not _exists(place, beside):
+            self._refuse_elsewhere(place, path, where)
+        if place is Place.RUN:
+            return os.path.normpath(beside)
+        return f"{self.folder.rstrip('/')}{MARK}{os.path.normpath(path)}"
+
+    def _refuse_elsewhere(self, place: Place, path: str, where: str) -> None:
+        """Older versions took relative paths as relative to the working directory: never guess which was meant."""
+        here = os.path.realpath(os.getcwd())
+        explicit = path.startswith(("./", "../"))
+        if self.file is None or explicit or here == self.folder or not _exists(place, os.path.join(here, path)):
+            return
+        mended = os.path.relpath(os.path.join(here, path), self.folder)
+        new = f", or ./{path} for a new one beside it" if place is Place.RUN else ""
+        raise UserError(
+            f"{where}: {path} is in the working directory and not beside {self.file}; relative paths are relative to "
+            f"the file that names them: write {mended if mended.startswith('.') else f'./{mended}'}{new}"
+        )
+
+
+def _is_path(place: Place, path: str) -> bool:
+    if place is Place.MODEL:
+        return path.startswith(("./", "../")) or path in (".", "..") or path.endswith(".gguf") or path.count("/") > 1
+    if place is Place.CODE:
+        return path.endswith(".py")
+    if place is Place.SETTINGS_FILE:
+        return "." in os.path.basename(path) or "/" in path
+    return True
+
+
+def _exists(place: Place, path: str) -> bool:
+    if place is Place.RUN:
+        return any(os.path.exists(os.path.join(path, name)) for name in ("manifest.json", "trial.json", "models"))
+    return os.path.exists(path) or (place is Place.INPUT and any(glob.iglob(path, recursive=True)))
+
+
+def _placed_section(kind: type, data: Mapping[str, Any], origin: _Origin, where: str) -> dict[str, Any]:
+    result = dict(data)
+    for name, field in fields_of(kind).items():
+        for key in {name, getattr(field, "alias", None) or name} & result.keys():
+            at = f"{where}.{key}" if where else key
+            result[key] = _placed_field(field, result[key], origin, at)
+    return result
+
+
+def _placed_field(field: Any, value: Any, origin: _Origin, where: str) -> Any:
+    for mark in getattr(field, "metadata", ()):
+        if mark is Place.SWEPT:
+            return _placed_sweep(value, origin, where)
+        if isinstance(mark, Place):
+            return _each_text(value, lambda text, mark=mark: origin.place(mark, text, where))  # type: ignore[misc]
+        if isinstance(mark, Named) and isinstance(value, Mapping):
+            return {
+                name: _placed_section(mark.section, part, origin, f"{where}.{name}")
+                if isinstance(part, Mapping)
+                else part
+                for name, part in value.items()
+            }
+    if isinstance(value, Mapping):
+        for section in sections_in(getattr(field, "annotation", None)):
+            value = _placed_section(section, value, origin, where)
+    return value
+
+
+def _placed_sweep(value: Any, origin: _Origin, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    swept = {}
+    for path, values in value.items():
+        several = isinstance(values, list) and isinstance(path, str)
+        swept[path] = (
+            [placed_value(origin.root, path, one, origin.folder, origin.file) for one in values] if several else values
+        )
+    return swept
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A text, or all texts of a list or of a mapping from its places."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_each_text(one, change) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _each_text(one, change) for key, one in value.items()}
+    return value
+
+
+def fields_of(kind: Any) -> dict[Any, Any]:
+    """The fields of a model, or of a dataclass in one, by name."""
+    fields: dict[Any, Any] = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    return fields
+
+
+def sections_in(annotation: Any) -> Iterator[type]:
+    """The models and dataclasses in a type annotation, in order."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections_in(inner)

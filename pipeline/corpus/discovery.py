@@ -1,0 +1,309 @@
+"""The data of a folder: its files by format, their columns, and the role that a name speaks of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config.corpus import Role
+from pipeline.corpus.formats import SUFFIXES, Format, first_columns, format_of, open_plain, open_saved_dataset
+from pipeline.errors import UserError
+
+DEPTH = 4
+"""Folders below the one that is looked through."""
+
+MOST_ENTRIES = 10_000
+SAMPLED_ROWS = 200
+OUTPUT_MARKS = frozenset({"shards.json", "trial.json", "trial_status.json", "adapter_config.json", "pyvenv.cfg"})
+"""Files by which the folders of runs, trials, adapters and installed packages are told."""
+
+FEW_WORDS = 3
+"""Words of a column's values, on average, from which on it may hold documents."""
+
+TEXT_NAMES = ("text", "content", "body", "document", "passage", "article", "input", "sentence", "question", "abstract")
+ID_NAMES = ("id", "doc_id", "document_id", "docid", "_id", "uid", "uuid", "guid", "key", "url", "link")
+_NOT_DATA = re.compile(
+    r"(readme|licen[cs]e|notice|changelog|requirements|constraints|robots|cmakelists)[^.]*\.txt|"
+    r"(package(-lock)?|.*\.schema)\.json"
+)
+_SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv"}
+_INDEX = re.compile(r"(?<!\d)(?!(?:19|20)\d\d(?!\d))\d+")
+"""A number in a file's name that is no year: the index of a part."""
+
+ROLE_WORDS: dict[Role, str] = {
+    "unseen": (
+        "unseen after aftercutoff postcutoff holdout heldout nonmember nonmembers notseen fresh novel future control "
+        "controls calibration negatives"
+    ),
+    "audit": (
+        "audit audited candidate candidates suspect suspects suspected query queries target targets judge unknown "
+        "mixed benchmark benchmarks"
+    ),
+    "seen": "seen member members trained pretrained pretraining pretrain positives",
+}
+WEAK_WORDS: dict[Role, str] = {"seen": "train training trainset"}
+"""Say something only where no other part of a path does: hubs call every file `train`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """Files of one format with the same columns, or a saved dataset."""
+
+    paths: tuple[str, ...]  # relative to the folder, as a configuration names them: files, a folder or a glob
+    format: Format
+    text: str | None  # column of the documents; None of text files
+    text_reason: str  # why it is taken for that
+    id: str | None
+    columns: tuple[str, ...]  # the others
+    role: Role | None  # that the name speaks of
+    word: str  # of the name, which says so
+
+    @property
+    def shown(self) -> str:
+        """The paths in one line."""
+        return ", ".join(self.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderData:
+    """What a folder holds."""
+
+    files: tuple[DataFiles, ...]
+    unread: tuple[str, ...]  # files of a known format without documents, each with the reason
+    complete: bool  # False where there were too many entries to look at all
+
+
+def discover_data(folder: str) -> FolderData:
+    """Look through a folder for documents. Reads the first rows of each file alone.
+
+    Hidden folders, run directories, folders of trials, models and installed packages are passed over.
+
+    Raises:
+        UserError: no such folder.
+    """
+    if not os.path.isdir(folder):
+        raise UserError(f"no folder {folder}")
+    entries = list(itertools.islice(_entries(folder, "", DEPTH), MOST_ENTRIES + 1))
+    files: list[DataFiles] = []
+    unread: list[str] = []
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    samples: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    texts: dict[str, list[str]] = {}
+    for path, form in entries[:MOST_ENTRIES]:
+        if form == "txt":
+            texts.setdefault(os.path.dirname(path), []).append(path)
+            continue
+        place, name = os.path.split(path)
+        pattern = path if form == "dataset" else _INDEX.sub("*", name)
+        try:
+            columns = _columns_of(os.path.join(folder, path), path, form)
+            key = (place, pattern, form, columns)
+            rows = samples.get(key) or _first_rows(os.path.join(folder, path), path, form)
+        except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
+            unread.append(f"{path} (not readable as {form})")
+            continue
+        if text_column(columns, rows) is None:
+            unread.append(f"{path} (no column of text)")
+            continue
+        groups.setdefault(key, []).append(path)
+        samples.setdefault(key, rows)
+    for key, paths in groups.items():
+        files.append(_described(_as_named(folder, paths, key[1]), key[2], key[3], samples[key]))
+    for place, paths in texts.items():
+        files += _text_files(place, paths, alone=not groups)
+    return FolderData(tuple(files), tuple(unread), len(entries) <= MOST_ENTRIES)
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a language model: a configuration that says its kind."""
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and bool({"model_type", "architectures"} & settings.keys())
+
+
+def discover_models(folder: str) -> list[str]:
+    """GGUF files and folders of models in a folder, as a configuration names them, in order.
+
+    At most MOST_ENTRIES files are looked at, and what runs and trials wrote is passed over.
+    """
+    models: list[str] = []
+    entries = 0
+    for place, folders, names in os.walk(folder):
+        inside = os.path.relpath(place, folder)
+        entries += len(names)
+        here = "" if inside == "." else f"{inside}/"
+        models += [f"./{here}{name}" for name in sorted(names) if name.endswith(".gguf")]
+        is_model = any(name.endswith((".safetensors", ".bin")) for name in names) and is_model_folder(Path(place))
+        if is_model:
+            models.append(f"./{inside}" if here else "./")
+        deep = inside.count(os.sep) >= DEPTH or entries > MOST_ENTRIES
+        folders[:] = (
+            []
+            if is_model or deep or OUTPUT_MARKS & set(names)
+            else sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+        )
+    return models
+
+
+def role_of(path: str) -> tuple[Role | None, str]:
+    """The role that a path speaks of and the word that says so: its last part before those above it."""
+    parts = [_words(part) for part in reversed(path.split("/"))]
+    for kinds in (ROLE_WORDS, WEAK_WORDS):
+        for words in parts:
+            pairs = ["".join(pair) for pair in itertools.pairwise(words)]
+            for candidates in (pairs, words):
+                for role, known in kinds.items():
+                    if word := next((word for word in candidates if word in known.split()), ""):
+                        denied = role == "seen" and {"not", "non", "never"} & set(words)
+                        return ("unseen", f"not {word}") if denied else (role, word)
+    return None, ""
+
+
+def text_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """The column that holds the documents, and why it is taken for that; None where none does."""
+    lengths: dict[str, float] = {}
+    for column in columns:
+        values = [row.get(column) for row in rows if row.get(column) is not None]
+        texts = [value for value in values if isinstance(value, str) and value.strip()]
+        if texts and 2 * len(texts) >= len(values):
+            lengths[column] = sum(len(text.split()) for text in texts) / len(texts)
+    for name in TEXT_NAMES:
+        for column in lengths:
+            if column.lower() == name and (name == TEXT_NAMES[0] or lengths[column] >= FEW_WORDS):
+                return column, "by its name"
+    longest = max(lengths, key=lambda column: lengths[column], default=None)
+    if longest is None or lengths[longest] < FEW_WORDS:
+        return None
+    return longest, "it holds the longest texts"
+
+
+def id_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], text: str) -> str | None:
+    """The column that names documents: by its name, and because no value stands twice in the first rows."""
+    named = [column for name in ID_NAMES for column in columns if column.lower() == name]
+    named += [column for column in columns if column.lower().endswith("_id") and column not in named]
+    for column in named:
+        values = [row.get(column) for row in rows]
+        plain = all(isinstance(value, (str, int)) and not isinstance(value, bool) for value in values)
+        if column != text and plain and len(set(values)) == len(values):
+            return column
+    return None
+
+
+def _words(name: str) -> list[str]:
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\d)(?=[A-Za-z])|(?<=[A-Za-z])(?=\d)", " ", name)
+    return re.findall(r"[a-z]+|\d+", spaced.lower())
+
+
+def _entries(folder: str, place: str, depth: int) -> Iterator[tuple[str, Format]]:
+    """Relative paths of data files and saved datasets, in order."""
+    try:
+        entries = sorted(os.scandir(os.path.join(folder, place)), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        path = os.path.join(place, entry.name)
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file():
+            form = format_of(entry.name)
+            if form is not None and not _NOT_DATA.fullmatch(entry.name.lower()):
+                yield path, form
+        elif entry.is_dir() and entry.name not in _SKIPPED:
+            yield from _below(folder, path, depth)
+
+
+def _below(folder: str, path: str, depth: int) -> Iterator[tuple[str, Format]]:
+    inside = Path(folder, path)
+    if (inside / "dataset_dict.json").is_file():
+        yield from ((f"{path}/{part.parent.name}", "dataset") for part in sorted(inside.glob("*/dataset_info.json")))
+    elif (inside / "dataset_info.json").is_file():
+        yield path, "dataset"
+    elif depth > 0 and not _is_output(inside):
+        yield from _entries(folder, path, depth - 1)
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether a folder is a run directory, a trial's, a model or an adapter, or installed packages."""
+    return is_model_folder(folder) or any((folder / name).is_file() for name in OUTPUT_MARKS)
+
+
+def _columns_of(path: str, name: str, form: Format) -> tuple[str, ...]:
+    """The columns of a file or dataset, from its metadata or its first row."""
+    if form == "parquet":
+        return tuple(pq.read_schema(path).names)
+    if form == "dataset":
+        return tuple(open_saved_dataset(path, None, name).column_names)
+    return tuple(first_columns(form, path, name))
+
+
+def _first_rows(path: str, name: str, form: Format) -> list[Mapping[str, Any]]:
+    """The first rows of a file or dataset; at least one."""
+    rows: list[Any] = []
+    if form == "parquet":
+        batch = next(pq.ParquetFile(path).iter_batches(SAMPLED_ROWS), None)
+        rows = [] if batch is None else batch.to_pylist()
+    elif form == "dataset":
+        dataset = open_saved_dataset(path, None, name)
+        rows = dataset.select(range(min(SAMPLED_ROWS, dataset.num_rows))).to_list()
+    else:
+        with open_plain(path) as file:
+            if form == "csv":
+                text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+                rows = list(itertools.islice(csv.DictReader(text), SAMPLED_ROWS))
+            else:
+                lines = (line for line in file if line.strip())
+                rows = [json.loads(line.decode("utf-8-sig")) for line in itertools.islice(lines, SAMPLED_ROWS)]
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("no rows with named fields")
+    return rows
+
+
+def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:
+    """Paths as a configuration names them: a glob where it matches these files and no other."""
+    if len(paths) == 1:
+        return tuple(paths)
+    place = os.path.dirname(paths[0])
+    matching = sorted(os.path.join(place, match.name) for match in Path(folder, place).glob(pattern))
+    return (os.path.join(place, pattern),) if matching == sorted(paths) else tuple(paths)
+
+
+def _described(
+    paths: tuple[str, ...], form: Format, columns: tuple[str, ...], rows: Sequence[Mapping[str, Any]]
+) -> DataFiles:
+    text, reason = text_column(columns, rows) or ("", "")
+    name = id_column(columns, rows, text)
+    others = tuple(column for column in columns if column not in (text, name))
+    return DataFiles(paths, form, text, reason, name, others, *role_of(paths[0]))
+
+
+def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataFiles]:
+    """Text files as documents: those of a folder together; single ones if a role is in their name, or nothing else is.
+
+    A lone text file beside tables is more often about them than one of them.
+    """
+    plain = DataFiles((), "txt", None, "", None, (), None, "")
+    named = {path: role_of(path) for path in paths}
+    if place and len(paths) > 1:
+        yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1])
+        return
+    for path, (role, word) in named.items():
+        if role is not None or alone:
+            yield replace(plain, paths=(path,), role=role, word=word)
+
+
+def data_formats() -> str:
+    """The endings of files that hold documents, for messages."""
+    return ", ".join(SUFFIXES)

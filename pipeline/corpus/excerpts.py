@@ -1,0 +1,60 @@
+"""How documents begin, for people: one line of bounded length in which nothing hides."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from contextlib import closing
+
+from pipeline.corpus.documents import read_shard, text_keys
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+
+_READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
+
+
+def visible(text: str) -> str:
+    """Text in which nothing hides: controls, bidirectional overrides and the like appear as their code points."""
+    return "".join(character if _shows(character) else f"⟨U+{ord(character):04X}⟩" for character in text)
+
+
+def _shows(character: str) -> bool:
+    if character in "\n\t" or character in _READABLE_FORMATS:
+        return True
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def excerpt_of(text: str, characters: int) -> str:
+    """The beginning of a text in one line: at most so many characters, and an ellipsis where it goes on."""
+    start = " ".join(text[: 8 * characters].split())
+    cut = len(start) > characters or len(text) > 8 * characters
+    return visible(start[:characters].rstrip()) + ("…" if cut else "")
+
+
+def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characters: int) -> list[str | None]:
+    """How single documents of a shard begin. Memory holds one batch of texts.
+
+    Args:
+        shard: that holds them.
+        rows: their numbers in the input.
+        keys: of their texts when they were scored (`text_keys`).
+        characters: of an excerpt, at most.
+
+    Returns:
+        One excerpt a row; None where the text is gone, or is no longer the one that was scored.
+    """
+    wanted = dict(zip(rows, keys, strict=True))
+    if not wanted:
+        return []
+    texts: dict[int, str] = {}
+    try:
+        with closing(read_shard(shard)) as documents:
+            for document in documents:
+                key = wanted.pop(document.row, None)
+                if key is not None and text_keys(document.text)[0] == key:
+                    texts[document.row] = excerpt_of(document.text, characters)
+                if not wanted:
+                    break
+    except (UserError, LookupError, ValueError, OSError):  # gone, or another file: an answer needs no text
+        pass
+    return [texts.get(row) for row in rows]

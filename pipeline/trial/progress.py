@@ -1,0 +1,113 @@
+"""How far a trial is: a small file in its folder, which `seenset status` reads."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from pydantic import Field
+
+from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, read_record
+from pipeline.audit.status import RunState, Status, run_status
+from pipeline.errors import ExitCode, UserError
+from pipeline.store.files import Store
+from pipeline.store.lock import lock_is_live
+
+TRIAL_STATUS_FILE = "trial_status.json"
+
+
+class TrialStatus(VersionedRecord):
+    """How far a trial is, or how it ended: `trial_status.json`."""
+
+    state: RunState = Field(description="running; complete; incomplete: the same command goes on; failed.")
+    exit_code: int | None = Field(description="Exit code of the command; null while it runs.")
+    message: str | None = Field(description="Why the trial is incomplete or failed, in one line.")
+    audits: int = Field(description="Contaminated models of all points; points may share some.")
+    audits_done: int = Field(description="Those that are contaminated and audited.")
+    points: int = Field(description="Points of the sweep; 1 without one.")
+    points_done: int = Field(description="Those whose repeats are computed.")
+    audit_run: str | None = Field(description="Run directory of the audit at work; null where none is.")
+    audit: Status | None = Field(None, description="How far that audit is; not kept in trial_status.json.")
+
+    def line(self) -> str:
+        """One line for a person."""
+        counts = f"audits {self.audits_done}/{self.audits}, points {self.points_done}/{self.points}"
+        return f"trial {self.state}: {counts}"
+
+
+class TrialProgress:
+    """Keeps trial_status.json while a trial runs; as a context it writes how the trial ended."""
+
+    def __init__(self, store: Store, audits: int, points: int) -> None:
+        self.store = store
+        self.status = TrialStatus(
+            state="running",
+            exit_code=None,
+            message=None,
+            audits=audits,
+            audits_done=0,
+            points=points,
+            points_done=0,
+            audit_run=None,
+        )
+
+    def __enter__(self) -> TrialProgress:
+        """Write that it runs."""
+        self._write()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write how it ended."""
+        if error is None:
+            self._write(state="complete", exit_code=int(ExitCode.DONE))
+        elif isinstance(error, UserError):
+            state = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
+            self._write(state=state, exit_code=int(error.exit_code), message=str(error))
+        elif isinstance(error, KeyboardInterrupt):
+            self._write(state="incomplete", exit_code=int(ExitCode.INTERRUPTED))
+        else:
+            self._write(state="failed", exit_code=1, message=f"{type(error).__name__}: {error}")
+
+    def begin_audit(self, run: str) -> None:
+        """Note the run directory of the audit at work."""
+        self._write(audit_run=run)
+
+    def end_audit(self) -> None:
+        """Count a contaminated and audited model."""
+        self._write(audits_done=self.status.audits_done + 1, audit_run=None)
+
+    def end_point(self) -> None:
+        """Count a point whose repeats are computed."""
+        self._write(points_done=self.status.points_done + 1)
+
+    def _write(self, **changes: object) -> None:
+        self.status = self.status.model_copy(update=changes)
+        self.store.write_json(TRIAL_STATUS_FILE, self.status.model_dump(mode="json", by_alias=True, exclude={"audit"}))
+
+
+def trial_status(folder: str) -> TrialStatus | None:
+    """How far a trial is, from storage alone; None where the folder is not that of a trial.
+
+    Raises:
+        UserError: the work folder of trials, a trial of an older version, or a damaged file.
+    """
+    store = Store(folder)
+    if store.exists(MANIFEST_FILE):
+        return None
+    status = read_record(store, TRIAL_STATUS_FILE, TrialStatus, "seenset trial writes it anew")
+    if status is None:
+        if store.exists("trial.json"):
+            raise UserError(f"{store.url} is a trial that an older version finished: its results are in tables.txt")
+        if audits := store.names("audits"):
+            raise UserError(
+                f"{store.url} is the work folder of trials: give the folder that `run` of one names, or a single "
+                f"audit, {store.url}/audits/{audits[0]}/run"
+            )
+        return None
+    if status.state == "running" and not lock_is_live(store):
+        update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
+        status = status.model_copy(update=update)
+    if status.audit_run is not None and Store(status.audit_run).exists(MANIFEST_FILE):
+        status = status.model_copy(update={"audit": run_status(status.audit_run)})
+    return status

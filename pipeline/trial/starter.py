@@ -1,0 +1,67 @@
+"""A commented starter configuration of a trial for the files of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.audit.starter import (
+    Source,
+    Starter,
+    data_of,
+    joined,
+    model_setting,
+    selection_setting,
+    source_notes,
+    source_settings,
+    whole_file,
+)
+from pipeline.config.commented import Written
+from pipeline.corpus.discovery import DataFiles
+from pipeline.trial.config import ContaminationConfig, TrialConfig
+
+_PREFERRED = ("unseen", None, "audit")
+"""Roles whose documents the model has hopefully not seen, the best first; those that it has seen are never taken."""
+
+
+def trial_starter(folder: str) -> Starter:
+    """The starter of a trial with the data in a folder.
+
+    Raises:
+        UserError: no such folder, or no data in it.
+    """
+    data = data_of(folder)
+    source = _documents(data.files)
+    fields, contamination = TrialConfig.model_fields, ContaminationConfig.model_fields
+    model, model_guess = model_setting(folder)
+    if source is None:
+        note = "Missing: the documents here are called seen, and a trial needs some that the model has not seen."
+        documents = Written("documents", [Written("path", "PATH")], (note,), off=True)
+    else:
+        documents = Written("documents", source_settings(source), tuple(source_notes(source)))
+    settings = [
+        Written("run", "runs/trial"),
+        Written("model", model),
+        documents,
+        Written("contaminate", [Written(key, contamination[key].default) for key in ("share", "method", "epochs")]),
+        Written("models", fields["models"].default),
+        Written("repeats", fields["repeats"].default),
+        Written("detectors", fields["detectors"].default),
+        Written("selections", (selection_setting("members"),)),
+        Written("seed", fields["seed"].default),
+    ]
+    head = (
+        "A trial: is the promise kept? Documents that the model has not seen are trained into it, it is audited, and "
+        "the answer is held against the truth."
+    )
+    guesses = () if source is None else (f"documents: {', '.join(source.paths)}",)
+    missing = ("add documents: {path: ...}, documents that the model has not seen",) if source is None else ()
+    text = whole_file(TrialConfig, "trial", head, ("trial",), settings, data)
+    return Starter("trial.yaml", TrialConfig, text, (*guesses, model_guess), missing)
+
+
+def _documents(files: Sequence[DataFiles]) -> Source | None:
+    for role in _PREFERRED:
+        if of_role := [one for one in files if one.role == role]:
+            word = f"Guessed from the name ({of_role[0].word})." if role else "Guessed: no name says what they are."
+            return joined(of_role, f"{word} If the model may have seen them, name others.")
+    return None

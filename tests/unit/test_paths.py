@@ -1,0 +1,264 @@
+"""Relative paths are relative to the file that names them, wherever the command runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.audit.description import build_config, load_config
+from pipeline.audit.stages import stages_of
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import display_name
+from pipeline.config.paths import origin_of, placed, written
+from pipeline.config.yaml import read_mapping
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shards import number_rows, plan_shards
+from pipeline.detectors import plugins
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.trial.config import TrialConfig, load_trial
+
+
+def write_rows(path: Path, *texts: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def write_yaml(path: Path, **settings: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(settings))
+    return str(path)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration and its data; the working directory is elsewhere."""
+    folder = tmp_path.resolve() / "project"
+    write_rows(folder / "data/audit/a.jsonl", "one text", "another text")
+    write_rows(folder / "data/unseen.jsonl", "a third text")
+    write_yaml(folder / "audit.yaml", **description())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return folder
+
+
+def description(**changes: Any) -> dict[str, Any]:
+    return {
+        "run": "runs/x",
+        "model": {"path": "owner/name"},
+        "corpus": {"audit": {"path": "data/audit/*.jsonl"}, "unseen": {"path": ["./data/unseen.jsonl"]}},
+        "selections": [{"name": "members", "detectors": ["loss"]}],
+        **changes,
+    }
+
+
+def ids_of(config: AuditConfig) -> list[str]:
+    shards = number_rows(plan_shards(config.corpus, find_inputs(config.corpus), config.resources))
+    return [document.doc_id for shard in shards for document in read_shard(shard)]
+
+
+def test_data_lie_beside_the_file_and_ids_do_not_tell_where_that_is(project: Path) -> None:
+    config = load_config(str(project / "audit.yaml"))
+    assert ids_of(config) == ["data/audit/a.jsonl#0", "data/audit/a.jsonl#1", "data/unseen.jsonl#0"]
+    assert config.run == str(project / "runs/x")
+
+
+def test_the_working_directory_changes_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_config(str(project / "audit.yaml"))
+    monkeypatch.chdir(project)
+    second = load_config("audit.yaml")
+    assert first == second
+    assert ids_of(first) == ids_of(second)
+    assert Store(second.run).url == str(project / "runs/x")
+
+
+def test_ids_above_the_file_and_of_absolute_paths_are_as_they_were_written(project: Path) -> None:
+    audit, unseen = {"path": "../data/audit"}, {"path": str(project / "data/unseen.jsonl")}
+    path = write_yaml(project / "configs/audit.yaml", **description(corpus={"audit": audit, "unseen": unseen}))
+    assert ids_of(load_config(path)) == [
+        "../data/audit/a.jsonl#0",
+        "../data/audit/a.jsonl#1",
+        f"{project}/data/unseen.jsonl#0",
+    ]
+
+
+def test_every_setting_that_is_a_path_is_placed(project: Path) -> None:
+    (project / "models/base").mkdir(parents=True)
+    corpus = {"path": "data/unseen.jsonl"}
+    settings = description(
+        model={"path": "models/base", "adapter": "models/adapter"},
+        reference_model={"path": "./models/other"},
+        paraphraser={"path": "models/p.gguf"},
+        fsd={"corpus": corpus, "adapters": {"more": {"corpus": corpus}}},
+        resources={"deepspeed": "zero.json"},
+    )
+    settings["import"] = ["mine.py", "package.module"]
+    config = placed(AuditConfig, settings, str(project))
+    here = f"{project}/./"
+    assert config["model"] == {"path": f"{here}models/base", "adapter": f"{here}models/adapter"}
+    assert config["reference_model"] == {"path": f"{here}models/other"}
+    assert config["paraphraser"] == {"path": f"{here}models/p.gguf"}
+    assert (
+        config["fsd"]["corpus"] == config["fsd"]["adapters"]["more"]["corpus"] == {"path": f"{here}data/unseen.jsonl"}
+    )
+    assert config["resources"] == {"deepspeed": f"{here}zero.json"}
+    assert config["import"] == [f"{here}mine.py", "package.module"]
+    assert settings["model"]["path"] == "models/base"
+
+
+@pytest.mark.parametrize("path", ["owner/name", "gpt2", "/abs/model", "~/model"])
+def test_hub_ids_and_whole_paths_stay(project: Path, path: str) -> None:
+    config = placed(AuditConfig, description(model={"path": path}, run="s3://bucket/run"), str(project))
+    assert config["model"]["path"] == path
+    assert config["run"] == "s3://bucket/run"
+
+
+def test_a_url_and_a_whole_path_with_a_mark_are_what_they_say(project: Path) -> None:
+    assert (written("s3://bucket/./a"), origin_of("s3://bucket/./a")) == ("s3://bucket/./a", None)
+    audit = {"path": f"{project}/data/./audit/a.jsonl"}
+    config = build_config(description(corpus={"audit": audit}, selections=[]))
+    assert ids_of(config) == ["audit/a.jsonl#0", "audit/a.jsonl#1"]
+
+
+def test_packaged_settings_of_deepspeed_stay(project: Path) -> None:
+    assert placed(AuditConfig, {"resources": {"deepspeed": "zero2"}}, str(project)) == {
+        "resources": {"deepspeed": "zero2"}
+    }
+
+
+def test_a_model_is_called_what_the_file_calls_it(project: Path) -> None:
+    (project / "models/base").mkdir(parents=True)
+    config = load_config(write_yaml(project / "audit.yaml", **description(model={"path": "models/base"})))
+    assert display_name(config.model) == "models/base"
+
+
+def test_overrides_are_relative_to_the_working_directory(project: Path) -> None:
+    write_rows(Path("mine.jsonl"), "a text of mine")
+    here = Path.cwd().resolve()
+    config = load_config(str(project / "audit.yaml"), ["corpus.audit.path=mine.jsonl", "run=runs/y"])
+    assert ids_of(config) == ["mine.jsonl#0", "data/unseen.jsonl#0"]
+    assert config.run == str(here / "runs/y")
+
+
+@pytest.mark.parametrize(
+    ("settings", "here", "part"),
+    [
+        (
+            {"corpus": {"audit": {"path": "old/*.jsonl"}}, "selections": []},
+            "old/a.jsonl",
+            "corpus.audit.path: old/*.jsonl",
+        ),
+        ({"run": "runs/old"}, "runs/old/manifest.json", "run: runs/old"),
+        ({"model": {"path": "old/model"}}, "old/model/config.json", "model.path: old/model"),
+        ({"model": {"path": "old.gguf"}}, "old.gguf", "model.path: old.gguf"),
+        ({"import": ["old.py"]}, "old.py", "import: old.py"),
+        ({"fsd": {"adapters": {"a": {"corpus": {"path": "a.csv"}}}}}, "a.csv", "fsd.adapters.a.corpus.path: a.csv"),
+    ],
+)
+def test_a_file_that_relied_on_the_working_directory_says_what_to_write(
+    project: Path, settings: dict[str, Any], here: str, part: str
+) -> None:
+    write_rows(Path(here), "a text")
+    path = write_yaml(project / "old.yaml", **description(**settings))
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"{part} is in the working directory and not beside {path};")
+    name = part.split(": ")[1]
+    assert f"write ../elsewhere/{name}" in text
+    mended = yaml.safe_dump(description(**settings)).replace(name, f"../elsewhere/{name}")
+    (project / "old.yaml").write_text(mended)
+    read_mapping(path, AuditConfig)
+
+
+PLUGIN = """
+from seenset import FORWARD, detector, mean_of_all
+
+@detector(needs={FORWARD: ["log_prob"]})
+def beside(evidence):
+    return mean_of_all(evidence[FORWARD].log_prob, evidence[FORWARD].mask)
+"""
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    """Nothing of this test's plugins is left to other tests."""
+    before = dict(plugins._loaded)
+    yield
+    for module in plugins._loaded.keys() - before.keys():
+        plugins._forget(plugins._loaded.pop(module))
+
+
+@pytest.mark.usefixtures("forget")
+def test_plugins_of_one_name_beside_two_files_are_not_taken_for_one_another(project: Path) -> None:
+    configs = []
+    for name in ("one", "two"):
+        selections = [{"name": "members", "detectors": ["beside"]}]
+        settings = description(detectors=["beside"], selections=selections) | {"import": ["mine.py"]}
+        path = write_yaml(project / name / "audit.yaml", **settings)
+        (project / name / "mine.py").write_text(f"# {name}{PLUGIN}")
+        configs.append(load_config(path))
+    for name, config in zip(("one", "two"), configs, strict=True):
+        (plugin,) = plugins.imported(config.import_)
+        assert str(plugin.source).startswith(f"# {name}\n")
+    (project / "two/mine.py").write_text("1 / 0")
+    with pytest.raises(UserError, match=r"^import: mine\.py, line 1: cannot be imported"):
+        load_config(path)
+
+
+def test_a_new_run_beside_the_file_is_told_from_an_old_one_in_the_working_directory(project: Path) -> None:
+    write_rows(Path("runs/x/manifest.json"), "")
+    with pytest.raises(UserError, match=r"or \./runs/x for a new one beside it"):
+        load_config(str(project / "audit.yaml"))
+    path = write_yaml(project / "audit.yaml", **description(run="./runs/x"))
+    assert load_config(path).run == str(project / "runs/x")
+
+
+def test_where_an_adapters_corpus_lies_changes_no_fingerprint(tiny_model_folder: Path, tmp_path: Path) -> None:
+    prints = []
+    for name in ("one", "two"):
+        write_rows(tmp_path / name / "own.jsonl", "text")
+        settings = description(
+            model={"path": str(tiny_model_folder)},
+            detectors=["loss", {"fsd": {"base": "loss"}}],
+            fsd={"corpus": {"path": "own.jsonl"}},
+        )
+        prints.append(stages_of(load_config(write_yaml(tmp_path / name / "audit.yaml", **settings)))[-1].fingerprint)
+    assert prints[0] == prints[1]
+
+
+def test_a_trial_and_the_values_of_its_sweep_are_relative_to_its_file(project: Path) -> None:
+    for name in ("s", "m"):
+        (project / "models" / name).mkdir(parents=True)
+    trial = {
+        "run": "runs/t",
+        "work": "runs/w",
+        "model": {"path": "models/s"},
+        "documents": {"path": "data/audit"},
+        "selections": [{"name": "members", "detectors": ["loss"]}],
+        "sweep": {"model.path": ["models/s", "models/m", "owner/name"], "selections.*.alpha": [0.1]},
+    }
+    path = write_yaml(project / "trial.yaml", **trial)
+    config, points = load_trial(path)
+    assert (config.run, config.work) == (str(project / "runs/t"), str(project / "runs/w"))
+    assert [point.config.model.path for point in points] == [
+        f"{project}/./models/s",
+        f"{project}/./models/m",
+        "owner/name",
+    ]
+    assert [point.settings["model.path"] for point in points] == ["models/s", "models/m", "owner/name"]
+    assert written(read_mapping(path, TrialConfig)["documents"]["path"]) == "data/audit"
+
+
+def test_the_manifest_opens_the_data_from_anywhere(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(str(project / "audit.yaml"))
+    monkeypatch.chdir("/")
+    again = build_config(json.loads(config.model_dump_json(by_alias=True)))
+    assert ids_of(again) == ids_of(config)
