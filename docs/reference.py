@@ -28,8 +28,8 @@ descriptions of its fields, so it says what the version at hand takes. [Data](da
 pages of the detectors explain the settings by examples.
 
 - An unknown key is refused in one line that names the nearest known one.
-- `--set a.b=c` changes a setting for one call of `plan`, `run`, `select` or `trial`. A number is a place in a list
-  (`--set selections.0.alpha=0.05`), `*` stands for every entry of it.
+- `--set a.b=c` changes a setting for one call of `plan`, `run`, `evaluate`, `select` or `trial`. A number is a place
+  in a list (`--set selections.0.alpha=0.05`), `*` stands for every entry of it.
 - Relative paths are relative to the file that names them; those of `--set`, and those of a `dict` in Python, to the
   folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work. A model is a path if it begins with
   `./` or `../`, ends in `.gguf`, or names a folder beside the file; otherwise it is a hub id.
@@ -38,7 +38,12 @@ pages of the detectors explain the settings by examples.
 - `null` means: not set.
 """
 SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
-NOUNS = {"ModelConfig": "weights", "EndpointConfig": "an endpoint", "SourceConfig": "source"}
+NOUNS = {
+    "ModelConfig": "weights",
+    "EndpointConfig": "an endpoint",
+    "SourceConfig": "source",
+    "LabelledConfig": "labelled source",
+}
 WORDS = {"string": "text", "boolean": "`true` or `false`", "null": "`null`", "object": "mapping"}
 LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +22,8 @@ from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.precheck import check_before_scoring
-from pipeline.audit.scored import check_budget, read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.scored import Scored, check_budget, read_scored
+from pipeline.audit.select import Each, select_all
 from pipeline.audit.settle import note_gradient, settle
 from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
@@ -99,6 +99,35 @@ def run_audit(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
+    with scoring(config, reporter, limit, plan) as (scored, status, fold):
+        reporter.say("selecting")
+        summaries = select_all(config, scored, limit, fold, texts=texts)
+        code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
+        ended = status.write("complete", code, selections=summaries)
+        report = write_report(scored.store, texts=texts)
+    return Outcome(ended, report)
+
+
+@contextmanager
+def scoring(
+    config: AuditConfig, reporter: Reporter, limit: int | None = None, plan: Plan | None = None
+) -> Iterator[tuple[Scored, StatusFile, Each]]:
+    """Score what is not scored yet of every role; the run is held until the block ends.
+
+    What the block raises is noted in status.json, as what scoring raises is. That the run is complete, the block says.
+
+    Args:
+        config: of the audit.
+        reporter: shows progress.
+        limit: only the first documents of each role.
+        plan: of the config, if it has been made.
+
+    Returns:
+        All scores, the status, and how to read every score shard.
+
+    Raises:
+        UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
+    """
     plan = make_plan(config, limit) if plan is None else plan
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = _machine(plan)
@@ -122,11 +151,7 @@ def run_audit(
             scored = read_scored(store, plan.shards)
             note_gradient(store, scored)
             check_budget(config, scored)
-            reporter.say("selecting")
-            summaries = select_all(config, scored, limit, each if machine is None else each_here, texts=texts)
-            code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
-            ended = status.write("complete", code, selections=summaries)
-            report = write_report(store, texts=texts)
+            yield scored, status, each if machine is None else each_here
         except KeyboardInterrupt:
             status.write("incomplete", ExitCode.INTERRUPTED)
             raise
@@ -137,7 +162,6 @@ def run_audit(
         except BaseException as error:
             status.write("failed", 1, f"{type(error).__name__}: {error}")
             raise
-    return Outcome(ended, report)
 
 
 def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[Summary]:

@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | status | select | report | trial | schema."""
+"""The command: seenset init | plan | run | evaluate | status | select | report | trial | schema."""
 
 from __future__ import annotations
 
@@ -108,6 +108,22 @@ def run(
 
 
 @app.command()
+def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
+    """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
+    from pipeline.audit.description import load_evaluation
+    from ray_jobs.evaluate import run_evaluation
+    from ray_jobs.progress import Reporter
+
+    described = load_evaluation(config, set_ or ())
+    outcome = run_evaluation(described, Reporter(terminal.console(errors=json_)), limit)
+    if json_:
+        terminal.print_json({**outcome.evaluation.plain(), "page": outcome.page})
+    else:
+        terminal.print_evaluation(outcome.evaluation)
+        print(f"page: {outcome.page}")
+
+
+@app.command()
 def status(run: StatusPath, json_: AsJson = False) -> None:
     """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
     from pipeline.audit.status import run_status
@@ -199,13 +215,16 @@ def trial(
     console = terminal.console(errors=json_)
     outcome = run_trial(described, points, console, False, limit, ranking)
     if json_:
-        terminal.print_json({**outcome.facts, "folder": outcome.folder, "reports": outcome.reports})
+        terminal.print_json(
+            {**outcome.facts, "folder": outcome.folder, "reports": outcome.reports, "page": outcome.page}
+        )
         return
     for table in outcome.tables:
         console.print(table)
     print(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
     for report in outcome.reports[:MAX_REPORTS]:
         print(f"report: {report}")
+    print(f"page: {outcome.page}")
 
 
 @app.command()

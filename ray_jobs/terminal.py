@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from pipeline.audit.evaluation import Evaluation
     from pipeline.audit.summary import Summary
     from pipeline.trial.progress import TrialStatus
 
@@ -143,3 +144,13 @@ def print_history(run: str) -> None:
     if sentence is not None:
         text = f"{sentence} All of them: selection/{HISTORY}, and section 3 of the report."
         console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_evaluation(evaluation: Evaluation) -> None:
+    """The figures of an evaluation, and what a reader of them must know."""
+    from pipeline.report.tables import evaluation_table
+
+    screen = console()
+    screen.print(evaluation_table(evaluation))
+    for notice in evaluation.notices:
+        screen.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)

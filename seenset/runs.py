@@ -133,7 +133,7 @@ def trial(
         quiet: No progress.
 
     Returns:
-        `facts` for machines, `tables` (rich) for people, `folder` and `reports`.
+        `facts` for machines, `tables` (rich) for people, `folder`, `reports` and `page`.
 
     Raises:
         UserError: what the user can mend, in one line.

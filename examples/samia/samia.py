@@ -32,15 +32,16 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import smollm2
+from pipeline.audit.detection import detection
 from pipeline.audit.summary import read_summary
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.load import open_model
+from pipeline.report.tables import as_text
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from pipeline.training.train import FinetuneConfig, train
-from pipeline.trial.detection import detection
-from pipeline.trial.table import as_text, audit_row, audit_table
+from pipeline.trial.table import audit_row, audit_table
 
 TRAINING = FinetuneConfig(epochs=6, batch_size=4, learning_rate=2e-3)
 START_SECONDS = 120.0

@@ -14,14 +14,14 @@ import yaml
 from rich.table import Table
 
 from examples.demo.demo import seenset
+from pipeline.audit.detection import detection
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.yaml import read_mapping
 from pipeline.detectors.registry import parse_detectors
+from pipeline.report.tables import as_text
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.contaminate import contaminate, plan_contamination
-from pipeline.trial.detection import detection
 from pipeline.trial.documents import read_documents
-from pipeline.trial.table import as_text
 
 
 def run_systems(path: Path, models: Sequence[str]) -> int:

@@ -135,7 +135,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     role_pools = {
         role: _read(f"corpus.{role}", [shard for shard in shards if shard.role == role])
         for role in KNOWN
-        if getattr(config.corpus, role) is not None
+        if config.corpus.source(role) is not None
     }
     tokenizer = open_tokenizer(weights_of(config.model))
     adapter_settings = {name: config.fsd.adapter(name) for name in names}

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from pipeline.audit.summary import BlindDiagnostic
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 
 SAMPLED_TEXTS = 5_000
@@ -50,22 +50,40 @@ def blind(calibration: Sequence[str], audit: Sequence[str], seed: int) -> Blind 
         audit: texts of the audited documents.
         seed: of the folds.
     """
-    if min(len(calibration), len(audit)) < LEAST:
+    guesses = blind_scores(calibration, audit, seed)
+    if guesses is None:
         return None
-    from sklearn.feature_extraction.text import HashingVectorizer
-    from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    texts = [text[:CHARACTERS] for text in (*calibration, *audit)]
     labels = np.r_[np.zeros(len(calibration), dtype=int), np.ones(len(audit), dtype=int)]
-    words = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2").transform(texts)
-    model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
-    guesses = cross_val_predict(model, words, labels, cv=folds, method="decision_function")
     auc = float(roc_auc_score(labels, guesses))
     error = Z99 * _hanley_mcneil(auc, len(audit), len(calibration))
     return Blind(auc, max(0.0, auc - error), min(1.0, auc + error), len(calibration), len(audit))
+
+
+def blind_scores(first: Sequence[str], second: Sequence[str], seed: int) -> np.ndarray | None:
+    """How much the words of each text look like those of the second kind, by a classifier that never read that text.
+
+    Args:
+        first: texts of one kind.
+        second: texts of the other.
+        seed: of the folds.
+
+    Returns:
+        float64, (first + second,), larger for the second kind; None with fewer than 20 texts of either.
+    """
+    if min(len(first), len(second)) < LEAST:
+        return None
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    texts = [text[:CHARACTERS] for text in (*first, *second)]
+    labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
+    words = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2").transform(texts)
+    model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
+    return np.asarray(cross_val_predict(model, words, labels, cv=folds, method="decision_function"))
 
 
 def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
@@ -120,18 +138,27 @@ def sample_texts(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[st
     Raises:
         UserError: a file is gone or damaged.
     """
+    return [document.text for _, document in sample_documents(shards, texts)]
+
+
+def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[tuple[Shard, Document]]:
+    """The documents of `sample_texts`, each with its shard.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
     if not shards:
         return []
     places = np.linspace(0, len(shards) - 1, min(SAMPLED_SHARDS, len(shards)))
     sampled = [shards[place] for place in sorted({round(place) for place in places})]
     share = -(-texts // len(sampled))
-    return [text for shard in sampled for text in _first_texts(shard, share)]
+    return [(shard, document) for shard in sampled for document in _first_documents(shard, share)]
 
 
-def _first_texts(shard: Shard, count: int) -> Iterator[str]:
+def _first_documents(shard: Shard, count: int) -> Iterator[Document]:
     for document in read_shard(shard):
         if document.problem is None:
-            yield document.text
+            yield document
             count -= 1
             if count == 0:
                 return

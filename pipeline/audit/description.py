@@ -40,9 +40,49 @@ def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditCo
     """Check a plain mapping (and `a.b=c` overrides), load its plugins and return the audit that it describes.
 
     Raises:
-        UserError: an unknown key, a value outside its limits, or a plugin that cannot be loaded.
+        UserError: an unknown key, a value outside its limits, no documents to judge, or a plugin that cannot be loaded.
     """
     config = build(AuditConfig, data, overrides)
+    if config.corpus.audit is None:
+        given = ", ".join(f"corpus.{name}" for name in type(config.corpus).model_fields if getattr(config.corpus, name))
+        raise UserError(
+            f"missing key 'corpus.audit', the documents to judge (given: {given or 'nothing'}): add corpus.audit: "
+            "{path: ...}, or compare documents of known membership with seenset evaluate"
+        )
+    return _checked(config)
+
+
+def load_evaluation(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
+    """Read what `seenset evaluate` compares from a YAML file, with `a.b=c` overrides.
+
+    Raises:
+        UserError: as `load_config` and `build_evaluation`.
+    """
+    return build_evaluation(read_mapping(path, AuditConfig), overrides)
+
+
+def build_evaluation(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
+    """Check a plain mapping (and `a.b=c` overrides) of documents whose membership is known; there need be no others.
+
+    Without documents to judge there are no selections: those of the mapping are left out.
+
+    Raises:
+        UserError: as `build_config`, or a corpus without seen or without unseen documents.
+    """
+    config = build(AuditConfig, data, overrides)
+    for role in SOUGHT_ROLE.values():
+        if config.corpus.source(role) is None:
+            raise UserError(
+                f"evaluate compares documents of known membership, and corpus.{role} is not given: add corpus.{role}: "
+                "{path: ...}, or name both kinds as corpus.labelled: {path: ..., label: COLUMN}"
+            )
+    if config.corpus.audit is None:
+        config = config.model_copy(update={"selections": []})
+    return _checked(config)
+
+
+def _checked(config: AuditConfig) -> AuditConfig:
+    """The audit, its plugins loaded and its parts checked against one another."""
     load_plugins(read_plugins(config.import_))
     detectors = parse_detectors(config.detectors)
     check_workers_know(config.import_, detectors)
@@ -64,7 +104,7 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
         )
     for name in adapters_of([detector]):
         for role in config.fsd.adapter(name).roles:
-            if getattr(config.corpus, role) is None:
+            if config.corpus.source(role) is None:
                 raise MissingRoleError(f"detector {detector.name} fine-tunes on", role)
     _check_endpoint(config, detector)
 

@@ -48,18 +48,56 @@ class SourceConfig(Section):
         """The configured paths as a list."""
         return [self.path] if isinstance(self.path, str) else list(self.path or [])
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return [column for column in (self.text, self.id, self.group) if column is not None]
+
+
+class LabelledConfig(SourceConfig):
+    """Where documents come from whose label says whether each is in the training data."""
+
+    label: str = Field(
+        description="Column that holds the label: 1, true, member or seen; 0, false, nonmember or unseen."
+    )
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return [*super().columns, self.label]
+
 
 class CorpusConfig(Section):
     """The documents: those to be judged and those whose membership is known."""
 
-    audit: SourceConfig = Field(description="Documents to be judged.")
+    audit: SourceConfig | None = Field(
+        None, description="Documents to be judged; every command but `evaluate` needs them."
+    )
     unseen: SourceConfig | None = Field(None, description="Documents known not to be in the training data.")
     seen: SourceConfig | None = Field(None, description="Documents known to be in the training data.")
+    labelled: LabelledConfig | None = Field(
+        None, description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three."
+    )
+
+    @model_validator(mode="after")
+    def _labelled_alone(self) -> CorpusConfig:
+        if self.labelled is not None and (self.audit or self.unseen or self.seen):
+            raise ValueError("labelled takes the place of audit, unseen and seen: give it alone")
+        return self
+
+    def source(self, role: Role) -> SourceConfig | None:
+        """Where the documents of a role come from; None where there are none."""
+        source: SourceConfig | None = getattr(self, role)
+        return self.labelled if self.labelled is not None and role != "audit" else source
+
+    def key(self, role: Role) -> str:
+        """The setting that names the documents of a role, for messages."""
+        return "corpus.labelled" if self.labelled is not None and role != "audit" else f"corpus.{role}"
 
     def roles(self) -> Iterator[tuple[Role, SourceConfig]]:
         """The roles that have documents, in a fixed order."""
         for role in ROLES:
-            source = getattr(self, role)
+            source = self.source(role)
             if source is not None:
                 yield role, source
 

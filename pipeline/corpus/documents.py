@@ -9,7 +9,7 @@ import itertools
 import json
 import unicodedata
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fsspec
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset
+from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
@@ -47,7 +48,7 @@ def read_shard(shard: Shard) -> Generator[Document]:
     """
     row = shard.first_row
     try:
-        for row, text, identity, group in _rows(shard):
+        for row, text, identity, group, _ in _rows(shard):
             yield _checked(shard, row, text, identity, group)
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
@@ -114,10 +115,39 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-_Row = tuple[int, Any, Any, Any]
+def read_labels(shard: Shard) -> Iterator[Any]:
+    """The label of every row that a shard reads over, of whatever role, as it is written there.
+
+    Raises:
+        UserError: the file itself is damaged.
+    """
+    try:
+        for *_, label in _every_row(shard):
+            yield label
+    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
+
+
+_Row = tuple[int, Any, Any, Any, Any]  # number, text, id, group and label
 
 
 def _rows(shard: Shard) -> Iterator[_Row]:
+    rows = _every_row(shard) if shard.label_column is None else _rows_of_role(shard)
+    return itertools.islice(rows, shard.max_rows)
+
+
+def _rows_of_role(shard: Shard) -> Iterator[_Row]:
+    """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
+    for row, text, identity, group, label in _every_row(replace(shard, max_rows=None)):
+        role = role_of_label(label, shard.name)
+        if role == shard.role:
+            yield row, text, identity, group, label
+        elif role is None and shard.role == "unseen":
+            unlabelled = _Unreadable("no_label", f"no label in column {shard.label_column!r}")
+            yield row, text if isinstance(text, _Unreadable) else unlabelled, identity, group, label
+
+
+def _every_row(shard: Shard) -> Iterator[_Row]:
     reader = {
         "parquet": _parquet_rows,
         "jsonl": _jsonl_rows,
@@ -126,7 +156,7 @@ def _rows(shard: Shard) -> Iterator[_Row]:
         "dataset": _dataset_rows,
         "hub": _dataset_rows,
     }[shard.format]
-    return itertools.islice(reader(shard), shard.max_rows)
+    return reader(shard)
 
 
 def lines(shard: Shard) -> Iterator[tuple[int, bytes]]:
@@ -158,25 +188,20 @@ def _jsonl_rows(shard: Shard) -> Iterator[_Row]:
         try:
             value = json.loads(line.decode("utf-8", "surrogateescape"))
         except (ValueError, RecursionError) as error:
-            yield row, _Unreadable("undecodable", f"not a JSON line: {error}"), None, None
+            yield row, _Unreadable("undecodable", f"not a JSON line: {error}"), None, None, None
             continue
         if not isinstance(value, dict):
-            yield row, _Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), None, None
+            yield row, _Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), None, None, None
             continue
         text = value.get(shard.text, _Unreadable("not_text", f"no field {shard.text!r}"))
-        yield row, text, _field(value, shard.id_column), _field(value, shard.group_column)
+        yield row, text, *_fields(value, shard)
 
 
 def _csv_rows(shard: Shard) -> Iterator[_Row]:
     with open_plain(shard.path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         for row, value in enumerate(csv.DictReader(text)):
-            yield (
-                row,
-                value.get(shard.text),
-                _field(value, shard.id_column),
-                _field(value, shard.group_column),
-            )
+            yield row, value.get(shard.text), *_fields(value, shard)
 
 
 def _txt_rows(shard: Shard) -> Iterator[_Row]:
@@ -188,12 +213,12 @@ def _txt_rows(shard: Shard) -> Iterator[_Row]:
             text: Any = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             text = _Unreadable("undecodable", f"byte {error.start} is not UTF-8")
-        yield shard.first_row + offset, text, None, None
+        yield shard.first_row + offset, text, None, None, None
 
 
 def _parquet_rows(shard: Shard) -> Iterator[_Row]:
     assert shard.stop is not None
-    columns = [name for name in (shard.text, shard.id_column, shard.group_column) if name is not None]
+    columns = [name for name in (shard.text, *_columns(shard)) if name is not None]
     with fsspec.open(shard.path, "rb") as file:
         parquet = pq.ParquetFile(file)
         first = 0
@@ -216,10 +241,9 @@ def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[_Ro
         return
     part = batch.slice(begin, end - begin)
     texts = _decoded(part.column(shard.text))
-    ids = part.column(shard.id_column).to_pylist() if shard.id_column else itertools.repeat(None)
-    groups = part.column(shard.group_column).to_pylist() if shard.group_column else itertools.repeat(None)
-    for offset, (text, identity, group) in enumerate(zip(texts, ids, groups, strict=False)):
-        yield first + begin + offset, text, identity, group
+    others = [part.column(name).to_pylist() if name else itertools.repeat(None) for name in _columns(shard)]
+    for offset, (text, identity, group, label) in enumerate(zip(texts, *others, strict=False)):
+        yield first + begin + offset, text, identity, group, label
 
 
 def _decoded(column: pa.Array) -> Iterator[Any]:
@@ -246,11 +270,17 @@ def _dataset_rows(shard: Shard) -> Iterator[_Row]:
         dataset = open_saved_dataset(shard.path, shard.split, shard.name)
     for row in range(shard.start, shard.stop):
         value = dataset[row]
-        yield row, value.get(shard.text), _field(value, shard.id_column), _field(value, shard.group_column)
+        yield row, value.get(shard.text), *_fields(value, shard)
 
 
-def _field(value: dict[str, Any], name: str | None) -> Any:
-    return value.get(name) if name is not None else None
+def _columns(shard: Shard) -> tuple[str | None, str | None, str | None]:
+    return shard.id_column, shard.group_column, shard.label_column
+
+
+def _fields(value: dict[str, Any], shard: Shard) -> tuple[Any, Any, Any]:
+    """Id, group and label of a row; None without such a column."""
+    identity, group, label = (value.get(name) if name is not None else None for name in _columns(shard))
+    return identity, group, label
 
 
 def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:

@@ -15,7 +15,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.corpus import CorpusConfig, Role, SourceConfig
+from pipeline.config.corpus import CorpusConfig, LabelledConfig, Role, SourceConfig
 from pipeline.config.paths import origin_of, written
 from pipeline.corpus.formats import (
     HUB_SPLIT,
@@ -62,10 +62,15 @@ def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
     """
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
-        entries = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source))
+        key = corpus.key(role)
+        entries = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source, key))
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = source.dataset or ", ".join(map(written, source.paths))
-            raise UserError(f"corpus.{role} holds no documents: {where}")
+            raise UserError(f"{key} holds no documents: {where}")
+        if isinstance(source, LabelledConfig) and any(entry.format == "txt" for entry in entries):
+            raise UserError(
+                f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
+            )
         inputs.extend(entries)
     return inputs
 
@@ -145,20 +150,20 @@ def _csv_ends_in(data: bytes, columns: int) -> int:
     return min(readings)[1] - 1 if readings else _ends_in(data)
 
 
-def _local_inputs(role: Role, source: SourceConfig) -> Iterator[InputFile]:
+def _local_inputs(role: Role, source: SourceConfig, key: str) -> Iterator[InputFile]:
     seen: set[str] = set()
     for pattern in source.paths:
-        for name, path, fs in _expand(role, pattern):
+        for name, path, fs in _expand(key, pattern):
             if path in seen:
                 continue
             seen.add(path)
             if fs.isdir(path):
-                yield from _folder(role, source, name, path, fs)
+                yield from _folder(role, source, key, name, path, fs)
             else:
-                yield _file(role, source, name, path, fs)
+                yield _file(role, source, key, name, path, fs)
 
 
-def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
+def _expand(key: str, pattern: str) -> Iterator[tuple[str, str, Any]]:
     """(name as the user would write it, full path, file system) of every match of a path or glob."""
     base, pattern = origin_of(pattern), written(pattern)
     try:
@@ -167,9 +172,9 @@ def _expand(role: Role, pattern: str) -> Iterator[tuple[str, str, Any]]:
         magic = any(mark in full for mark in "*?[") and not fs.exists(full)
         paths = sorted(fs.glob(full)) if magic else [full] if fs.exists(full) else []
     except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"corpus.{role}: cannot open {pattern}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{key}: cannot open {pattern}: {' '.join(str(error).split())}") from None
     if not paths:
-        raise UserError(f"corpus.{role}: no file {pattern}{_neighbours(fs, full)}")
+        raise UserError(f"{key}: no file {pattern}{_neighbours(fs, full)}")
     for path in paths:
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
         name = os.path.relpath(path, base) if relative else path if local else fs.unstrip_protocol(path)
@@ -192,13 +197,13 @@ def _neighbours(fs: Any, full: str) -> str:
     return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
 
 
-def _folder(role: Role, source: SourceConfig, name: str, path: str, fs: Any) -> Iterator[InputFile]:
+def _folder(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any) -> Iterator[InputFile]:
     if fs.exists(f"{path}/dataset_info.json") or fs.exists(f"{path}/dataset_dict.json"):
         yield _saved_dataset(role, source, name, path)
         return
     files = [file for file in sorted(fs.find(path)) if format_of(file) and "/." not in file[len(path) :]]
     if not files:
-        raise UserError(f"corpus.{role}: folder {name} holds no file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{key}: folder {name} holds no file that ends in {', '.join(SUFFIXES)}")
     texts = [file for file in files if format_of(file) == "txt"]
     strip = len(path.rstrip("/")) + 1
     prefix = name.rstrip("/")
@@ -209,13 +214,13 @@ def _folder(role: Role, source: SourceConfig, name: str, path: str, fs: Any) -> 
         yield InputFile(role, prefix, path, "txt", sum(sizes), len(texts), digest, inner)
     for file in files:
         if format_of(file) != "txt":
-            yield _file(role, source, f"{prefix}/{file[strip:]}", file, fs)
+            yield _file(role, source, key, f"{prefix}/{file[strip:]}", file, fs)
 
 
-def _file(role: Role, source: SourceConfig, name: str, path: str, fs: Any) -> InputFile:
+def _file(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any) -> InputFile:
     form = format_of(path)
     if form is None:
-        raise UserError(f"corpus.{role}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
+        raise UserError(f"{key}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
     size = int(fs.size(path) or 0)
     content = _digest(str(size), _digest_of_ends(fs, path, size))
     rows: int | None = None
@@ -249,8 +254,8 @@ def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
 
 
 def _check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
-    for column in (source.text, source.id, source.group):
-        if column is not None and column not in columns:
+    for column in source.columns:
+        if column not in columns:
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
 
 

@@ -31,6 +31,7 @@ class Shard:
     subset: str | None = None
     split: str | None = None
     transform: TransformConfig | None = None  # of the texts
+    label_column: str | None = None  # only rows whose label gives them the role are documents of the shard
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
@@ -53,4 +54,5 @@ class Shard:
 def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
     """The run's fingerprint with what the shard reads: rows, digest of the content, columns."""
     rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
-    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column]}
+    label = [] if shard.label_column is None else [shard.label_column]
+    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column, *label]}

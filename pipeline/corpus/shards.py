@@ -9,9 +9,10 @@ import fsspec
 import pyarrow.parquet as pq
 
 from pipeline.config.audit import ResourcesConfig
-from pipeline.config.corpus import CorpusConfig, SourceConfig, TransformConfig
-from pipeline.corpus.documents import lines, read_shard
+from pipeline.config.corpus import CorpusConfig, LabelledConfig, SourceConfig, TransformConfig
+from pipeline.corpus.documents import lines, read_labels, read_shard
 from pipeline.corpus.inputs import InputFile, extent_of
+from pipeline.corpus.labels import check_labels
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
@@ -37,10 +38,14 @@ def plan_shards(
         limit: keeps the first rows of each role.
 
     Raises:
-        UserError: a limit below 1.
+        UserError: a limit below 1; a label column that does not say which documents are members.
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
+    if (labelled := corpus.labelled) is not None:
+        files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
+        labels = (label for entry in files for label in read_labels(_whole(entry, labelled, transform)))
+        check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
     shards: list[Shard] = []
     shard_bytes = _shard_bytes(inputs, resources, limit)
     for role, source in corpus.roles():
@@ -66,11 +71,12 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     """Fill in the first row of byte ranges by counting the lines before them, each byte read once."""
     numbered: list[Shard] = []
     for shard in shards:
-        previous = numbered[-1] if numbered else None
-        if shard.by_bytes and shard.start > 0 and previous is not None and previous.path == shard.path:
-            shard = replace(
-                shard, first_row=previous.first_row + _lines_between(shard.path, previous.start, shard.start)
-            )
+        if shard.by_bytes and shard.start > 0:
+            previous = numbered[-1] if numbered else None
+            start, row = 0, 0  # a limit leaves out shards that hold no document of the role
+            if previous is not None and (previous.role, previous.path) == (shard.role, shard.path):
+                start, row = previous.start, previous.first_row
+            shard = replace(shard, first_row=row + _lines_between(shard.path, start, shard.start))
         numbered.append(shard)
     return numbered
 
@@ -90,10 +96,9 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
     return min(MOST_BYTES, max(LEAST_BYTES, step))
 
 
-def _split_input(
-    entry: InputFile, source: SourceConfig, shard_bytes: int, shard_documents: int, transform: TransformConfig | None
-) -> Iterator[Shard]:
-    whole = Shard(
+def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | None) -> Shard:
+    """An input as one shard, without an id."""
+    return Shard(
         id="",
         role=entry.role,
         name=entry.name,
@@ -111,7 +116,14 @@ def _split_input(
         subset=source.subset,
         split=source.split,
         transform=transform,
+        label_column=source.label if isinstance(source, LabelledConfig) else None,
     )
+
+
+def _split_input(
+    entry: InputFile, source: SourceConfig, shard_bytes: int, shard_documents: int, transform: TransformConfig | None
+) -> Iterator[Shard]:
+    whole = _whole(entry, source, transform)
     if entry.rows == 0:
         return
     if not entry.splittable:
@@ -145,10 +157,10 @@ def _text_bytes(entry: InputFile, source: SourceConfig) -> int:
 
 def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
     """The shard cut to at most `left` rows, and how many rows that is."""
-    if shard.by_bytes:
+    if shard.by_bytes and shard.label_column is None:
         rows = min(remaining, _lines_from(shard, remaining))
         return replace(shard, max_rows=rows), rows
-    if shard.stop is None:
+    if shard.stop is None or shard.label_column is not None:
         rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining)))
         return replace(shard, max_rows=rows), rows
     rows = min(remaining, shard.stop - shard.start)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from importlib import resources
-from typing import Any
-
-from jinja2 import Environment, StrictUndefined
-from pydantic import BaseModel
 
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.models import EndpointConfig, display_name
 from pipeline.corpus.documents import fetch_texts
-from pipeline.corpus.excerpts import excerpt_of, visible
+from pipeline.corpus.excerpts import excerpt_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -23,6 +17,7 @@ from pipeline.report import wording
 from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.figures import FigureImage, draw_figures
+from pipeline.report.templates import data_uri, render
 from pipeline.store.files import Store
 
 EXCERPT = 300
@@ -170,33 +165,5 @@ def _unchanged(shard: Shard) -> bool:
 
 
 def _html(report: Report, figures: dict[str, list[FigureImage]]) -> str:
-    environment = Environment(
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(percent=wording.percent, pretty=_pretty)
-    environment.globals.update(null_share=wording.null_share, is_tested=wording.is_tested)
-    source = resources.files("pipeline.report").joinpath("report.html").read_text(encoding="utf-8")
-    images = {name: [(figure, _data_uri(figure.png)) for figure in group] for name, group in figures.items()}
-    return environment.from_string(source).render(report=report, figures=images)
-
-
-def _shown(value: Any) -> Any:
-    """What the page prints for any value, before escaping: nothing that hides, and a dash for nothing."""
-    if value is None:
-        return "\N{EN DASH}"
-    return visible(value) if type(value) is str else value
-
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def _pretty(value: Any) -> str:
-    """A mapping, list or configuration as readable JSON."""
-    plain = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
-    return json.dumps(plain, indent=2, ensure_ascii=False)
+    images = {name: [(figure, data_uri(figure.png)) for figure in group] for name, group in figures.items()}
+    return render("report.html", report=report, figures=images)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pipeline.audit.evaluation import Evaluation
 from pipeline.audit.history import HistoryEntry
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import VersionedRecord
@@ -21,6 +22,7 @@ RECORDS: dict[str, type[VersionedRecord]] = {
     "manifest": Manifest,
     "status": Status,
     "report": Report,
+    "evaluation": Evaluation,
     "history": HistoryEntry,
 }
 """The files by name, and what they hold."""

@@ -1,8 +1,7 @@
-"""The figures of a trial: FDR and power over the sweep, AUC over the sweep or ROC curves."""
+"""The figures of a trial over its sweep: FDR and power, and AUC."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import INK, SETTINGS
-from pipeline.trial.table import Row, labels, readable
+from pipeline.report.roc import COLOURS, rendered
+from pipeline.report.tables import Row, labels, readable
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
 """So many names fit side by side under an axis; more of them are rotated."""
@@ -39,7 +38,7 @@ def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
         right.set_ylim(-0.03, 1.03)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=4, alignment="left")
-        return _png(figure)
+        return rendered(figure)
 
 
 def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
@@ -51,30 +50,7 @@ def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
         _draw(axes, lines, settings[0], _ticks(rows, settings, settings[0]), "auc", "AUC (95% interval)")
         axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
         figure.legend(loc="outside upper left", ncols=3, alignment="left")
-        return _png(figure)
-
-
-def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: Sequence[Row]) -> bytes:
-    """ROC curves of the detectors on one contaminated model: a PNG.
-
-    Args:
-        curves: detector -> FPR and TPR, each (thresholds + 1,); none where nothing or everything was trained in.
-        rows: of the same detectors, for the AUC.
-    """
-    areas = {row["detector"]: row["auc"] for row in rows}
-    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
-        figure = Figure(figsize=(5.6, 4.6), layout="constrained", facecolor="white")
-        axes = figure.add_subplot()
-        for (name, (fpr, tpr)), colour in zip(curves.items(), cycle(COLOURS)):
-            axes.plot(fpr, tpr, color=colour, label=f"{name} {areas[name]:.3f}", drawstyle="steps-post")
-        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
-        axes.set_xlabel("share of untrained documents at or above the threshold (FPR)")
-        axes.set_ylabel("share of trained ones (TPR)")
-        if curves:
-            figure.legend(loc="outside upper left", ncols=3, alignment="left", title="AUC")
-        else:
-            axes.set_title("not defined: the documents are all trained in, or none is")
-        return _png(figure)
+        return rendered(figure)
 
 
 def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> dict[str, list[Row]]:
@@ -151,9 +127,3 @@ def _draw_targets(axes: Axes, rows: Sequence[Row], axis: str) -> None:
         axes.plot(x, y, color=INK, linewidth=1, linestyle="--", label="target")
     else:
         axes.plot(x, y, color=INK, marker="_", markersize=14, linestyle="none", label="target")
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()

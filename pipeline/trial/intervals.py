@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from pipeline.audit.detection import CONFIDENCE
+
 _GRID = 2001
 _TRUNCATION = 0.75
 

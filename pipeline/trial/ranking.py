@@ -15,10 +15,10 @@ from rich.table import Table
 from scipy.stats import rankdata, spearmanr
 
 from pipeline.errors import UserError, nearest
+from pipeline.report.tables import Row, labels, readable, shown
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import mean_interval
 from pipeline.trial.repeats import Pool, repeats
-from pipeline.trial.table import Row, labels, readable, shown
 
 COLUMNS = ("model", "item", "correct")
 ITEMS = ("all", "selected", "clean")

@@ -1,34 +1,19 @@
-"""What a trial reports: one row a detector and one a selection, at each point of the sweep."""
+"""What a trial reports of its selections: one row each, at each point of the sweep and in each audit."""
 
 from __future__ import annotations
 
-import io
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Column, Table
 
+from pipeline.audit.detection import UNDEFINED, Estimate
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import ESTIMATING, SelectionConfig
-from pipeline.trial.detection import RATES, UNDEFINED, Detection, Estimate
+from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
 from pipeline.trial.intervals import mean_interval
-
-Row = dict[str, Any]
-
-
-def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detection], models: int) -> list[Row]:
-    """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined."""
-    rows = []
-    for column, detection in detections.items():
-        row: Row = {**shown(settings), "detector": column, "models": models, **_spread("auc", detection.auc)}
-        for rate in RATES:
-            row.update(_spread(f"tpr_at_{rate:g}", detection.tpr[rate]))
-        rows.append(row)
-    return rows
 
 
 def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
@@ -69,11 +54,11 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "calibration": float(numbers("n_calibration").mean()),
         "selected": float(selected.mean()),
         "target": selection.alpha,
-        **_spread("fdr", fdr),
+        **spread("fdr", fdr),
         "contradicted": None if fdr.low is None else bool(fdr.low > selection.alpha),
-        **_spread("power", _estimate(power)),
+        **spread("power", _estimate(power)),
         "null_share": float(numbers("null_share").mean()),
-        **_spread("null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if estimates else UNDEFINED),
+        **spread("null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if estimates else UNDEFINED),
     }
 
 
@@ -81,21 +66,8 @@ def _estimate(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), *mean_interval(values)) if values.size else UNDEFINED
 
 
-def _spread(name: str, estimate: Estimate) -> Row:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
 def _mask_of(repeats: pa.Table, name: str) -> pa.Array:
     return pa.array([value == name for value in repeats["selection"].to_pylist()])
-
-
-def shown(settings: Mapping[str, Any]) -> Row:
-    """Sweep settings as cells: numbers stay numbers, lists and mappings become text."""
-    return {k: v if isinstance(v, (int, float, str)) or v is None else _text(v) for k, v in settings.items()}
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
@@ -149,47 +121,6 @@ def to_arrow(rows: Sequence[Row]) -> pa.Table:
     return pa.table(columns)
 
 
-def labels(settings: Sequence[str]) -> list[str]:
-    """What people read for the paths of a sweep: `selections.0.alpha` is alpha, if no other setting is."""
-    short = [path.split(".", 2)[-1] if path.startswith("selections.") else path for path in settings]
-    return [one if short.count(one) == 1 else path for one, path in zip(short, settings, strict=True)]
-
-
-def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
-    """The rows with their sweep settings as text for people: of paths in one folder, only what differs."""
-    shorter: dict[str, dict[Any, str]] = {}
-    for setting in settings:
-        values = list(dict.fromkeys(row[setting] for row in rows))
-        paths = [value for value in values if isinstance(value, str) and os.sep in value]
-        alike = len(values) > 1 and len(paths) == len(values) and len(set(map(os.path.isabs, paths))) == 1
-        folder = os.path.commonpath(paths) + os.sep if alike else ""
-        shorter[setting] = {value: plain(value).removeprefix(folder) for value in values}
-    return [{**row, **{s: shorter[s][row[s]] for s in settings}} for row in rows]
-
-
-def _blocks(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[str], Row]]:
-    """Each row and its cells of settings, printed once, and set off by a rule, where a few rows share them."""
-    before: list[str] | None = None
-    keys = [[row[s] for s in settings] for row in readable(rows, settings)]
-    shared = len({tuple(key) for key in keys}) < len(keys)
-    for key, row in zip(keys, rows, strict=True):
-        if shared and before is not None and key != before:
-            table.add_section()
-        yield (key if key != before else [""] * len(key)), row
-        before = key
-
-
-def detector_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
-    """The detectors' rows for a terminal."""
-    table = Table(*labels(settings), "detector", title="Trained against untrained documents, 95% intervals")
-    for name in ("AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)):
-        table.add_column(name, justify="right")
-    for head, row in _blocks(table, rows, settings):
-        figures = [_cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
-        table.add_row(*head, row["detector"], *figures)
-    return table
-
-
 def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The selections' rows for a terminal."""
     total = sorted({row["repeats"] for row in rows})
@@ -197,7 +128,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate"):
         table.add_column(name, justify="right")
-    for head, row in _blocks(table, rows, settings):
+    for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,
             row["selection"],
@@ -205,12 +136,12 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             row["detectors"],
             row["guarantee"],
             f"{row['target']:g}",
-            _cell(row, "fdr") + (" !" if row["contradicted"] else ""),
-            _cell(row, "power"),
+            cell(row, "fdr") + (" !" if row["contradicted"] else ""),
+            cell(row, "power"),
             f"{row['selected']:.1f}",
             f"{row['audited']:.1f}",
             f"{row['null_share']:.3f}",
-            _cell(row, "null_estimate"),
+            cell(row, "null_estimate"),
         )
     if any(row["contradicted"] for row in rows):
         table.caption = "! the repeats contradict the target"
@@ -220,24 +151,3 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
 def _detectors() -> Column:
     """One line a selection, however many detectors it reads."""
     return Column("detectors", no_wrap=True, overflow="ellipsis", max_width=28)
-
-
-def as_text(tables: Sequence[Table]) -> str:
-    """Tables as plain text, wide enough that nothing is cut."""
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=240, color_system=None)
-    for table in tables:
-        console.print(table)
-    text = buffer.getvalue()
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-def _cell(row: Row, name: str) -> str:
-    if row[name] is None:
-        return "not defined" if name != "null_estimate" else "-"
-    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
-
-
-def plain(value: Any) -> str:
-    """A cell for a terminal."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from rich.table import Table
 
 from pipeline import __version__
+from pipeline.audit.detection import detection, roc
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
 from pipeline.audit.stages import stages_of
@@ -23,19 +24,21 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
+from pipeline.report.figures import FigureImage
+from pipeline.report.roc import roc_figure
+from pipeline.report.tables import Row, as_text, detector_rows, detector_table, labels
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
 from pipeline.trial import figures, table
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
-from pipeline.trial.detection import detection, roc
 from pipeline.trial.documents import Documents, check_inputs, read_documents
+from pipeline.trial.page import PAGE, trial_page
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, pool_of
 from pipeline.trial.splits import draw_split
-from pipeline.trial.table import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class TrialOutcome:
     tables: list[Table]
     folder: str
     reports: list[str]
+    page: str  # path of the page
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +256,7 @@ class _Trial:
                 for column in audits[0].pool.scores.columns
             }
             settings = {path: point.settings[path] for path in paths}
-            rows += table.detector_rows(settings, detections, len(audits))
+            rows += detector_rows(settings, detections, len(audits))
         return rows, paths
 
     def write(
@@ -262,12 +266,12 @@ class _Trial:
         selections: list[Row],
         rankings: list[Row],
     ) -> TrialOutcome:
-        """Write rows, tables and figures."""
+        """Write rows, tables, figures and the page."""
         detectors, varied = self.detectors(points, audited)
         settings = list(points[0].settings)
         audits = [row for audit in self.audits.values() for row in audit.rows]
         tables = [
-            table.detector_table(detectors, varied),
+            detector_table(detectors, varied, "Trained against untrained documents, 95% intervals"),
             table.audit_table(audits),
             table.selection_table(selections, settings),
             *ranking_tables(rankings, settings),
@@ -277,15 +281,13 @@ class _Trial:
             if table_rows:
                 self.store.write_json(f"{name}.json", table_rows)
                 self.store.write_table(f"{name}.parquet", table.to_arrow(table_rows))
-        self.store.write("tables.txt", table.as_text(tables).encode())
-        self.store.write("figures/selections.png", figures.sweep_figure(selections, settings))
-        if varied:
-            self.store.write("figures/detectors.png", figures.detector_figure(detectors, varied))
-        else:
-            pool = audited[0][0].pool
-            defined = [row["detector"] for row in detectors if row["auc"] is not None]
-            curves = {column: roc(*_by_training(pool, column)) for column in defined}
-            self.store.write("figures/detectors.png", figures.roc_figure(curves, detectors))
+        self.store.write("tables.txt", as_text(tables).encode())
+        images = [
+            self.selection_image(selections, settings),
+            self.detector_image(detectors, varied, audited[0][0].pool),
+        ]
+        for image in images:
+            self.store.write(f"figures/{image.file}", image.png)
         reports = [audit.report for audit in self.audits.values()]
         models = [{"audit": audit.key, **audit.model.model_dump()} for audit in self.audits.values()]
         facts = {
@@ -297,7 +299,33 @@ class _Trial:
             **rows,
         }
         self.store.write_json("trial.json", {**facts, "reports": reports})
-        return TrialOutcome(facts, tables, self.store.url, reports)
+        page = trial_page(self.base, facts, settings, tables, images, reports)
+        self.store.write(PAGE, page.encode("utf-8", "replace"))
+        return TrialOutcome(facts, tables, self.store.url, reports, f"{self.store.url}/{PAGE}")
+
+    def selection_image(self, rows: Sequence[Row], settings: Sequence[str]) -> FigureImage:
+        """Realised FDR and power of the selections."""
+        over = f" over {labels(settings)[0]}" if settings else ""
+        return FigureImage(
+            file="selections.png",
+            title="The selections held against the truth",
+            alt=f"Share of wrong documents with its target, and power, of each selection{over}, with 95% intervals.",
+            caption="A target below the whole interval is contradicted by the repeats.",
+            png=figures.sweep_figure(rows, settings),
+        )
+
+    def detector_image(self, rows: Sequence[Row], varied: Sequence[str], pool: Pool) -> FigureImage:
+        """AUC of the detectors over the sweep, or their ROC curves on the first model."""
+        if varied:
+            title, png = f"AUC of the detectors over {labels(varied)[0]}", figures.detector_figure(rows, varied)
+        else:
+            areas = {row["detector"]: row["auc"] for row in rows}
+            defined = [column for column, area in areas.items() if area is not None]
+            curves = {column: roc(*_by_training(pool, column)) for column in defined}
+            title, png = "ROC curves of the detectors", roc_figure(curves, areas, ("trained", "untrained"))
+        caption = "How well each detector tells trained from untrained documents; the dotted line is chance."
+        names = ", ".join(dict.fromkeys(row["detector"] for row in rows))
+        return FigureImage(file="detectors.png", title=title, alt=f"{title}: {names}.", caption=caption, png=png)
 
     def show_step(self, step: TrainingStep) -> None:
         """About every tenth of a training."""

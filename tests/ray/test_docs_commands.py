@@ -24,8 +24,8 @@ from made_up import sentence
 from docs.blocks import ROOT, Block, all_pages, blocks
 from ray_jobs.cli import app, main
 
-COUNTS = {"audit": 60, "unseen": 40, "seen": 40, "documents": 240}
-LENGTHS = {"audit": 30, "unseen": 20, "seen": 30, "documents": 20}
+COUNTS = {"audit": 60, "unseen": 40, "seen": 40, "labelled": 80, "documents": 240}
+LENGTHS = {"audit": 30, "unseen": 20, "seen": 30, "labelled": 20, "documents": 20}
 FIRST = ROOT / "README.md"
 RUN: list[str] = []
 """Every command, Python block and file of settings that was run."""
@@ -104,6 +104,8 @@ def write_documents(folder: Path, role: str, source: dict[str, str]) -> None:
     columns: dict[str, list[str]] = {source.get("text", "text"): texts}
     if "id" in source:
         columns[source["id"]] = [f"{role}-{i}" for i in range(len(texts))]
+    if "label" in source:
+        columns[source["label"]] = [str(i % 2) for i in range(len(texts))]
     if "group" in source:
         columns[source["group"]] = [("news", "notes")[i % 2] for i in range(len(texts))]
     table = pa.table(columns)

@@ -107,6 +107,10 @@ def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_t
     folder = Path(outcome.folder)
     assert len(pq.read_table(folder / "selections.parquet")) == len(SELECTIONS)
     assert "Selections held against the truth" in (folder / "tables.txt").read_text()
+    assert outcome.page == str(folder / "trial.html")
+    page = Path(outcome.page).read_text()
+    assert page.count("<img ") == 2
+    assert "The repeats do not contradict the target" in page
     for figure in ("selections", "detectors"):
         assert (folder / f"figures/{figure}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -233,6 +237,7 @@ def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], caps
     printed = capsys.readouterr().out
     assert "Selections held against the truth" in printed
     assert "report: " in printed
+    assert Path(printed.split("page: ")[1].strip()).read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(SystemExit):
         main(["trial", path, "--json", "--set", "repeats=3"])
     assert json.loads(capsys.readouterr().out)["selections"][0]["repeats"] == 3

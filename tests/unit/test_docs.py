@@ -20,7 +20,7 @@ import seenset
 from docs import reference
 from docs.blocks import PAGES, ROOT, RUNNABLE, Block, all_pages, anchors, blocks, links
 from examples.trials.run import NAMES
-from pipeline.audit.description import build_config
+from pipeline.audit.description import build_config, build_evaluation
 from pipeline.config.audit import AuditConfig
 from pipeline.trial.config import TrialConfig, build_trial
 
@@ -69,7 +69,9 @@ def merged(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
 def test_settings_of_a_page_are_settings(block: Block) -> None:
     part = yaml.safe_load(block.text)
     assert isinstance(part, dict)
-    if set(part) <= names_of(AuditConfig):
+    if "labelled" in part.get("corpus", {}):
+        build_evaluation({**PARTS, **part})
+    elif set(part) <= names_of(AuditConfig):
         build_config(merged(PARTS, part))
     else:
         assert set(part) <= names_of(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,29 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_run import summary_of
+from report_run import SCRIPT, summary_of
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
+from test_report import Page
 
+from pipeline.audit.detection import RATES, detection, roc
+from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.families import draw_families, families
 from pipeline.errors import UserError
+from pipeline.report.figures import FigureImage
+from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.selection import RankCounts, decide
 from pipeline.selection.in_memory import Scores
 from pipeline.trial import figures
-from pipeline.trial.config import SplitConfig, build_trial
-from pipeline.trial.detection import RATES, detection, roc
+from pipeline.trial.config import SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents
 from pipeline.trial.intervals import mean_interval
+from pipeline.trial.page import trial_page, verification
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
 from pipeline.trial.splits import Split, choose_trained, draw_split
-from pipeline.trial.table import as_text, audit_row, labels, readable, selection_rows, selection_table, to_arrow
+from pipeline.trial.table import audit_row, selection_rows, selection_table, to_arrow
 
 
 def trial(**settings: Any) -> dict[str, Any]:
@@ -432,6 +438,90 @@ def test_every_kind_of_sweep_is_drawn() -> None:
         rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))
     for settings_ in (list(swept), list(swept)[::-1], []):
         assert figures.sweep_figure(rows, settings_).startswith(b"\x89PNG")
+
+
+# --- the page
+
+
+def facts_of(rows: list[dict[str, Any]], config: TrialConfig) -> dict[str, Any]:
+    return {
+        "documents": 300,
+        "left_out": {"too_short": 2},
+        "config": config.model_dump(mode="json"),
+        "version": "0",
+        "models": [{"path": "models/one"}],
+        "selections": rows,
+    }
+
+
+def swept_rows(**selection: Any) -> tuple[Any, list[dict[str, Any]], list[str]]:
+    asked = [{"name": "members", "detectors": ["loss"], "procedure": "bh", **selection}]
+    config, points = build_trial(trial(repeats=20, selections=asked, sweep={"selections.0.alpha": [0.1, 0.2]}))
+    rows: list[dict[str, Any]] = []
+    for point in points:
+        rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))
+    return config, rows, ["selections.0.alpha"]
+
+
+def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
+    _, rows, paths = swept_rows()
+    kept = verification(rows, paths, 2)
+    assert (
+        kept.headline
+        == "The repeats do not contradict the target of 2 of 2 selections, each at each point of the sweep."
+    )
+    assert kept.contradicted == []
+    assert "20 random splits of these documents, given the scores of 2 contaminated models" in kept.extent
+    unverified = " ".join(kept.unverified)
+    assert "calibration documents of an audit resemble its audited ones" in unverified
+    assert "where they do not, it is not proved" in unverified
+    assert "without a finite-sample guarantee" not in unverified
+
+
+def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
+    _, rows, paths = swept_rows(procedure="ptdi")
+    rows[1].update(fdr=0.45, fdr_low=0.4, fdr_high=0.5, holds=False)
+    broken = verification(rows, paths, 1)
+    assert broken.headline.startswith("The repeats do not contradict the target of 1 of 2 selections, each at each")
+    assert broken.headline.endswith(" They contradict that of 1.")
+    (sentence,) = broken.contradicted
+    assert "Selection members (ptdi, alpha 0.2)" in sentence
+    assert "was 0.450 [0.400, 0.500] on average, and its target is 0.2" in sentence
+    assert "without a finite-sample guarantee" in " ".join(broken.unverified)
+
+
+def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> None:
+    _, rows, paths = swept_rows()
+    for row in rows:
+        row.update(fdr=None, fdr_low=None, fdr_high=None, holds=None)
+    assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
+    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, holds=True)
+    assert verification(rows, paths, 1).headline == (
+        "The repeats do not contradict the target of 1 of 1 selection, each at each point of the sweep. "
+        "For 1 more the share of wrong documents is not defined."
+    )
+
+
+def test_the_page_of_a_trial_holds_its_tables_and_figures_and_loads_and_runs_nothing() -> None:
+    config, rows, paths = swept_rows()
+    config = config.model_copy(update={"model": ModelConfig(path=f"models/{SCRIPT}")})
+    png = figures.sweep_figure(rows, paths)
+    image = FigureImage("selections.png", "FDR and power", "of each selection", "A caption.", png)
+    tables = [selection_table(rows, paths)]
+    report = f"runs/{SCRIPT}/report.html"
+    source = trial_page(config, facts_of(rows, config), paths, tables, [image], [report])
+    page = Page(source)
+    assert page.text.count(SCRIPT) >= 3
+    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link", "a", "form", "base"}
+    addresses = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
+    assert len(addresses) == 1
+    assert base64.b64decode(str(addresses[0]).removeprefix("data:image/png;base64,")) == png
+    assert "default-src 'none'" in source
+    cells = {cell for row in page_table(tables[0]).rows for cell in row}
+    assert f"{rows[0]['fdr']:.3f} [{rows[0]['fdr_low']:.3f}, {rows[0]['fdr_high']:.3f}]" in cells
+    assert all(cell in page.text for cell in cells)
+    assert "What was verified, and what was not" in page.text
+    assert "too short 2" in page.text
 
 
 def ranking_file(path: Any, found: Pool, accuracies: list[float], cheat: int) -> str:

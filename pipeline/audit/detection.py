@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from pipeline.trial.intervals import CONFIDENCE
-
+CONFIDENCE = 0.95
 RATES = (0.01, 0.05, 0.10)
 RESAMPLES = 1000
 _CELLS = 1 << 22
@@ -19,14 +20,14 @@ _CELLS = 1 << 22
 class Estimate:
     """A number and its interval; None where it is not defined."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: Annotated[float | None, Field(description="The number; null where it is not defined.")]
+    low: Annotated[float | None, Field(description="Lower end of its 95% interval.")]
+    high: Annotated[float | None, Field(description="Upper end of its 95% interval.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One detector over the models of a trial."""
+    """One detector over the models of a trial, or over the one model of an evaluation."""
 
     auc: Estimate
     tpr: dict[float, Estimate]  # by false positive rate

@@ -1,0 +1,255 @@
+"""Documents of known membership: how well each detector tells them apart, and how well their words alone do."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.blind import LEAST, TOLERANCE, blind_scores, sample_documents
+from pipeline.audit.detection import CONFIDENCE, RATES, RESAMPLES, Estimate, detection, roc
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.audit.score_shards import scores_of
+from pipeline.audit.scored import Scored
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
+from pipeline.config.models import display_name
+from pipeline.detectors.registry import parse_detectors
+from pipeline.errors import UserError
+
+BLIND = "blind (words alone)"
+"""The row of the classifier that knows only the words; no score column has such a name."""
+
+COMPARED: tuple[Role, Role] = ("seen", "unseen")
+MOST_GROUPS = 100
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""FPR and TPR at every threshold, float64, (thresholds + 1,)."""
+
+
+class DetectorEvaluation(Record):
+    """How well one detector tells seen from unseen documents."""
+
+    detector: str = Field(description=f"Score column, or {BLIND}: a classifier that never saw the model.")
+    group: str | None = Field(description="Group of the documents that are compared; null for all documents.")
+    n_seen: int = Field(description="Seen documents that are compared.")
+    n_unseen: int = Field(description="Unseen documents that are compared.")
+    auc: Estimate = Field(description="Area under the ROC curve, in [0, 1]; 0.5 is chance.")
+    tpr: dict[str, Estimate] = Field(
+        description="Share of the seen documents at or above a threshold, by the largest share of unseen ones there."
+    )
+
+
+class ComparedDocuments(Record):
+    """The documents of one role: how many were read, and how many of them are compared."""
+
+    role: Role = Field(description="seen or unseen.")
+    n_in: int = Field(description="Documents read.")
+    n_compared: int = Field(description="Documents that have scores and that no adapter was trained on.")
+    n_quarantined: int = Field(description="Documents that could not be scored, or repeat an id.")
+    reasons: dict[str, int] = Field(description="Why they were quarantined, and how many for each reason.")
+    n_finetuned: int = Field(description="Scored documents that adapters were trained on, or that begin like one.")
+    n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
+
+
+class Evaluation(VersionedRecord):
+    """How well each detector tells documents of known membership apart: `evaluation/evaluation.json`."""
+
+    run: str = Field(description="The run directory.")
+    model: str = Field(description="The model that was asked.")
+    limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+    seed: int = Field(description="Seed of the resampling and of the classifier's folds.")
+    confidence: float = Field(description="Confidence of the intervals.")
+    resamples: int = Field(description="Bootstrap samples of each interval.")
+    documents: list[ComparedDocuments] = Field(description="How many documents of each role there are.")
+    n_shared: int = Field(description="Seen documents with the same normalised text as an unseen one.")
+    notices: list[str] = Field(description="What a reader of the figures must know.")
+    rows: list[DetectorEvaluation] = Field(
+        description="The figures: of all documents the classifier on the words, then each detector; then by group."
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluated:
+    """An evaluation, and the ROC curve of each of its detectors over all documents."""
+
+    evaluation: Evaluation
+    curves: dict[str, Curve]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """The compared documents of one role, in the order of their shards."""
+
+    scores: dict[str, np.ndarray]  # by column; float64, (documents,); NaN where the classifier was not asked
+    groups: np.ndarray  # str or None, (documents,)
+    text_key: np.ndarray  # int64, (documents,)
+    row: np.ndarray  # int64, (documents,), ascending within a shard
+    spans: dict[str, tuple[int, int]]  # shard -> positions of its documents: first, and one beyond the last
+
+    def place(self, shard: str, row: int) -> int | None:
+        """Position of a row of a shard; None where it is not compared."""
+        start, stop = self.spans[shard]
+        place = start + int(np.searchsorted(self.row[start:stop], row))
+        return place if place < stop and self.row[place] == row else None
+
+    def of(self, column: str, group: str | None) -> np.ndarray:
+        """A column's scores of all documents or of one group, of those that have one."""
+        values = self.scores[column] if group is None else self.scores[column][self.groups == group]
+        return values[~np.isnan(values)]
+
+
+def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
+    """Compare the scores of the seen with those of the unseen documents, for every detector and in every group.
+
+    AUC and TPR with 95% bootstrap intervals, as `pipeline.audit.detection` says. The first row is of a classifier that
+    knows only the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role.
+
+    Args:
+        config: of the run.
+        scored: its finished score shards.
+        limit: the most documents of each role that were read; None when all were.
+
+    Raises:
+        UserError: no document of a role has a score, a file is gone, or scores are damaged.
+    """
+    columns = [detector.column for detector in parse_detectors(config.detectors)]
+    kinds = {role: _kind(scored, role, columns) for role in COMPARED}
+    words = _words(scored, kinds, config.seed)
+    for role, values in words.items():
+        kinds[role].scores[BLIND] = values
+    names = [*([BLIND] if words else []), *columns]
+    grouped, dropped = _groups(kinds)
+    rows = [_row(kinds, name, group, config.seed) for group in (None, *grouped) for name in names]
+    evaluation = Evaluation(
+        run=scored.store.url,
+        model=display_name(config.model),
+        limit=limit,
+        seed=config.seed,
+        confidence=CONFIDENCE,
+        resamples=RESAMPLES,
+        documents=[_documents(scored, role, kinds[role].groups.size) for role in COMPARED],
+        n_shared=int(np.isin(kinds["seen"].text_key, kinds["unseen"].text_key).sum()),
+        notices=[],
+        rows=rows,
+    )
+    notices = [*_notices(evaluation), *([f"{dropped:,} smaller groups are left out of the table."] if dropped else [])]
+    curves = {name: roc(*(kinds[role].of(name, None) for role in COMPARED)) for name in names}
+    return Evaluated(evaluation.model_copy(update={"notices": notices}), curves)
+
+
+def _kind(scored: Scored, role: Role, columns: Sequence[str]) -> _Kind:
+    receipts = scored.of(role)
+    tables = [scored.table(receipt, ["row", "group", "text_key", *columns]) for receipt in receipts]
+    ends = np.cumsum([0, *(len(table) for table in tables)]).tolist()
+    if not ends[-1]:
+        raise UserError(f"evaluate compares seen with unseen documents, and no {role} document has a score")
+    scores = {
+        column: np.concatenate([scores_of(t, column, r.data) for r, t in zip(receipts, tables, strict=True)])
+        for column in columns
+    }
+    whole = pa.concat_tables(tables)
+    return _Kind(
+        scores=scores,
+        groups=np.array(whole["group"].to_pylist(), dtype=object),
+        text_key=whole["text_key"].to_numpy(),
+        row=whole["row"].to_numpy(),
+        spans={receipt.shard: span for receipt, span in zip(receipts, itertools.pairwise(ends), strict=True)},
+    )
+
+
+def _words(scored: Scored, kinds: dict[Role, _Kind], seed: int) -> dict[Role, np.ndarray]:
+    """The classifier's score of each compared document that it was asked about, NaN elsewhere; none with too few."""
+    places: dict[Role, list[int]] = {}
+    texts: dict[Role, list[str]] = {}
+    for role, kind in kinds.items():
+        shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
+        sample = [(kind.place(shard.id, document.row), document.text) for shard, document in sample_documents(shards)]
+        places[role] = [place for place, _ in sample if place is not None]
+        texts[role] = [text for place, text in sample if place is not None]
+    guesses = blind_scores(texts["unseen"], texts["seen"], seed)
+    if guesses is None:
+        return {}
+    split = {"unseen": guesses[: len(texts["unseen"])], "seen": guesses[len(texts["unseen"]) :]}
+    scores = {role: np.full(kind.groups.size, np.nan) for role, kind in kinds.items()}
+    for role, values in scores.items():
+        values[places[role]] = split[role]
+    return scores
+
+
+def _groups(kinds: dict[Role, _Kind]) -> tuple[list[str], int]:
+    """The largest groups by name, at most MOST_GROUPS, and how many others there are."""
+    sizes = Counter[str]()
+    for kind in kinds.values():
+        sizes.update(group for group in kind.groups.tolist() if group is not None)
+    largest = sorted(sizes, key=lambda group: (-sizes[group], group))[:MOST_GROUPS]
+    return sorted(largest), len(sizes) - len(largest)
+
+
+def _row(kinds: dict[Role, _Kind], name: str, group: str | None, seed: int) -> DetectorEvaluation:
+    seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
+    figures = detection([(seen, unseen)], seed)
+    tpr = {f"{rate:g}": figures.tpr[rate] for rate in RATES}
+    return DetectorEvaluation(
+        detector=name, group=group, n_seen=seen.size, n_unseen=unseen.size, auc=figures.auc, tpr=tpr
+    )
+
+
+def _documents(scored: Scored, role: Role, n_compared: int) -> ComparedDocuments:
+    receipts, reasons = scored.of(role), scored.quarantined(role)
+    return ComparedDocuments(
+        role=role,
+        n_in=sum(receipt.n_in for receipt in receipts),
+        n_compared=n_compared,
+        n_quarantined=reasons.total(),
+        reasons=dict(sorted(reasons.items())),
+        n_finetuned=scored.n_finetuned(role),
+        n_truncated=sum(receipt.n_truncated for receipt in receipts),
+    )
+
+
+def _notices(evaluation: Evaluation) -> Iterator[str]:
+    """What a reader must know before the figures."""
+    if evaluation.limit is not None:
+        yield f"This is a sample: only the first {evaluation.limit:,} documents of each role were read."
+    yield _about_words(evaluation.rows[0])
+    if evaluation.n_shared:
+        yield (
+            f"{evaluation.n_shared:,} seen documents have the same text as an unseen one: their labels contradict "
+            "each other. They are compared all the same."
+        )
+    seen, unseen = (entry.n_compared for entry in evaluation.documents)
+    blunt = [f"{rate:.0%}" for rate in RATES if rate * unseen < 1]
+    if blunt:
+        yield (
+            f"With {unseen:,} unseen documents a false positive rate of {' or '.join(blunt)} allows no false positive: "
+            "the TPR there is the share of seen documents above every unseen one."
+        )
+    if seen + unseen and min(seen, unseen) < LEAST:
+        yield f"Fewer than {LEAST} documents of one kind are compared: the figures say next to nothing."
+
+
+def _about_words(row: DetectorEvaluation) -> str:
+    if row.detector != BLIND:
+        return f"Fewer than {LEAST} seen or unseen documents: whether their words tell them apart could not be tested."
+    value, low, high = row.auc.value, row.auc.low, row.auc.high
+    assert value is not None  # there are documents of both kinds
+    assert low is not None
+    assert high is not None
+    interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
+    if low > 0.5 + TOLERANCE:
+        return (
+            f"A classifier that never saw the model tells seen from unseen documents by their words ({interval}): they "
+            "differ in more than membership. A detector may have found that difference, and these figures do not say "
+            "how much of what it finds is membership."
+        )
+    return (
+        f"A classifier that never saw the model could not be shown to tell seen from unseen documents by their words "
+        f"with an AUC above {0.5 + TOLERANCE:g} ({interval}). That speaks for these documents; it does not prove that "
+        "they differ in membership alone."
+    )

@@ -1,0 +1,169 @@
+"""Tables of figures, for a terminal, a text file or a page: one row a detector, a sweep's settings in front."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.audit.detection import RATES, Detection, Estimate
+from pipeline.audit.evaluation import Evaluation
+from pipeline.corpus.excerpts import visible
+
+Row = dict[str, Any]
+
+
+def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detection], models: int) -> list[Row]:
+    """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined."""
+    return [
+        {**shown(settings), "detector": column, "models": models, **_figures(one.auc, _by_rate(one.tpr))}
+        for column, one in detections.items()
+    ]
+
+
+def evaluation_rows(evaluation: Evaluation) -> list[Row]:
+    """The rows of an evaluation, as `detector_table` takes them; all documents are the group "all"."""
+    return [
+        {
+            "group": "all" if row.group is None else row.group,
+            "detector": row.detector,
+            "seen": row.n_seen,
+            "unseen": row.n_unseen,
+            **_figures(row.auc, row.tpr),
+        }
+        for row in evaluation.rows
+    ]
+
+
+def evaluation_table(evaluation: Evaluation) -> Table:
+    """The figures of an evaluation for a terminal."""
+    rows = evaluation_rows(evaluation)
+    settings = ["group"] if any(row.group is not None for row in evaluation.rows) else []
+    title = f"Seen against unseen documents, {evaluation.confidence:.0%} intervals"
+    return detector_table(rows, settings, title, ("seen", "unseen"))
+
+
+def _by_rate(tpr: Mapping[float, Estimate]) -> dict[str, Estimate]:
+    return {f"{rate:g}": estimate for rate, estimate in tpr.items()}
+
+
+def _figures(auc: Estimate, tpr: Mapping[str, Estimate]) -> Row:
+    row = spread("auc", auc)
+    for rate, estimate in tpr.items():
+        row.update(spread(f"tpr_at_{rate}", estimate))
+    return row
+
+
+def spread(name: str, estimate: Estimate) -> Row:
+    """A number and the ends of its interval as cells."""
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def shown(settings: Mapping[str, Any]) -> Row:
+    """Sweep settings as cells: numbers stay numbers, lists and mappings become text."""
+    return {k: v if isinstance(v, (int, float, str)) or v is None else _text(v) for k, v in settings.items()}
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def labels(settings: Sequence[str]) -> list[str]:
+    """What people read for the paths of a sweep: `selections.0.alpha` is alpha, if no other setting is."""
+    short = [path.split(".", 2)[-1] if path.startswith("selections.") else path for path in settings]
+    return [one if short.count(one) == 1 else path for one, path in zip(short, settings, strict=True)]
+
+
+def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
+    """The rows with their sweep settings as text for people: of paths in one folder, only what differs."""
+    shorter: dict[str, dict[Any, str]] = {}
+    for setting in settings:
+        values = list(dict.fromkeys(row[setting] for row in rows))
+        paths = [value for value in values if isinstance(value, str) and os.sep in value]
+        alike = len(values) > 1 and len(paths) == len(values) and len(set(map(os.path.isabs, paths))) == 1
+        folder = os.path.commonpath(paths) + os.sep if alike else ""
+        shorter[setting] = {value: plain(value).removeprefix(folder) for value in values}
+    return [{**row, **{s: shorter[s][row[s]] for s in settings}} for row in rows]
+
+
+def blocks_of(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[Text], Row]]:
+    """Each row and its cells of settings, printed once, and set off by a rule, where a few rows share them."""
+    before: list[str] | None = None
+    keys = [[row[s] for s in settings] for row in readable(rows, settings)]
+    shared = len({tuple(key) for key in keys}) < len(keys)
+    for key, row in zip(keys, rows, strict=True):
+        if shared and before is not None and key != before:
+            table.add_section()
+        yield [Text(visible(name) if key != before else "") for name in key], row
+        before = key
+
+
+def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, counts: Sequence[str] = ()) -> Table:
+    """The detectors' rows for a terminal.
+
+    Args:
+        rows: with the settings, `detector`, the counts, and AUC and TPR with their intervals.
+        settings: keys of the rows that stand in front.
+        title: of the table.
+        counts: keys of numbers of documents.
+    """
+    table = Table(*labels(settings), "detector", title=title)
+    for name in (*counts, "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)):
+        table.add_column(name, justify="right")
+    for head, row in blocks_of(table, rows, settings):
+        figures = [cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
+        table.add_row(*head, Text(row["detector"]), *(f"{row[name]:,}" for name in counts), *figures)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table as a page shows it, in plain text."""
+
+    title: str
+    header: list[tuple[str, bool]]  # name of a column, and whether it holds numbers
+    rows: list[list[str]]
+    caption: str
+
+
+def page_table(table: Table) -> PageTable:
+    """The cells of a table for a terminal."""
+    columns = [[_plain_text(cell) for cell in column.cells] for column in table.columns]
+    return PageTable(
+        title=_plain_text(table.title or ""),
+        header=[(_plain_text(column.header), column.justify == "right") for column in table.columns],
+        rows=[list(cells) for cells in zip(*columns, strict=True)],
+        caption=_plain_text(table.caption or ""),
+    )
+
+
+def _plain_text(content: Any) -> str:
+    return content.plain if isinstance(content, Text) else str(content)
+
+
+def as_text(tables: Sequence[Table]) -> str:
+    """Tables as plain text, wide enough that nothing is cut."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=240, color_system=None)
+    for table in tables:
+        console.print(table)
+    text = buffer.getvalue()
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def cell(row: Row, name: str) -> str:
+    """A number with its interval."""
+    if row[name] is None:
+        return "not defined" if name != "null_estimate" else "-"
+    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+
+
+def plain(value: Any) -> str:
+    """A cell for a terminal."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,57 @@
+"""Templates of pages: one style, everything escaped, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from pydantic import BaseModel
+
+from pipeline.corpus.excerpts import visible
+from pipeline.report import wording
+
+
+def render(template: str, **values: Any) -> str:
+    """A page: a template of this folder with its values, every one of which is escaped.
+
+    Args:
+        template: name of the file.
+        values: that it names; a missing one is an error.
+    """
+    environment = Environment(
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(percent=wording.percent, pretty=_pretty)
+    environment.globals.update(null_share=wording.null_share, is_tested=wording.is_tested)
+    return environment.get_template(template).render(**values)
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as the address of an image that needs no file."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def _source(name: str) -> str:
+    return resources.files("pipeline.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _shown(value: Any) -> Any:
+    """What a page prints for any value, before escaping: nothing that hides, and a dash for nothing."""
+    if value is None:
+        return "\N{EN DASH}"
+    return visible(value) if type(value) is str else value
+
+
+def _pretty(value: Any) -> str:
+    """A mapping, list or configuration as readable JSON."""
+    plain = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    return json.dumps(plain, indent=2, ensure_ascii=False)

@@ -1,0 +1,111 @@
+"""The page of a trial in one file: what was verified and what was not, its tables and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from pipeline.report.figures import FigureImage
+from pipeline.report.tables import Row, cell, labels, page_table, readable
+from pipeline.report.templates import data_uri, render
+from pipeline.report.wording import model_name
+from pipeline.trial.config import TrialConfig
+
+PAGE = "trial.html"
+UNVERIFIED = (
+    "That the calibration documents of an audit resemble its audited ones. Here both are random parts of the same "
+    "documents, so they are alike by construction; the promise rests on it, and only those documents can show it.",
+    "Any other model, other documents, or documents that were met in another way. Here they were trained in last and "
+    "on their own, as the configuration below says; what was read once in pretraining leaves weaker traces.",
+    "That the promise holds. Repeats can contradict a target; where they do not, it is not proved.",
+)
+NOT_PROMISED = (
+    "That a procedure without a finite-sample guarantee keeps its target elsewhere: what it did here, it does not "
+    "promise."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What the repeats say of the targets, in sentences."""
+
+    headline: str
+    contradicted: list[str]  # a sentence a selection whose target the repeats contradict
+    extent: str  # what this rests on
+    unverified: list[str]
+
+
+def verification(rows: Sequence[Row], settings: Sequence[str], models: int) -> Verification:
+    """Put the rows of the selections into sentences that claim no more than the repeats show.
+
+    Args:
+        rows: from `pipeline.trial.table.selection_rows`, of all points.
+        settings: of the sweep.
+        models: contaminated models of a point.
+    """
+    tested = [row for row in rows if row["holds"] is not None]
+    failed = [row for row in readable(rows, settings) if row["holds"] is False]
+    kept = len(tested) - len(failed)
+    if not tested:
+        headline = "Nothing: no audited document was of the kind that must not be selected, so none could be wrong."
+    else:
+        each = ", each at each point of the sweep" if settings else ""
+        headline = (
+            f"The repeats do not contradict the target of {kept:,} of {_counted(len(tested), 'selection')}{each}."
+        )
+        headline += f" They contradict that of {len(failed):,}." if failed else ""
+    if tested and len(tested) < len(rows):
+        headline += f" For {len(rows) - len(tested):,} more the share of wrong documents is not defined."
+    names = dict(zip(settings, labels(settings), strict=True))
+    contradicted = []
+    for row in failed:
+        at = "".join(f", {names[setting]} {row[setting]}" for setting in settings)
+        contradicted.append(
+            f"Selection {row['selection']} ({row['procedure']}{at}): the share of wrong documents was "
+            f"{cell(row, 'fdr')} on average, and its target is {row['target']:g}. It cannot be relied on here."
+        )
+    repeats = sorted({row["repeats"] for row in rows})
+    extent = (
+        "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "
+        f"The average is over {' or '.join(f'{n:,}' for n in repeats)} random splits of these documents, given the "
+        f"scores of {_counted(models, 'contaminated model')}."
+    )
+    proved = all(row["guarantee"] == "finite-sample" for row in rows)
+    return Verification(headline, contradicted, extent, [*UNVERIFIED, *(() if proved else (NOT_PROMISED,))])
+
+
+def trial_page(
+    config: TrialConfig,
+    facts: Mapping[str, Any],
+    settings: Sequence[str],
+    tables: Sequence[Table],
+    images: Sequence[FigureImage],
+    reports: Sequence[str],
+) -> str:
+    """The page as HTML; every text is escaped, and nothing is loaded from anywhere.
+
+    Args:
+        config: the trial as written.
+        facts: of `TrialOutcome`.
+        settings: of the sweep.
+        tables: as the command prints them.
+        images: the figures.
+        reports: addresses of the audits' reports.
+    """
+    return render(
+        "trial.html",
+        model=model_name(config.model),
+        verification=verification(facts["selections"], settings, config.models),
+        tables=[page_table(table) for table in tables],
+        figures=[(image, data_uri(image.png)) for image in images],
+        facts=facts,
+        left_out=", ".join(f"{why.replace('_', ' ')} {n:,}" for why, n in sorted(facts["left_out"].items())),
+        reports=reports,
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

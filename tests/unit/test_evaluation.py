@@ -1,0 +1,205 @@
+"""Documents of known membership: the figures are those of the scores, beside what the words alone tell."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+from sklearn.metrics import roc_auc_score
+from test_report import Page
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_evaluation
+from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation, evaluate_scores
+from pipeline.audit.plan import make_plan
+from pipeline.audit.records import read_record
+from pipeline.audit.scored import Scored, read_scored
+from pipeline.audit.settle import settle
+from pipeline.audit.stages import stages_of
+from pipeline.config.audit import AuditConfig
+from pipeline.errors import UserError
+from pipeline.report.evaluation_page import write_evaluation
+from pipeline.report.tables import evaluation_table, page_table
+from pipeline.stages.base import Placement
+from pipeline.stages.process import process
+from pipeline.store.files import Store
+
+SCRIPT = "<script>alert('group')</script>"
+MARKUP = "[/bold] [red]"
+Score = Callable[..., tuple[AuditConfig, Scored]]
+
+
+def text(seed: int, first: str = "Text") -> str:
+    rng = random.Random(seed)
+    return f"{first} {seed} " + " ".join(rng.choice(WORDS) for _ in range(8 + seed % 9))
+
+
+def rows_of(n: int, words: Sequence[str] = ("Text", "Text"), groups: Sequence[str] = ("news", "notes")) -> list[dict]:
+    """Half members; the words at the beginning are of the members and of the others."""
+    return [
+        {"text": text(i, words[i % 2]), "member": i % 2 == 0, "kind": groups[i // 2 % len(groups)]} for i in range(n)
+    ]
+
+
+@pytest.fixture
+def score(tmp_path: Path, tiny_model_folder: Path) -> Score:
+    """Scores labelled rows in this process, as the drivers do: (rows, limit, **settings) -> audit, scores."""
+
+    def finish(rows: Sequence[Any], limit: int | None = None, **settings: Any) -> tuple[AuditConfig, Scored]:
+        path = tmp_path / "labelled.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = build_evaluation(
+            {
+                "run": str(tmp_path / "run"),
+                "model": {"path": str(tiny_model_folder)},
+                "corpus": {"labelled": {"path": str(path), "label": "member", "group": "kind"}},
+                "detectors": ["loss", "zlib"],
+                "resources": {"shard_bytes": 2000},
+                **settings,
+            }
+        )
+        store = Store(config.run)
+        (stage,) = stages_of(config)
+        plan = settle(make_plan(config, limit), {stage.name: stage.fingerprint}, store)
+        worker = stage.make(stage, Placement())
+        for shard in plan.shards:
+            process(stage, worker, shard, store)
+        return config, read_scored(store, plan.shards)
+
+    return finish
+
+
+def figures(evaluated: Evaluated) -> dict[tuple[str | None, str], Any]:
+    return {(row.group, row.detector): row for row in evaluated.evaluation.rows}
+
+
+def test_the_figures_are_those_of_the_scores_over_all_documents_and_in_each_group(score: Score) -> None:
+    config, scored = score(rows_of(120))
+    rows = figures(evaluate_scores(config, scored, None))
+    assert list(rows) == [(g, d) for g in (None, "news", "notes") for d in (BLIND, "loss", "zlib")]
+    table = pa.concat_tables(scored.table(receipt, ["role", "group", "loss", "zlib"]) for receipt in scored.receipts)
+    for (group, detector), row in rows.items():
+        if detector == BLIND:
+            continue
+        part = table if group is None else table.filter(pa.array([g == group for g in table["group"].to_pylist()]))
+        member = [role == "seen" for role in part["role"].to_pylist()]
+        assert row.auc.value == pytest.approx(roc_auc_score(member, part[detector].to_numpy()))
+        assert row.auc.low < row.auc.value < row.auc.high
+        assert (row.n_seen, row.n_unseen) == (sum(member), len(member) - sum(member))
+        assert list(row.tpr) == ["0.01", "0.05", "0.1"]
+        assert row.tpr["0.01"].value <= row.tpr["0.05"].value <= row.tpr["0.1"].value
+
+
+def test_words_that_tell_the_kinds_apart_stand_in_the_first_row_and_in_a_notice(score: Score) -> None:
+    rows = rows_of(160, ("An old sentence", "Something of today"))
+    evaluation = evaluate_scores(*score(rows), None).evaluation
+    first = evaluation.rows[0]
+    assert (first.detector, first.group, first.n_seen, first.n_unseen) == (BLIND, None, 80, 80)
+    assert first.auc.low is not None
+    assert first.auc.low > 0.9
+    assert "they differ in more than membership" in " ".join(evaluation.notices)
+
+
+def test_words_that_are_alike_are_not_called_proof(score: Score) -> None:
+    evaluation = evaluate_scores(*score(rows_of(160)), None).evaluation
+    first = evaluation.rows[0]
+    assert first.auc.value == pytest.approx(0.5, abs=0.2)
+    notices = " ".join(evaluation.notices)
+    assert "could not be shown to tell seen from unseen documents by their words" in notices
+    assert "it does not prove that they differ in membership alone" in notices
+
+
+def test_too_few_documents_for_the_words_leave_their_row_out_and_say_so(score: Score) -> None:
+    evaluation = evaluate_scores(*score(rows_of(30)), None).evaluation
+    assert [row.detector for row in evaluation.rows if row.group is None] == ["loss", "zlib"]
+    notices = " ".join(evaluation.notices)
+    assert "whether their words tell them apart could not be tested" in notices
+    assert "With 15 unseen documents a false positive rate of 1% or 5% allows no false positive" in notices
+    assert "the figures say next to nothing" in notices
+
+
+def test_every_document_that_is_read_is_compared_or_counted_as_quarantined(score: Score) -> None:
+    rows = rows_of(60)
+    rows[3]["text"], rows[4]["text"], rows[5]["member"] = "", None, None
+    rows[8]["text"] = rows[9]["text"]  # a member and none with one text
+    evaluation = evaluate_scores(*score(rows, error_budget=0.5), None).evaluation
+    seen, unseen = evaluation.documents
+    assert (seen.role, seen.n_in, seen.n_compared, seen.reasons) == ("seen", 30, 29, {"not_text": 1})
+    assert (unseen.n_in, unseen.n_compared, unseen.reasons) == (30, 28, {"empty": 1, "no_label": 1})
+    assert seen.n_in + unseen.n_in == len(rows)
+    assert evaluation.n_shared == 1
+    assert any("1 seen documents have the same text" in notice for notice in evaluation.notices)
+
+
+def test_a_group_of_one_kind_is_not_defined(score: Score) -> None:
+    rows = [{**row, "kind": "old" if row["member"] else "new"} for row in rows_of(60)]
+    by_place = figures(evaluate_scores(*score(rows), None))
+    assert by_place[("old", "loss")].auc.value is None
+    assert (by_place[("old", "loss")].n_seen, by_place[("old", "loss")].n_unseen) == (30, 0)
+    table = page_table(evaluation_table(evaluate_scores(*score(rows), None).evaluation))
+    assert "not defined" in {cell for row in table.rows for cell in row}
+
+
+def test_without_a_scored_document_of_a_kind_nothing_is_compared(score: Score) -> None:
+    rows = [{**row, "text": "" if row["member"] else row["text"]} for row in rows_of(20)]
+    config, scored = score(rows, error_budget=1)
+    with pytest.raises(UserError, match="no seen document has a score"):
+        evaluate_scores(config, scored, None)
+
+
+def test_a_limit_reads_the_first_of_each_kind_and_says_that_it_is_a_sample(score: Score) -> None:
+    evaluation = evaluate_scores(*score(rows_of(100), 30), 30).evaluation
+    assert [entry.n_in for entry in evaluation.documents] == [30, 30]
+    assert evaluation.notices[0].startswith("This is a sample: only the first 30 documents of each role")
+
+
+def test_the_files_of_an_evaluation_are_the_same_bytes_again_and_are_read_back(score: Score) -> None:
+    config, scored = score(rows_of(80))
+    evaluated = evaluate_scores(config, scored, None)
+    page = write_evaluation(scored.store, evaluated)
+    names = ("evaluation.json", "evaluation.html", "roc.png")
+    first = [scored.store.read(f"evaluation/{name}") for name in names]
+    assert page == f"{scored.store.url}/evaluation/evaluation.html"
+    write_evaluation(scored.store, evaluate_scores(config, scored, None))
+    assert [scored.store.read(f"evaluation/{name}") for name in names] == first
+    assert read_record(scored.store, "evaluation/evaluation.json", Evaluation, "") == evaluated.evaluation
+    assert first[2].startswith(b"\x89PNG")
+
+
+def test_the_page_shows_the_figures_and_loads_and_runs_nothing(
+    score: Score, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, scored = score(rows_of(120, groups=(SCRIPT, MARKUP)))
+    evaluated = evaluate_scores(config, scored, None)
+    write_evaluation(scored.store, evaluated)
+    source = scored.store.read("evaluation/evaluation.html").decode()
+    page = Page(source)
+    assert SCRIPT in page.text
+    assert MARKUP in page.text
+    assert BLIND in page.text
+    row = next(row for row in evaluated.evaluation.rows if row.detector == "loss" and row.group is None)
+    assert f"{row.auc.value:.3f} [{row.auc.low:.3f}, {row.auc.high:.3f}]" in page.text
+    assert all(" ".join(notice.split()) in page.text for notice in evaluated.evaluation.notices)
+    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link", "a", "form", "base"}
+    for tag, attrs in page.tags:
+        for name in ("src", "href"):
+            assert attrs.get(name) is None or (tag == "img" and str(attrs[name]).startswith("data:image/png"))
+    assert "default-src 'none'" in source
+    assert text(3) not in source, "no text of a document"
+    Console(width=200).print(evaluation_table(evaluated.evaluation))  # markup in a group is printed as it stands
+    assert MARKUP in capsys.readouterr().out
+
+
+def test_the_curves_are_of_all_documents_and_of_the_words(score: Score) -> None:
+    curves = evaluate_scores(*score(rows_of(60)), None).curves
+    assert list(curves) == [BLIND, "loss", "zlib"]
+    for fpr, tpr in curves.values():
+        assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
+        assert np.all(np.diff(fpr) >= 0)
