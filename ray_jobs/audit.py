@@ -29,10 +29,12 @@ from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import weights_of
+from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
+from pipeline.models.load import open_model
+from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
 from pipeline.stages.base import Stage, model_digests
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
@@ -77,6 +79,7 @@ class _Driver:
     status: StatusFile
     reporter: Reporter
     machine: LocalMachine | None  # None: the work is done on a cluster
+    early: SharedModels | None  # the audited model, being opened for the first local stage that scores
 
     def check(self) -> None:
         """Stop a driver whose lock was taken over, or that was interrupted."""
@@ -132,6 +135,7 @@ def scoring(
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = _machine(plan)
     store = Store(config.run)
+    early = _begin_model(plan, store, machine)
     with RunLock(store) as lock:
         check_before_scoring(plan, store, reporter.say)
         parts = allocate(config, plan.shards)
@@ -142,7 +146,7 @@ def scoring(
         fingerprints = {stage.name: stage.fingerprint for stage in stages}
         plan = settle(plan, fingerprints, store, allocation_record(parts, keys))
         status = StatusFile(store, Counts(len(plan.shards)))
-        driver = _Driver(store, lock, status, reporter, machine)
+        driver = _Driver(store, lock, status, reporter, machine, early)
         try:
             *before, scoring = stages
             finetuning = _finetuning(driver, config, parts, keys, base)
@@ -309,9 +313,21 @@ def _events(driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard]) 
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")
-        return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads)
+        models = driver.early if stage.name == STAGE else None
+        return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
     reporter.say(f"{stage.name}: starting actors on the cluster")
     return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner)
+
+
+def _begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:
+    """Open the audited model while the documents are checked, where nothing but scoring in this process needs it."""
+    if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
+        return None
+    if plan.config.paraphraser is not None or not pending(plan, STAGE, store):
+        return None
+    models = SharedModels()
+    models.begin(open_model, plan.config.model, machine.gpus)
+    return models
 
 
 def _machine(plan: Plan) -> LocalMachine | None:

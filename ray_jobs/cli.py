@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -312,9 +310,6 @@ def _message_of(error: TyperException) -> str:
 def _leave_at_once(message: str, code: int) -> None:
     """End without waiting for threads in the midst of a batch, and with no word from libraries that clean up."""
     print(f"seenset: {message}", file=sys.stderr)
-    if (ray := sys.modules.get("ray")) is not None:
-        with contextlib.suppress(BaseException), contextlib.redirect_stderr(io.StringIO()):
-            ray.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -27,6 +28,15 @@ class SharedModels:
         self._lock = threading.Lock()
         self._opened: dict[str, Any] = {}
 
+    def begin(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> None:
+        """Open a model in a thread, before anybody asks for it; arguments as those of `copy_of`, which waits for it."""
+
+        def work() -> None:
+            with contextlib.suppress(Exception):  # raised to whoever asks for it
+                self._open(opener, config, gpus)
+
+        threading.Thread(target=work, name="seenset-model", daemon=True).start()
+
     def copy_of(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         """A model with layers of its own over the shared weights.
 
@@ -38,11 +48,14 @@ class SharedModels:
         Raises:
             UserError: as the opener.
         """
+        return own_layers(self._open(opener, config, gpus))
+
+    def _open(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         key = f"{opener.__name__} {config.model_dump_json()}"
         with self._lock:
             if key not in self._opened:
                 self._opened[key] = opener(config, gpus=gpus)
-            return own_layers(cast(Opened, self._opened[key]))
+            return cast(Opened, self._opened[key])
 
 
 def own_layers(lm: Opened) -> Opened:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
 from pipeline.models.adapters import check_base, load_adapter
@@ -98,6 +97,8 @@ class LowRank(nn.Module):
 
 def _low_rank(layer: nn.Module) -> nn.Module:
     """A plain LoRA layer of peft as `LowRank`; a layer of another kind is returned unchanged."""
+    from peft.tuners.lora import Linear as LoraLinear
+
     if type(layer) is not LoraLinear or type(layer.get_base_layer()) is not nn.Linear:
         return layer
     adapted: Any = layer

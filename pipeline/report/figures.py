@@ -8,17 +8,17 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pipeline.audit.score_shards import ScoreHistogram
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.wording import documents, null_share, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#333333"  # Okabe & Ito: told apart by every eye
 ROLE_STYLES = {"audit": (BLUE, "-", 0.18), "unseen": (ORANGE, "--", 0.0), "seen": (GREEN, "-.", 0.0)}
@@ -66,6 +66,9 @@ def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
 
 
 def _render(paint: Callable[[Axes], None]) -> bytes:
+    import matplotlib  # costs a second, and nothing but a page needs it
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(5.4, 3.7), layout="constrained", facecolor="white")
         axes = figure.add_subplot()
@@ -77,6 +80,8 @@ def _render(paint: Callable[[Axes], None]) -> bytes:
 
 
 def _count_axis(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 

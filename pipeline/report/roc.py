@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from itertools import cycle
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pipeline.report.figures import INK, SETTINGS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito
 LEAST_RATE = 1e-3
@@ -31,6 +32,10 @@ def roc_figure(
         kinds: what the documents to be told apart are called, members first.
         dashed: the detector that is drawn so, if any.
     """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(9.6, 4.8), layout="constrained", facecolor="white")
         plain, small = figure.subplots(1, 2)

@@ -31,7 +31,13 @@ STOP_SECONDS = 2.0
 
 
 def finish_shards(
-    stage: Stage, shards: Sequence[Shard], store: Store, workers: int, gpus: float = 0, threads: int = 1
+    stage: Stage,
+    shards: Sequence[Shard],
+    store: Store,
+    workers: int,
+    gpus: float = 0,
+    threads: int = 1,
+    shared: SharedModels | None = None,
 ) -> Iterator[Event]:
     """Finish shards in this process.
 
@@ -42,6 +48,7 @@ def finish_shards(
         workers: batches at a time, >= 1.
         gpus: of this process, for all workers.
         threads: of the CPU, for a batch.
+        shared: models that may be open already, for several workers.
 
     Returns:
         Receipts and failures in the order in which shards end, and between them how far the others are. Closing the
@@ -50,8 +57,7 @@ def finish_shards(
     Raises:
         UserError: a model cannot be opened.
     """
-    shared = SharedModels() if workers > 1 else None
-    placement = Placement(gpus, threads, shared)
+    placement = Placement(gpus, threads, (shared or SharedModels()) if workers > 1 else None)
     killed = interrupted_work(store, stage.name, LOCAL_DRIVER)
     suspects = [shard for shard in shards if shard.id in killed]
     others = [shard for shard in shards if shard.id not in killed]

@@ -7,16 +7,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import peft
 import torch
-from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as FEEDFORWARD
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 ADALORA_START = 1.5
 """AdaLoRA begins with this many times the rank that it ends with."""
@@ -27,12 +27,14 @@ ADALORA_ORTHOGONAL = 0.5
 
 def linear_modules(model: Any) -> list[str]:
     """Full names of the linear layers of a model, without its output layer."""
+    from transformers.pytorch_utils import Conv1D
+
     output = model.get_output_embeddings()
     kinds = (nn.Linear, Conv1D)
     return [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not output]
 
 
-def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> peft.PeftConfig:
+def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> PeftConfig:
     """The peft configuration of an adapter for this model.
 
     AdaLoRA starts at 1.5 times `rank`, keeps that for a tenth of the steps, and is at `rank` for the last three
@@ -47,6 +49,9 @@ def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> peft.PeftC
     Raises:
         UserError: target_modules that the model does not have, or too few steps for AdaLoRA.
     """
+    import peft
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as FEEDFORWARD
+
     targets: str | list[str] = "all-linear"
     if config.target_modules is not None:
         modules = linear_modules(model)

@@ -7,10 +7,10 @@ import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 
 from pipeline.training.steps import Updates
@@ -39,7 +39,7 @@ class TrainingCheckpoint:
             seconds: between two checkpoints.
         """
         self.path = folder.with_name(f".{folder.name}.checkpoint")
-        description = json.dumps([work, torch.__version__, peft.__version__])
+        description = json.dumps([work, torch.__version__, version("peft")])
         self._work_digest = hashlib.sha256(description.encode()).hexdigest()
         self._seconds = seconds
         self._last = time.monotonic()

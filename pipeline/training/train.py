@@ -18,10 +18,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from torch import Tensor
 
@@ -147,7 +147,9 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
 
     batches = _batches(work)
     with _restored_after(model):
-        adapted = peft.get_peft_model(model, adapter_config(model, work.config, len(batches)))
+        from peft import get_peft_model  # costs seconds, and a run without training needs none of it
+
+        adapted = get_peft_model(model, adapter_config(model, work.config, len(batches)))
         try:
             adapted.eval()  # dropout would make the weights depend on how a batch is shared
             result = _train(adapted, batches, work, save)
@@ -352,7 +354,7 @@ def _write(
         record = {
             "config": work.config.model_dump(),
             "base": None if work.base is None else dict(work.base),
-            "versions": {"torch": torch.__version__, "peft": peft.__version__},
+            "versions": {"torch": torch.__version__, "peft": version("peft")},
             "result": asdict(result),
             "began_at": began_at,
         }

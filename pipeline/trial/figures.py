@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from pipeline.report.figures import INK, SETTINGS
 from pipeline.report.roc import COLOURS, rendered
 from pipeline.report.tables import Row, labels, readable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
@@ -28,6 +28,9 @@ def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
     """
     axis = settings[0] if settings else "selection"
     lines = _lines(rows, settings, [*settings[1:], *(["selection"] if settings else [])])
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(10.8, 4.2), layout="constrained", facecolor="white")
         left, right = figure.subplots(1, 2)
@@ -43,6 +46,9 @@ def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
 
 def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
     """AUC of each detector over the first setting of the sweep: a PNG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         figure = Figure(figsize=(5.6, 4.2), layout="constrained", facecolor="white")
         axes = figure.add_subplot()
