@@ -26,6 +26,7 @@ from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import id_key, read_shard, text_keys
 from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
@@ -232,7 +233,8 @@ class _RoleKeys:
         """The id of a document, from its file."""
         index = int(np.searchsorted(self.ends, position, side="right"))
         offset = position - (int(self.ends[index - 1]) if index else 0)
-        readable = (document for document in read_shard(self.shards[index]) if document.problem is None)
+        (shard,) = number_rows([self.shards[index]])
+        readable = (document for document in read_shard(shard) if document.problem is None)
         for document in itertools.islice(readable, offset, None):
             return document.doc_id
         raise UserError(f"{self.shards[index].name} changed while it was read")
@@ -274,7 +276,9 @@ def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int, int], int]]:
     for document in read_shard(shard):
         if document.problem is None:
             several = len(document.text.split(None, 1)) > 1
-            yield (*text_keys(document.text), id_key(document.doc_id), int(several)), len(document.text)
+            # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
+            name = document.doc_id if shard.id_column else f"{shard.id} {document.doc_id}"
+            yield (*text_keys(document.text), id_key(name), int(several)), len(document.text)
 
 
 def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role) -> OverlapDiagnostic:

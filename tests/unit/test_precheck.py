@@ -136,6 +136,23 @@ def test_ids_that_repeat_are_counted_and_named(tmp_path: Path) -> None:
     assert "error_budget 0.01 allows fewer" in found.sentence
 
 
+def test_documents_without_an_id_are_named_by_their_row_in_whatever_shard_they_stand(tmp_path: Path) -> None:
+    list_of = "This is a list of people reported killed in {}: {}"
+    corpus = {}
+    for role, first in (("audit", 0), ("unseen", 100)):
+        path = tmp_path / f"{role}.jsonl"
+        texts = [*map(text, range(first, first + 30)), list_of.format(role, "one")]
+        path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+        corpus[role] = {"path": str(path)}
+    described = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus}
+    plan = make_plan(build_config({**described, "resources": {"shard_bytes": 500}}))
+    assert len(plan.shards) > 10
+    checked = check_documents(plan, RUN)
+    assert checked.duplicates.count == 0
+    (pair,) = checked.overlap["unseen"].pairs
+    assert (pair.audit, pair.calibration) == (f"{corpus['audit']['path']}#30", f"{corpus['unseen']['path']}#30")
+
+
 def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_wrong(tmp_path: Path) -> None:
     many = [{"name": "members", "detectors": ["loss"], "alpha": 0.9}]
     plain = planned(tmp_path, list(map(text, range(100))), list(map(text, range(200, 400))), selections=many)
