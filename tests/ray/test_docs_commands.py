@@ -105,7 +105,7 @@ def write_documents(folder: Path, role: str, source: dict[str, str]) -> None:
     if "id" in source:
         columns[source["id"]] = [f"{role}-{i}" for i in range(len(texts))]
     if "label" in source:
-        columns[source["label"]] = [str(i % 2) for i in range(len(texts))]
+        columns[source["label"]] = [str(i // 2 % 2) for i in range(len(texts))]  # both kinds in every group
     if "group" in source:
         columns[source["group"]] = [("news", "notes")[i % 2] for i in range(len(texts))]
     table = pa.table(columns)
