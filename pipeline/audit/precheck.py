@@ -134,7 +134,7 @@ def check_before_scoring(plan: Plan, store: Store, say: Callable[[str], None]) -
     lines = remarks(checked, plan.config)
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
-        if not entry["ok"]:
+        if entry["ok"] is False:
             lines.append(f"{_WARNING}selection {entry['name']}: {entry['sentence']}")
     if lines and not checked.whole:
         say(f"checked before scoring: {checked.scope}; what they share is checked again over all of them after it")

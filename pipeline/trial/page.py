@@ -46,8 +46,8 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int) -> V
         settings: of the sweep.
         models: contaminated models of a point.
     """
-    tested = [row for row in rows if row["holds"] is not None]
-    failed = [row for row in readable(rows, settings) if row["holds"] is False]
+    tested = [row for row in rows if row["contradicted"] is not None]
+    failed = [row for row in readable(rows, settings) if row["contradicted"]]
     kept = len(tested) - len(failed)
     if not tested:
         headline = "Nothing: no audited document was of the kind that must not be selected, so none could be wrong."
