@@ -209,6 +209,8 @@ def open_made_up(
     Raises:
         Exception: whatever the code of a model raises that cannot be built so.
     """
+    import torch
+
     loaded = read_model_config(config, locate(config, weights=False))
     text = loaded.get_text_config()
     total = int(text.num_hidden_layers)

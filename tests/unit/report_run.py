@@ -60,6 +60,7 @@ def build_run(
             "model": {"path": "models/tiny<b>"},
             "corpus": {"audit": {"path": str(source)}, "unseen": {"path": str(other)}},
             "selections": [{"name": "members", "detectors": ["loss"], **extra} for extra in selections],
+            "resources": {"shard_bytes": 1 << 20},
         }
     )
     inputs = find_inputs(config.corpus)

@@ -34,21 +34,21 @@ AUDITS = {
     "a missing file": (["--set", "corpus.audit.path=document.jsonl"], "did you mean 'documents.jsonl'?"),
     "a wrong column": (["--set", "corpus.audit.text=txt"], "no column 'txt'"),
     "a limit": (["--limit", "0"], "--limit must be at least 1"),
-    "a missing model": ([], "no model at ./model"),
+    "a missing model": ([], "no model at model"),
     "a missing GGUF file": (["--set", "model.path=./model.gguf"], "no GGUF file 'model.gguf'"),
     "pickles": (["--set", "model.path=pickled"], "allow_pickle: true"),
-    "a missing adapter": (["--set", "model.path=whole", "--set", "model.adapter=./adapter"], "no folder ./adapter"),
+    "a missing adapter": (["--set", "model.path=whole", "--set", "model.adapter=./adapter"], "no folder adapter"),
     "a reference model": (
         ["--set", "model.path=whole", "--set", "reference_model.path=./other"],
-        "no model at ./other",
+        "no model at other",
     ),
 }
 TRIALS = {
     "a missing file": (["--set", "documents.path=document.jsonl"], "did you mean 'documents.jsonl'?"),
     "a misspelt key": (["--set", "modle=x"], "did you mean 'model'?"),
     "a wrong column": (["--set", "documents.text=txt"], "no column 'txt'"),
-    "a missing model": ([], "no model at ./model"),
-    "a sweep": (["--set", "sweep={model.path: [./other]}"], "no model at ./other"),
+    "a missing model": ([], "no model at model"),
+    "a sweep": (["--set", "sweep={model.path: [./other]}"], "no model at other"),
     "a folder elsewhere": (["--set", "work=memory://work"], "a trial trains into local folders, got memory://work"),
 }
 COMMANDS = {
@@ -56,7 +56,7 @@ COMMANDS = {
     **{f"trial: {case}": (["trial", "trial.yaml", *more], message) for case, (more, message) in TRIALS.items()},
     **{f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml") for name in ("plan", "run", "trial")},
     **{f"{name}: no run": ([name, "nowhere"], "is not a run directory") for name in ("status", "select", "report")},
-    "plan: a missing model": (["plan", "audit.yaml"], "no model at ./model"),
+    "plan: a missing model": (["plan", "audit.yaml"], "no model at model"),
 }
 RUN = """
 import contextlib, io, json, sys

@@ -44,7 +44,7 @@ def select(
         corpus[role] = {"path": str(path)}
     selection = {"name": "a", "detectors": [column], "procedure": "bh", "alpha": 0.2, **asked}
     described = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": [column]}
-    config = build_config({**described, "selections": [selection]})
+    config = build_config({**described, "selections": [selection], "resources": {"shard_bytes": 1 << 20}})
     plan, store = make_plan(config), Store(config.run)
     if trained is not None:
         keys = [text_keys(text) for text in trained]

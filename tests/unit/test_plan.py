@@ -64,6 +64,7 @@ def warnings_of(outlook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> 
         "detectors": ["loss"],
         "estimated_seconds_one_worker": None,
         "endpoint": None,
+        "checks": {"scope": "all 1,200 documents", "lines": []},
         "selections": [outlook],
     }
     print_plan(facts)

@@ -480,7 +480,7 @@ def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
 
 def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
     _, rows, paths = swept_rows(procedure="ptdi")
-    rows[1].update(fdr=0.45, fdr_low=0.4, fdr_high=0.5, holds=False)
+    rows[1].update(fdr=0.45, fdr_low=0.4, fdr_high=0.5, contradicted=True)
     broken = verification(rows, paths, 1)
     assert broken.headline.startswith("The repeats do not contradict the target of 1 of 2 selections, each at each")
     assert broken.headline.endswith(" They contradict that of 1.")
@@ -493,9 +493,9 @@ def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
 def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> None:
     _, rows, paths = swept_rows()
     for row in rows:
-        row.update(fdr=None, fdr_low=None, fdr_high=None, holds=None)
+        row.update(fdr=None, fdr_low=None, fdr_high=None, contradicted=None)
     assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
-    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, holds=True)
+    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, contradicted=False)
     assert verification(rows, paths, 1).headline == (
         "The repeats do not contradict the target of 1 of 1 selection, each at each point of the sweep. "
         "For 1 more the share of wrong documents is not defined."
