@@ -84,6 +84,8 @@ def _outlooks(
     config: AuditConfig, roles: Mapping[str, Any], adapters: Sequence[Mapping[str, Any]], calibration: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
+    if not config.selections:
+        return []
     m = roles["audit"]["documents"]
     return [_outlook(selection, m, calibration, at_most) for selection in config.selections]
 

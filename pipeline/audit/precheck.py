@@ -92,21 +92,21 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     """
     config = plan.config
     roles = [role for role, _ in config.corpus.roles()]
+    known = [role for role in roles if role != "audit"] if "audit" in roles else []  # to be compared with the audited
     damaged: list[str] = []
     quarter = effort.characters // 4
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
     read = {role: _read(plan.shards, role, amounts[role], config.seed, damaged) for role in roles}
     blind_tests: dict[Role, BlindDiagnostic] = {}
-    for role in roles:
-        if role != "audit":
-            try:
-                blind_tests[role] = blind_test(plan.shards, role, config.seed, effort.texts)
-            except UserError as error:
-                damaged.append(str(error))
+    for role in known:
+        try:
+            blind_tests[role] = blind_test(plan.shards, role, config.seed, effort.texts)
+        except UserError as error:
+            damaged.append(str(error))
     return Precheck(
         documents={role: keys.text.size for role, keys in read.items()},
         whole=all(keys.whole for keys in read.values()),
-        overlap={role: _overlap(keys, read["audit"], role) for role, keys in read.items() if role != "audit"},
+        overlap={role: _overlap(read[role], read["audit"], role) for role in known},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
