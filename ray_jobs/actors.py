@@ -105,7 +105,8 @@ def connect() -> None:
                 f"no Ray cluster answers at RAY_ADDRESS {address} ({reason[:REASON_CHARACTERS]}); start it, or unset "
                 "RAY_ADDRESS to use this machine alone"
             )
-        time.sleep(attempt)
+        if attempt < STARTS:
+            time.sleep(attempt)
     raise IncompleteError(
         f"Ray did not start on this machine in {STARTS} attempts ({reason[:REASON_CHARACTERS]}); free memory and space "
         "in /tmp and run again, or set resources.cluster: local"

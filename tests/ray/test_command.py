@@ -168,6 +168,13 @@ def test_a_cluster_that_is_not_there_is_one_line(
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in error
 
 
+def test_a_ray_that_does_not_start_is_one_line(make_audit: MakeAudit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/proc/nowhere")
+    done = seenset("run", str(make_audit()), "--set", "resources.cluster=ray")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "Ray did not start on this machine in 3 attempts" in done.stderr
+
+
 def test_a_second_driver_on_a_live_run_exits_75(
     make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
