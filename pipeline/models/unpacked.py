@@ -95,11 +95,27 @@ def unpacked(
         with _alone(folder):
             record = _read_record(folder)
             if record is None or not _is_whole(folder, record, record["files"]):
-                record = _write(folder, unpack(kept), lambda attempt: read_back(Checkpoint(attempt, None), kept))
+                with _parsed_once():
+                    opened = unpack(kept)
+                record = _write(folder, opened, lambda attempt: read_back(Checkpoint(attempt, None), kept))
     except _CacheError as error:
         _warn(str(error))
         return source
     return Checkpoint(folder, None) if record["same"] else source
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Let transformers parse a file once where it would three times: for settings, tokenizer and weights."""
+    import gguf
+
+    library: Any = gguf
+    reader = library.GGUFReader
+    library.GGUFReader = functools.cache(reader)
+    try:
+        yield
+    finally:
+        library.GGUFReader = reader
 
 
 class _CacheError(Exception):
