@@ -71,7 +71,6 @@ def write_trial(folder: Path, passages: Path, seed: int) -> Path:
         "model": {**smollm2(), "dtype": "bfloat16"},
         "documents": {"path": os.path.relpath(passages, folder), "id": "id"},
         **TRIAL,
-        "resources": {"actors": 1, "cpus_per_actor": os.cpu_count() or 1},
         "seed": seed,
     }
     trial["contaminate"] = {**trial["contaminate"], "seed": seed}

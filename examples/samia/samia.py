@@ -128,7 +128,7 @@ def write_audit(folder: Path, name: str, model: dict[str, Any], detectors: list[
         "detectors": detectors,
         "error_budget": 0.1,
         "selections": [{"name": "members", "detectors": [_column(detectors[0])], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"actors": 1, "cpus_per_actor": os.cpu_count() or 1, "shard_documents": 15},
+        "resources": {"shard_documents": 15},
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(audit, sort_keys=False), encoding="utf-8")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipeline.audit.machine import usable_cores
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
@@ -78,7 +79,7 @@ def contaminate(
     training = _training(config, index, len(texts))
     dtype = "float32" if training.method == "full" else training.dtype
     threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(usable_cores())
     try:
         with warnings.catch_warnings():  # peft calls by an old name what transformers will rename
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
