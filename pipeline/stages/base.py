@@ -152,6 +152,13 @@ class Output:
         """Note why a document has no result."""
         self.refused[document.row] = (document, reason, message)
 
+    def take(self, other: Output) -> None:
+        """Add what other documents of the shard came to."""
+        self.rows |= other.rows
+        self.refused |= other.refused
+        self.tokens += other.tokens
+        self.n_truncated += other.n_truncated
+
     @property
     def reasons(self) -> Counter[str]:
         """Refused documents by reason."""

@@ -37,6 +37,9 @@ QUARANTINE_SCHEMA = pa.schema(
 LOCAL_DRIVER = "local"
 """In the journals of attempts: a process that was killed and the one that goes on are one driver."""
 
+MOST_DEATHS = 3
+"""Of a batch none of whose documents kills alone: it is then worked on a document at a time."""
+
 _MADE_OF = b"seenset"
 _MESSAGE_CHARACTERS = 300
 
@@ -244,17 +247,31 @@ def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> N
         _halved(worker, batch, output)
 
 
-def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Output) -> None:
-    """Work on a batch; one that killed its worker goes one document at a time, which finds the culprit."""
+def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Output) -> bool:
+    """Work on a batch; one that killed its worker is tried a document at a time first, which finds the culprit.
+
+    Where there is none, the worker was killed from outside, and the batch is worked on as a whole again: what shares a
+    batch decides the last bits of a score, and a kill must not change them.
+
+    Returns:
+        Whether a document was refused because it killed its worker.
+    """
     name = f"{batch[0].document.row}+{len(batch)}"
     if not journal.deadly(name, len(batch)):
         journal.enter(name)
         _halved(worker, batch, output)
-    elif len(batch) > 1:
-        for entry in batch:
-            _guarded(worker, [entry], journal, output)
-    else:
+        return False
+    if len(batch) == 1:
         output.refuse(batch[0].document, "model_error", "it was being worked on when its worker was killed, twice")
+        return True
+    trial = Output()
+    culprits = [_guarded(worker, [entry], journal, trial) for entry in batch]
+    if not any(culprits) and journal.deaths[name] < MOST_DEATHS:
+        journal.enter(name)
+        _halved(worker, batch, output)
+        return False
+    output.take(trial)
+    return any(culprits)
 
 
 def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:

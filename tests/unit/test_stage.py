@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +255,40 @@ def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp
     assert attempts == 4
     assert [receipt.reasons for receipt in read_receipts(store, "count")] == [{}, {"model_error": 1}, {}]
     assert not store.names("attempts/count", ".json")
+
+
+class KilledOnce(Counting):
+    """Its rows depend on what shares a batch; its process is killed in the midst of the second batch, once."""
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        self.batches.append([entry.work for entry in batch])
+        flag = Path(self.settings.bad)
+        if len(self.batches) == 2 and not flag.exists():
+            flag.touch()
+            os._exit(1)
+        for entry in batch:
+            output.keep(entry.document, length=sum(len(other.work) for other in batch))
+
+
+def work_on(stage: Stage, shard: Shard, store: Store, driver: str) -> None:
+    process(stage, stage.make(stage, Placement()), shard, store, driver)
+
+
+@pytest.mark.parametrize("driver", ["some", LOCAL_DRIVER])
+def test_a_kill_from_outside_changes_no_row(
+    driver: str, tmp_path: Path, shard_of: Callable[..., tuple[Shard, Store]]
+) -> None:
+    rows = []
+    for killed in (True, False):
+        shard, store = shard_of([str(10**number) for number in range(12)])
+        stage = counting(make=KilledOnce, settings=CountingSettings(2, bad=str(tmp_path / "flag")))
+        attempt = partial(work_on, stage, shard, store, driver)
+        assert in_a_process(attempt) == killed
+        assert in_a_process(attempt) == 0
+        rows.append([row["length"] for row in read_rows(stage, shard, store).values()])
+        shutil.rmtree(store.path(""))
+    assert rows[0] == rows[1]
+    assert len(set(rows[0])) == 3
 
 
 def test_threads_end_soon_when_nobody_waits_for_them(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
