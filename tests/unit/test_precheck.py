@@ -158,9 +158,13 @@ def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_w
     plain = planned(tmp_path, list(map(text, range(100))), list(map(text, range(200, 400))), selections=many)
     assert said(plain) == []
     dated = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
-    blind, resolution = said(dated)
+    (blind,) = said(dated)
     assert blind.startswith("warning: A classifier that knows only their words tells the unseen documents")
+    hopeless = [{"name": "members", "detectors": ["loss"], "alpha": 0.001}]
+    strict = planned(tmp_path, list(map(text, range(60))), list(map(text, range(200, 260))), selections=hopeless)
+    (resolution,) = said(strict)
     assert resolution.startswith("warning: selection members: With 60 unseen documents to calibrate on")
+    dated = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
     assert plan_checks(dated)["blind"]["unseen"]["ok"] is False
 
 
