@@ -68,7 +68,7 @@ class Updates:
         self.weights = trained_weights(model)
         self.writes = processes.rank == 0  # whether this process writes a part of a checkpoint
         self.pass_tokens: int | None = PASS_TOKENS.get(model.device.type, PASS_TOKENS_ELSEWHERE)
-        self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0, fused=True)
         self._adalora = adalora
 
     def accumulate(self, objective: Tensor) -> None:
