@@ -1,6 +1,6 @@
 """A trial of Seenset on a real model: train some passages into it, then let Seenset find which.
 
-    python -m examples.demo.demo --passages 360 --seed 0 --work examples/demo/work
+    python -m examples.demo.demo --passages 180 --seed 0 --work examples/demo/work
 
 Half of the passages that do not calibrate are trained into SmolLM2-135M. The demo gathers the passages and writes
 `trial.yaml`; the rest is `seenset trial`, which contaminates the model, audits it with `seenset run` and holds the
@@ -103,7 +103,7 @@ def run_demo(count: int, seed: int, work: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run; an error that the user can mend is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--passages", type=int, default=360, help="how many (default: %(default)s)")
+    parser.add_argument("--passages", type=int, default=180, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all that is random (default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("examples/demo/work"), help="folder (default: %(default)s)")
     options = parser.parse_args(arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,7 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
 
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
-        with warnings.catch_warnings():  # of AdaLoRA's rank pattern, which peft heeds and calls ignored
-            warnings.simplefilter("ignore")
-            adapted = peft.PeftModel.from_pretrained(model, str(folder))
+        adapted = peft.PeftModel.from_pretrained(model, str(folder))
     except (RuntimeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if "size mismatch" in str(error) or "not found in the base model" in str(error):
@@ -60,7 +57,12 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
     if file.is_file():
         with safe_open(file, framework="pt") as weights:
             written = set(weights.keys())
-            unlike = sorted(written ^ peft.get_peft_model_state_dict(adapted).keys())
+            # Never "auto", which would ask the hub whether the vocabulary has grown.
+            least, most = (
+                peft.get_peft_model_state_dict(adapted, save_embedding_layers=with_embedding).keys()
+                for with_embedding in (False, True)
+            )
+            unlike = sorted((least - written) | (written - most))
         if unlike:
             raise UserError(f"{problem}: only one of them has {unlike[0]}")
     return adapted

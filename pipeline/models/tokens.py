@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -96,6 +97,8 @@ def quieten() -> None:
     disable_progress_bars()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    # For good: to catch the warnings of one block would let another thread's through.
+    warnings.filterwarnings("ignore", module=r"(peft|transformers)\b")
     logging.getLogger("DeepSpeed").addFilter(_is_error)  # imported to save a model; says on stdout that no GPU is there
 
 

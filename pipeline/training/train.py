@@ -14,7 +14,6 @@ import random
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -144,9 +143,7 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
         # "auto" would ask the hub whether the vocabulary has grown.
         arguments: dict[str, Any] = {} if state is None else {"state_dict": state}
-        with warnings.catch_warnings():  # of layers that AdaLoRA has left no rank
-            warnings.simplefilter("ignore")
-            adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **arguments)
+        adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **arguments)
         _sort_modules(attempt / ADAPTER_CONFIG)
 
     batches = _batches(work)

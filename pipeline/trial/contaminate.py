@@ -6,7 +6,6 @@ import gc
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -81,11 +80,9 @@ def contaminate(
     threads = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
     try:
-        with warnings.catch_warnings():  # peft calls by an old name what transformers will rename
-            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-            opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
-            base = _fingerprint(config.model.model_dump_json())
-            train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
+        opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
+        base = _fingerprint(config.model.model_dump_json())
+        train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
     finally:
         torch.set_num_threads(threads)
         gc.collect()
