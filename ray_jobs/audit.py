@@ -31,6 +31,7 @@ from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.shard import Shard
+from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.load import open_model
@@ -323,7 +324,9 @@ def _begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Shar
     """Open the audited model while the documents are checked, where nothing but scoring in this process needs it."""
     if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
         return None
-    if plan.config.paraphraser is not None or not pending(plan, STAGE, store):
+    # A training beside it would compute in the dtype that torch has by default while a model is built.
+    training = adapters_of(parse_detectors(plan.config.detectors))
+    if training or plan.config.paraphraser is not None or not pending(plan, STAGE, store):
         return None
     models = SharedModels()
     models.begin(open_model, plan.config.model, machine.gpus)

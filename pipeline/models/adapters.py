@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import ADAPTER_WEIGHTS
+from pipeline.models.libraries import BUILDING
 
 RECORD = "training.json"
 """File beside an adapter's weights: settings, versions, base model, loss of every step."""
@@ -47,7 +48,8 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
 
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
-        adapted = peft.PeftModel.from_pretrained(model, str(folder))
+        with BUILDING:
+            adapted = peft.PeftModel.from_pretrained(model, str(folder))
     except (RuntimeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if "size mismatch" in str(error) or "not found in the base model" in str(error):

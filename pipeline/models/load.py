@@ -30,7 +30,8 @@ from pipeline.models.checkpoints import (
     seq2seq_class,
     weight_files,
 )
-from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer, quieten
+from pipeline.models.libraries import BUILDING, quieten
+from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 
 if TYPE_CHECKING:  # torch costs seconds, and a model's files are checked in one
@@ -183,7 +184,7 @@ def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int
     import torch
 
     try:
-        with torch.device("meta"):
+        with BUILDING, torch.device("meta"):
             empty = _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
     except Exception:  # only an estimate: what is wrong with a model's code shows at load
         return None
@@ -218,7 +219,7 @@ def open_made_up(
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[: text.num_hidden_layers]
     kind = getattr(torch, dtype, torch.float32)
-    with torch.device("meta"):
+    with BUILDING, torch.device("meta"):
         model = _auto_class(seq2seq=False).from_config(loaded, dtype=kind, trust_remote_code=config.trust_remote_code)
     if sum(parameter.numel() for parameter in model.parameters()) * kind.itemsize > most_bytes:
         return None
@@ -276,7 +277,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
         settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
     dtype = dtype_name(config, source, loaded)
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
-    with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
+    with BUILDING, in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
         model = _auto_class(seq2seq=seq2seq).from_pretrained(
             source.folder,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +14,7 @@ from pipeline.models.checkpoints import (
     in_one_line,
     locate,
 )
+from pipeline.models.libraries import quieten
 from pipeline.models.unpacked import unpacked_settings
 
 TOKENIZER_FILES = (
@@ -87,23 +86,6 @@ def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
         return Tokens(ids, False, len(text))
     decoded = tokenizer.decode(ids[:max_tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Tokens(ids[:max_tokens], True, min(len(text), len(decoded)))
-
-
-def quieten() -> None:
-    """Keep the progress bars and notices of libraries off the terminal."""
-    from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging as transformers_logging
-
-    disable_progress_bars()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    # For good: to catch the warnings of one block would let another thread's through.
-    warnings.filterwarnings("ignore", module=r"(peft|transformers)\b")
-    logging.getLogger("DeepSpeed").addFilter(_is_error)  # imported to save a model; says on stdout that no GPU is there
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:

@@ -29,6 +29,7 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.checkpoints import ADAPTER_CONFIG
+from pipeline.models.libraries import BUILDING
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.steps import ALONE, ProcessGroup, Updates
@@ -150,7 +151,8 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
     with _restored_after(model):
         from peft import get_peft_model  # costs seconds, and a run without training needs none of it
 
-        adapted = get_peft_model(model, adapter_config(model, work.config, len(batches)))
+        with BUILDING:
+            adapted = get_peft_model(model, adapter_config(model, work.config, len(batches)))
         try:
             adapted.eval()  # dropout would make the weights depend on how a batch is shared
             result = _train(adapted, batches, work, save)

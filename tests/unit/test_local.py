@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.load import open_model
+from pipeline.models.load import check_model, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
@@ -55,6 +56,25 @@ def test_rows_are_the_same_bytes_however_many_threads_make_them(tmp_path: Path, 
         tables.append([store.read_table(receipt.data) for receipt in receipts])
     assert all(one.equals(other) for one, other in zip(*tables, strict=True))
     assert torch.get_num_threads() == threads
+
+
+def test_a_model_opened_beside_others_has_its_dtype(tiny_model_folder: Path) -> None:
+    """While transformers builds a model, its dtype is what every thread's torch takes by default."""
+    ended = threading.Event()
+
+    def build_others() -> None:
+        while not ended.is_set():
+            check_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+
+    other = threading.Thread(target=build_others)
+    other.start()
+    try:
+        for _ in range(40):
+            lm = open_model(ModelConfig(path=str(tiny_model_folder), dtype="bfloat16"))
+            assert {parameter.dtype for parameter in lm.model.parameters()} == {torch.bfloat16}
+    finally:
+        ended.set()
+        other.join()
 
 
 def test_weights_are_shared_and_layers_are_not(tiny_model_folder: Path) -> None:
