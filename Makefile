@@ -35,13 +35,14 @@ samia: dev
 	$(PIP) install --quiet -c constraints.txt "transformers[serving]"
 	$(BIN)/python -m examples.samia.samia
 
-# Two at a time: much of the time of the tests on a cluster goes by in imports of one process or another.
+# Three at a time, one thread each: much of the time of the tests on a cluster goes by in waiting for one process or
+# another to import and to end.
 RAY_TESTS := $(wildcard tests/ray/test_*.py)
 RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
-PYTEST := RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
+PYTEST := OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --jobs 2 test-unit test-ray-1 test-ray-2 test-statistical
+	$(MAKE) --no-print-directory --jobs 3 test-unit test-ray-1 test-ray-2 test-statistical
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1)
