@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -183,8 +183,10 @@ def select(
     detectors: Sequence[str] | None = None,
     calibration: Calibration = "pooled",
     delta: float = 0.1,
+    lambda_: float | None = None,
     ties: Ties = "conservative",
     weights: Weights = "rejections",
+    step_up: Literal["bh", "storey"] = "bh",
     reconformal: bool = False,
     seed: int = 0,
 ) -> Selected:
@@ -201,8 +203,10 @@ def select(
         detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
         calibration: Rank among all known documents, those of the column `group`, or for the known ones at hand.
         delta: Of calibration conditional: share of calibration sets for which the guarantee may fail.
+        lambda_: Where Storey's estimate counts the p-values of nulls, in (0, 1); by default by how many calibrate.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
         weights: Of procedure td4eval: how the detectors are weighted.
+        step_up: Of procedure adadetect, and of td4eval reconformal: take the share of nulls as 1, or estimate it.
         reconformal: Of procedure td4eval: rank the fused statistic anew.
         seed: Of what is random in ties, splits and weights.
 
@@ -233,8 +237,10 @@ def select(
             "alpha": alpha,
             "calibration": calibration,
             "delta": delta,
+            "lambda": lambda_,
             "ties": ties,
             "weights": weights,
+            "step_up": step_up,
             "reconformal": reconformal,
         },
     )

@@ -166,6 +166,21 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         raise UserError(
             f"{where}: procedure {selection.procedure} takes calibration pooled, got {selection.calibration}"
         )
+    if selection.step_up != "bh" and selection.procedure not in FUSING:
+        raise UserError(
+            f"{where}: step_up {selection.step_up} is for procedures {' and '.join(FUSING)}; "
+            f"got procedure {selection.procedure}" + (", which estimates by itself" if selection.estimates else "")
+        )
+    if selection.lambda_ is not None and not (selection.estimates or selection.step_up == "storey"):
+        raise UserError(
+            f"{where}: lambda is of Storey's estimate, and procedure {selection.procedure} makes none; take procedure "
+            "storey" + (" or step_up storey" if selection.procedure in FUSING else "")
+        )
+    if selection.procedure == "ptdi_known_members" and selection.calibration == "by_group":
+        raise UserError(
+            f"{where}: procedure ptdi_known_members compares mean scores over all groups and takes calibration pooled "
+            "or conditional, got by_group; known_members takes it"
+        )
     if selection.procedure == "ktd" and selection.direction != "members":
         raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
 

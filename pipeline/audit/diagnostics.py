@@ -32,10 +32,9 @@ def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: Blind
         blind_test: of the role, from `run_blind_test`.
         role: the null role, whose documents calibrate.
     """
-    fewest, enough = answer.resolution(answer.m)
     return Diagnostics(
         blind=blind_test,
-        resolution=ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, enough, role)),
+        resolution=_resolution_diagnostic(answer, role),
         overlap=_overlap_diagnostic(overlap, role),
         duplicates=_duplicates_diagnostic(scored),
         truncated=_truncated_diagnostic(scored),
@@ -51,11 +50,10 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
         answer: of the selection.
         role: the null role, whose documents calibrate.
     """
-    fewest, enough = answer.resolution(answer.m)
     sentence = f"Whether the words of {role} and audited documents differ was not tested: only scores were at hand."
     return Diagnostics(
         blind=BlindDiagnostic(ok=None, sentence=sentence),
-        resolution=ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, enough, role)),
+        resolution=_resolution_diagnostic(answer, role),
         overlap=OverlapDiagnostic(
             ok=None, sentence=f"Whether {role} documents are audited too was not tested.", n_calibration=0, n_audit=0
         ),
@@ -116,6 +114,13 @@ def _finetuned_diagnostic(scored: Scored, role: str, n_trained: int) -> CountDia
     if n_trained:
         sentence += f" {n_trained} audited documents begin like one that was: to fsd they look less like members."
     return CountDiagnostic(ok=True, sentence=sentence, count=count)
+
+
+def _resolution_diagnostic(answer: Answer, role: str) -> ResolutionDiagnostic:
+    fewest, enough = answer.resolution(answer.m)
+    needed = None if answer.basis.sentence else enough
+    figures = resolution(answer.n_calibration, answer.m, fewest, needed, role, answer.basis)
+    return ResolutionDiagnostic(**figures)
 
 
 def _symmetry_diagnostic(symmetry: SignSymmetry | None) -> SymmetryDiagnostic | None:

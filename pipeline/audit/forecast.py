@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
 from pipeline.audit.pace import measure_pace
@@ -13,15 +13,14 @@ from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
-from pipeline.config.selection import ESTIMATING, NULL_ROLE, SelectionConfig
+from pipeline.config.selection import ESTIMATING, NULL_ROLE, SOUGHT_ROLE, Procedure, SelectionConfig
 from pipeline.corpus.inputs import extent_of
+from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.detectors.registry import adapters_of, parse_detectors
-from pipeline.selection.conditional import simes_grid
-from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.grid import Grid
 from pipeline.selection.knockoff import fewest
-from pipeline.selection.step_up import calibration_needed, harmonic_bound, minimum_selectable
+from pipeline.selection.resolution import PLAIN, Basis, Rule, factor_at, fewest_at_best, fewest_selectable, known_needed
 
+HALF = Fraction(1, 2)
 PASS_COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
 
 
@@ -122,40 +121,107 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
     if selection.procedure == "ktd":
-        least, sentence = fewest(alpha, m)
+        least, sentence = fewest(alpha, m, simultaneous_draws(selection.detectors[0]) or 1)
         return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
     role = NULL_ROLE[selection.direction]
-    n = calibration[role]
-    if selection.procedure == "adadetect":
-        n -= n // 2  # the other half trains the classifier
-    grid = Grid.uniform(n)
-    if selection.calibration == "conditional":
-        grid = simes_grid(n, Fraction(repr(selection.delta)))
-    factors = {"by": lambda: harmonic_bound(m), "ebh": lambda: dependence_factor(grid, m, alpha)}
-    factor = factors.get(selection.procedure, lambda: Fraction(1))()
-    needed = minimum_selectable(grid, m, alpha, factor)
-    figures = resolution(n, m, needed, calibration_needed(m, alpha, hundredth, factor), role)
-    if selection.procedure in ESTIMATING:
-        figures["sentence"] += (
-            " That is for a share of nulls of 1: the procedure estimates it, and of a smaller one fewer suffice."
-        )
+    sought = SOUGHT_ROLE[selection.direction]
+    rule = rule_of(selection, known_members=calibration.get(sought, 0) > 0)
+    known = calibration[role]
+    n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
+    enough = known_needed(rule, m, hundredth)
+    basis = Basis(rule.halved, grouped=selection.calibration == "by_group")
+    figures = resolution(n, m, needed, enough, role, basis)
+    if rule.procedure in ESTIMATING:
+        figures |= _by_share(rule, known, m, figures, role, basis)
+    elif selection.procedure not in get_args(Procedure):
+        figures |= _of_plugin(selection.procedure, needed, n, m, role)
     if at_most:  # which documents of a group there are is not known before they are read
         figures["sentence"] = figures["sentence"].replace("With ", "With at most ", 1)
     return {**facts, **figures}
 
 
-def resolution(n: int, m: int, needed: int, enough: int, role: str) -> dict[str, Any]:
+def rule_of(selection: SelectionConfig, known_members: bool) -> Rule:
+    """What of a selection decides how small its answer can be.
+
+    Args:
+        selection: the question.
+        known_members: whether there are documents of the kind that is sought.
+    """
+    halved = (selection.procedure == "td4eval" and selection.reconformal) or (
+        selection.procedure == "adadetect" and not known_members
+    )
+    learnt = halved or selection.procedure == "adadetect"
+    delta = Fraction(repr(selection.delta)) if selection.calibration == "conditional" else None
+    procedure = selection.step_up if learnt else selection.procedure
+    if procedure == "td4eval" and len(selection.detectors) == 1:
+        procedure = "bh"  # which it then is
+    return Rule(procedure, selection.exact_alpha, delta, halved, selection.exact_lambda)
+
+
+def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:
+    """What is different where the procedure estimates the share of nulls: the figures hold at a share of 1."""
+    needed, best = figures["minimum_selectable"], fewest_at_best(rule, known, m)
+    given = _given(rule.calibrating(known), m, role, basis)
+    if best > m:
+        sentence = (
+            f"{given}, nothing can be selected, whatever share of nulls the procedure estimates: at least {best:,} "
+            "would have to stand out."
+        )
+    else:
+        half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
+        sentence = (
+            f"{given}, nothing can be selected at a share of nulls of 1 unless at least {needed:,} stand out. The "
+            f"procedure estimates that share, and of a smaller one fewer suffice: {half:,} of 0.5, but never fewer "
+            f"than {best:,}."
+        )
+    if figures["ok"] is not True:
+        sentence += f"{_for_a_hundredth(figures['calibration_for_1_percent'], role, basis)} at a share of nulls of 1."
+    ok = False if best > m else figures["ok"] or None
+    return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
+
+
+def _of_plugin(procedure: str, needed: int, n: int, m: int, role: str) -> dict[str, Any]:
+    sentence = (
+        f"{_given(n, m, role, PLAIN)}, procedure bh could select nothing unless at least {needed:,} stood out; "
+        f"{procedure} is a plugin's, and what it takes is not known."
+    )
+    return {"sentence": sentence, "ok": None}
+
+
+def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis: Basis) -> dict[str, Any]:
     """Whether n calibration documents let anything be selected out of m (docs/methods.md, section 3.11).
 
     `ok` is False where nothing can be selected, True where as few as 1% can, and None between the two, where most
     audits are: a number to know, and nothing that is wrong.
+
+    Args:
+        n: documents that calibrate.
+        m: audited documents.
+        needed: the fewest that can be selected.
+        enough: documents of the role that it takes to select 1%; None where their number does not matter.
+        role: of the documents that calibrate.
+        basis: what the numbers refer to.
     """
     fewest = max(1, m // 100)
     ok = False if needed > m else True if needed <= fewest else None
-    given = f"With {n:,} {role} documents to calibrate on and {m:,} to judge"
-    sentence = f"{given}, nothing can be selected unless at least {needed:,} stand out."
-    if ok is False:
-        sentence = f"{given}, nothing can be selected: at least {needed:,} would have to stand out."
-    if not ok:
-        sentence += f" To select as few as 1% of the audited documents takes {enough:,} {role} documents."
+    sentence = basis.sentence
+    if sentence is None:
+        given = _given(n, m, role, basis)
+        sentence = f"{given}, nothing can be selected unless at least {needed:,} stand out."
+        if ok is False:
+            sentence = f"{given}, nothing can be selected: at least {needed:,} would have to stand out."
+        if not ok and enough is not None:
+            sentence += f"{_for_a_hundredth(enough, role, basis)}."
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
+
+
+def _given(n: int, m: int, role: str, basis: Basis) -> str:
+    half = ", half of those that are known," if basis.halved else ""
+    share = "" if basis.share is None else f", and at the share of nulls that was estimated, {basis.share:.3g}"
+    return f"With {n:,} {role} documents to calibrate on{half} and {m:,} to judge{share}"
+
+
+def _for_a_hundredth(enough: int, role: str, basis: Basis) -> str:
+    half = ", half of which calibrate" if basis.halved else ""
+    group = " of one group" if basis.grouped else ""
+    return f" To select as few as 1% of the audited documents takes {enough:,} {role} documents{group}{half}"

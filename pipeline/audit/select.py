@@ -18,13 +18,14 @@ from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.excerpts import excerpts_of
 from pipeline.corpus.families import common_beginnings
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
-from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer, together
+from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer
+from pipeline.selection.passes import together
 from pipeline.store.receipts import Receipt
 
 EXCERPT = 200
@@ -230,7 +231,7 @@ class _Question:
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
         sought = SOUGHT_ROLE[self.selection.direction]
-        needed = self.selection.procedure in TWO_SIDED
+        needed = self.selection.procedure in READING_BOTH
         others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
         return answer(self.selection, self.config.seed, self.known(), others, self.quarantined)
 

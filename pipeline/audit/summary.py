@@ -44,8 +44,9 @@ class ResolutionDiagnostic(Diagnostic):
     about_power: ClassVar[bool] = True
 
     minimum_selectable: int = Field(description="The fewest documents that can be selected at all.")
-    calibration_for_1_percent: int = Field(
-        description="Calibration documents that it takes to select as few as 1% of the audited ones."
+    calibration_for_1_percent: int | None = Field(
+        description="Known documents of the role that calibrates which it takes to select as few as 1% of the audited "
+        "ones; null where their number does not matter."
     )
 
 

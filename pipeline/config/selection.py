@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from pipeline.config.corpus import Role
 from pipeline.config.yaml import NAME, Section
@@ -26,6 +26,10 @@ def _exact_alpha(value: Any) -> float:
     return alpha
 
 
+def _exact_lambda(value: Any) -> float | None:
+    return None if value is None else _exact_alpha(value)
+
+
 Procedure = Literal[
     "bh",
     "by",
@@ -35,6 +39,7 @@ Procedure = Literal[
     "quantile",
     "ptdi",
     "ptdi_known_members",
+    "known_members",
     "kernel",
     "td4eval",
     "adadetect",
@@ -43,11 +48,14 @@ Procedure = Literal[
 """The procedures that are built in; a plugin may add others, so that any name is checked where plugins are known."""
 
 FUSING = ("td4eval", "adadetect")
-ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel")
+ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "known_members", "kernel")
 """Procedures that estimate the share of nulls."""
 
-TWO_SIDED = ("ptdi_known_members",)
+TWO_SIDED = ("ptdi_known_members", "known_members")
 """Procedures that take known documents of both kinds."""
+
+READING_BOTH = (*TWO_SIDED, "adadetect")
+"""Procedures that read known documents of both kinds where both are given."""
 
 HISTORY = "history.jsonl"
 """The file beside the folders of the selections that remembers what was asked (`pipeline.audit.history`)."""
@@ -55,6 +63,8 @@ HISTORY = "history.jsonl"
 
 class SelectionConfig(Section):
     """One named question to the scores."""
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `lambda` is no name in Python
 
     name: str = Field(pattern=NAME, description="Folder under selection/.")
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
@@ -70,11 +80,20 @@ class SelectionConfig(Section):
     delta: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
         0.1, description="conditional: share of calibration sets for which the guarantee may fail."
     )
+    lambda_: Annotated[float | None, BeforeValidator(_exact_lambda)] = Field(
+        None,
+        alias="lambda",
+        description="Where Storey's estimate counts the p-values of nulls, fixed before any score is seen; null: .5 "
+        "below 200 calibration documents and .8 from there, .3 with calibration conditional.",
+    )
     ties: Literal["conservative", "random"] = Field(
         "conservative", description="Equal scores count against selection, or are ordered by a hash of the id."
     )
     weights: Literal["rejections", "equal", "random", "max"] = Field(
         "rejections", description="td4eval: how the detectors are weighted."
+    )
+    step_up: Literal["bh", "storey"] = Field(
+        "bh", description="adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it."
     )
     reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
 
@@ -86,6 +105,18 @@ class SelectionConfig(Section):
         return name
 
     @property
+    def estimates(self) -> bool:
+        """Whether the share of nulls is estimated."""
+        reconformal = self.procedure == "td4eval" and self.reconformal
+        learnt = reconformal or self.procedure == "adadetect"
+        return self.procedure in ESTIMATING or (learnt and self.step_up == "storey")
+
+    @property
     def exact_alpha(self) -> Fraction:
         """Alpha as the decimal that the user wrote, so that no tie is lost to rounding."""
         return Fraction(repr(self.alpha))
+
+    @property
+    def exact_lambda(self) -> Fraction | None:
+        """Lambda as the decimal that the user wrote; None: by the number of calibration documents."""
+        return None if self.lambda_ is None else Fraction(repr(self.lambda_))

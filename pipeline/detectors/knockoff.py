@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.detectors.arguments import Count
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, parse
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BASE = "gradient_norm"
+DRAWS = 10
+Combine = Literal["mean", "simultaneous"]
 
 
 def base_detector(value: Any) -> Detector:
@@ -38,14 +41,44 @@ def _needs(base: Any, draws: int) -> Needs:
 
 
 @detector(needs=_needs, checks={"base": base_detector}, signed=True)
-def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = 10) -> Tensor:
-    """W: the base detector's score of the document less its mean score of `draws` paraphrases (KTD, eq. 4).
+def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = DRAWS, combine: Combine = "mean") -> Tensor:
+    """W: the base detector's score of the document against its scores of `draws` paraphrases.
 
     A paraphrase stands in for the document that the model might have been trained on instead; of an unseen document
-    neither should score higher. With draws = 1 that is vanilla knockoff inference. Members have W > 0.
+    neither should score higher. Members have W > 0. With combine = mean the mean score of the paraphrases is
+    subtracted (KTD, eq. 4); with simultaneous they compete with the document one by one (`compete`). With draws = 1
+    both are vanilla knockoff inference.
     """
     import torch
 
     score = base_detector(base).score
     paraphrased = torch.stack([score(evidence.of_draw(draw)) for draw in range(1, draws + 1)])
-    return score(evidence) - paraphrased.mean(0)
+    return compete(score(evidence), paraphrased) if combine == "simultaneous" else score(evidence) - paraphrased.mean(0)
+
+
+def compete(text: Tensor, paraphrased: Tensor) -> Tensor:
+    """The statistic of simultaneous knockoffs (Gimenez & Zou 2019): who of the text and its paraphrases scores highest?
+
+    |W| is the largest of all scores less the median of the others; W > 0 where the text alone has the largest. If the
+    scores of an unseen text and its paraphrases are exchangeable, that has a chance of at most 1 / (draws + 1) given
+    |W|, whatever the law of the scores, and the filter counts on it. The mean of paraphrases has no such sign: the
+    differences share the text's own score, so that W is as skewed as the scores.
+
+    Args:
+        text: (documents,).
+        paraphrased: (draws, documents).
+    """
+    import torch
+
+    everyone = torch.cat([text.unsqueeze(0), paraphrased]).sort(dim=0).values
+    others, draws = everyone[:-1], paraphrased.shape[0]
+    apart = everyone[-1] - (others[(draws - 1) // 2] + others[draws // 2]) / 2
+    return torch.where(text > paraphrased.max(0).values, apart, -apart)
+
+
+def simultaneous_draws(column: str) -> int | None:
+    """Of how many paraphrases a score column holds the statistic of `compete`; None where it holds another."""
+    if not re.fullmatch(r"knockoff\((.+, )?combine=simultaneous\)", column):
+        return None
+    given = re.search(r"\bdraws=(\d+), combine=simultaneous\)$", column)
+    return int(given[1]) if given else DRAWS

@@ -10,11 +10,12 @@ from pydantic import JsonValue
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Diagnostic, Summary
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
-from pipeline.config.selection import ESTIMATING, SelectionConfig
+from pipeline.config.selection import ESTIMATING, FUSING, SelectionConfig
+from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.selection.knockoff import fewest
-from pipeline.selection.step_up import calibration_needed
+from pipeline.selection.resolution import Rule, known_needed
 
 
 def percent(share: float) -> str:
@@ -130,32 +131,48 @@ def _empty_answer(summary: Summary) -> str:
     )
     least = summary.minimum_selectable
     if summary.procedure == "ktd":
-        text += " " + fewest(Fraction(repr(summary.alpha)), summary.n_audit)[1]
+        draws = simultaneous_draws(summary.detectors[0]) or 1
+        text += " " + fewest(Fraction(repr(summary.alpha)), summary.n_audit, draws)[1]
     elif least > summary.n_audit and summary.calibration != "pooled":
-        text += f" With {documents(summary.n_calibration)} for calibration nothing could ever have been selected."
+        text += f" With {documents(summary.n_calibration)} for calibration nothing could {_ever(summary)}."
     elif least > summary.n_audit:
         text += " " + _resolution_limit(summary)
     elif least > 1:
         text += (
-            f" With {documents(summary.n_calibration)} for calibration a selection holds at least {least:,} or "
-            "none: fewer could not have been found, however strong the evidence."
+            f" With {documents(summary.n_calibration)} for calibration a selection{_at_share(summary)} holds at least "
+            f"{least:,} or none: fewer could not have been found, however strong the evidence."
         )
     return text if summary.guarantee == "finite-sample" else f"{text} {_strict_sentence(summary)}"
+
+
+def _at_share(summary: Summary) -> str:
+    """Of what share of nulls a number of documents speaks, where the procedure estimated it."""
+    share, estimated = null_share(summary)
+    return f" at the share of nulls that was estimated, {share:.3g}," if estimated else ""
+
+
+def _ever(summary: Summary) -> str:
+    """That nothing can have been selected: ever, or with the share of nulls that was estimated."""
+    at = _at_share(summary).strip(" ,")
+    return f"have been selected {at}" if at else "ever have been selected"
 
 
 def _resolution_limit(summary: Summary) -> str:
     n, m = summary.n_calibration, summary.n_audit
     text = (
-        f"With only {documents(n)} for calibration nothing could ever have been selected: the smallest possible "
+        f"With only {documents(n)} for calibration nothing could {_ever(summary)}: the smallest possible "
         f"p-value is 1/{n + 1:,}, and at least {summary.minimum_selectable:,} of {documents(m)} would have to "
         "reach it."
     )
-    alpha, factor = Fraction(repr(summary.alpha)), summary.factor or summary.null_proportion
-    least, good = (calibration_needed(m, alpha, count, factor) for count in (m, max(1, m // 100)))
-    if least > n:
+    halved = halves_known(summary)
+    factor = Fraction(summary.factor or summary.null_proportion)
+    rule = Rule(summary.procedure, Fraction(repr(summary.alpha)), halved=halved)
+    least, good = (known_needed(rule, m, count, factor) for count in (m, max(1, m // 100)))
+    if rule.calibrating(least) > n:
         text += (
             f" To change this, give more calibration documents (at least about {least:,} for anything to be "
-            f"selectable; about {good:,} for a selection of one in a hundred) or allow a larger alpha."
+            f"selectable; about {good:,} for a selection of one in a hundred{', half of which calibrate' * halved}) or "
+            "allow a larger alpha."
         )
     return text
 
@@ -256,9 +273,16 @@ def _disagreements(run: RunFacts) -> list[str]:
     ]
 
 
+def halves_known(summary: Summary) -> bool:
+    """Whether half of the known documents calibrated, and the others were learnt from."""
+    fused = summary.procedure == "td4eval" and summary.guarantee == "finite-sample"
+    return fused or (summary.procedure == "adadetect" and "known_members" not in summary.details)
+
+
 def null_share(summary: Summary) -> tuple[float, bool]:
     """The null share that the procedure used, and whether it was estimated; uncapped where the rule has no cap."""
-    if summary.procedure == "storey" and summary.factor is not None:
+    estimated = summary.procedure == "storey" or (summary.procedure in FUSING and "lambda" in summary.details)
+    if estimated and summary.factor is not None:
         return summary.factor, True
     share = summary.null_proportion
     return share, share != 1 or summary.procedure in ESTIMATING  # a plugin's procedure is in no list
@@ -330,7 +354,7 @@ def _history_sentences(history: Sequence[HistoryEntry], n_lines: int) -> list[st
 
 def _other_settings(settings: Mapping[str, JsonValue]) -> str:
     """The settings that differ from the default and have no column of their own."""
-    fields = SelectionConfig.model_fields
+    fields = {field.alias or name: field for name, field in SelectionConfig.model_fields.items()}
     differing = {
         key: value
         for key, value in settings.items()

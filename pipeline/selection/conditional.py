@@ -49,10 +49,20 @@ def simes_grid(n: int, delta: Fraction) -> Grid:
     s = max(1, n // 2)
     i = np.arange(n, s, -1)  # from i to i - 1 the ratio of products changes by (i - s) / i; it is 1 at i = n
     logs = np.concatenate([[0.0], np.cumsum(np.log((i - s) / i))])  # at i = n, n - 1, ..., s
+    numerators = np.full(n + 1, 1 << UNIT, dtype=np.int64)
+    numerators[: logs.size] = _raised(logs, s, delta)
+    return Grid(np.maximum.accumulate(numerators), np.array(1 << UNIT), n, delta=delta)
+
+
+def smallest_simes(n: int, delta: Fraction) -> Fraction:
+    """The smallest p-value of `simes_grid`, alone: 1 - delta^(1/s), rounded up; n >= 1."""
+    return Fraction(int(_raised(np.zeros(1), max(1, n // 2), delta)[0]), 1 << UNIT)
+
+
+def _raised(logs: np.ndarray, s: int, delta: Fraction) -> np.ndarray:
+    """The b_k of the logarithms of their products, rounded up to whole multiples of 2^-62: int64."""
     log_delta = math.log1p(delta - 1) if delta > Fraction(1, 2) else math.log(delta)  # exact to an ulp near 1 too
     bounds = -np.expm1((log_delta + logs) / s)
     error = (np.arange(logs.size) + 16) * 2.0**-52  # relative; a running sum of one sign loses half an ulp a term
-    numerators = np.full(n + 1, 1 << UNIT, dtype=np.int64)
     raised = np.ceil(np.ldexp(bounds * (1 + error), UNIT))
-    numerators[: logs.size] = np.minimum(raised, 2.0**UNIT).astype(np.int64)
-    return Grid(np.maximum.accumulate(numerators), np.array(1 << UNIT), n, delta=delta)
+    return np.minimum(raised, 2.0**UNIT).astype(np.int64)

@@ -2,7 +2,7 @@
 
 `answer` is a generator. For each pass over the audit shards it yields an `Ask`: what to compute of a shard, and how to
 merge two results. The merged result is sent back to it. So the same code runs in one process and on a cluster, and
-`together` lets several selections share their passes.
+several selections share their passes (`pipeline.selection.passes`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config.selection import SelectionConfig
+from pipeline.config.selection import ESTIMATING, SelectionConfig
+from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.errors import UserError
 from pipeline.selection import fusion, knockoff
-from pipeline.selection.adadetect import fit_score
+from pipeline.selection.adadetect import fit_discriminant, fit_score
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
-from pipeline.selection.procedures import Decision, decide, strict
-from pipeline.selection.promises import SPECIAL_TERMS, Guarantee, StrictAnswer
+from pipeline.selection.moments import Moments
+from pipeline.selection.procedures import Decision, decide, decide_by_scores, needs_known, strict
+from pipeline.selection.promises import SPECIAL_TERMS, Guarantee, StrictAnswer, filter_terms, learnt_terms
+from pipeline.selection.proportion import KnownMembers, known_scores
 from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.resolution import PLAIN, Basis, Rule, known_needed
 from pipeline.selection.split import Sample, halves
-from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
+from pipeline.selection.step_up import minimum_selectable, step_up
 
 Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
@@ -76,11 +80,12 @@ class Answer:
     assumption: str
     promise: str
     details: dict[str, float]
-    resolution: Callable[[int], tuple[int, int]]  # m -> fewest selectable, calibration needed for 1%
+    resolution: Callable[[int], tuple[int, int]]  # m -> fewest selectable, known documents needed for 1%
     strict: StrictAnswer
     factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
     weights: list[float] | None = None
     symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
+    basis: Basis = PLAIN  # what `resolution` refers to
 
 
 def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -102,30 +107,6 @@ def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, q
     return kind(selection, seed, known, others, quarantined)
 
 
-def together(
-    asking: Sequence[Asking[Answer]], run_pass: Callable[[Sequence[tuple[int, Ask]]], dict[int, Any]]
-) -> list[Answer]:
-    """Decide several selections at once: each pass over the shards serves all that still need one.
-
-    Args:
-        asking: from `answer`.
-        run_pass: given (index of the selection, ask) of this pass, returns the merged result of each; an index
-            without any shard is absent.
-    """
-    answers: dict[int, Answer] = {}
-    results: dict[int, Any] = dict.fromkeys(range(len(asking)))
-    while len(answers) < len(asking):
-        asks: list[tuple[int, Ask]] = []
-        for index, generator in enumerate(asking):
-            if index not in answers:
-                try:
-                    asks.append((index, generator.send(results.get(index))))
-                except StopIteration as done:
-                    answers[index] = done.value
-        results = run_pass(asks) if asks else {}
-    return [answers[index] for index in range(len(asking))]
-
-
 def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     rank, against = _ranking(selection, seed, known)
     counts = yield from _count(rank, against, quarantined)
@@ -134,8 +115,22 @@ def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, 
         against = simes_grid(counts.n, Fraction(repr(selection.delta)))
         counts = counts.over(against)
         member_counts = member_counts.over(against) if member_counts is not None else None
-    decision = decide(selection.procedure, counts, selection.exact_alpha, member_counts)
-    return _of_decision(decision, counts, partial(_judge_ranks, rank, against, decision.rank))
+    lambda_ = selection.exact_lambda
+    if selection.procedure == "ptdi_known_members":
+        estimate = yield from _known_scores(known.first, others.first, quarantined)
+        decision = decide_by_scores(counts, selection.exact_alpha, estimate, len(others.matrix))
+    else:
+        decision = decide(selection.procedure, counts, selection.exact_alpha, member_counts, lambda_)
+    return _of_decision(decision, counts, partial(_judge_ranks, rank, against, decision.rank), lambda_=lambda_)
+
+
+def _known_scores(known: np.ndarray, others: np.ndarray, quarantined: int) -> Asking[KnownMembers]:
+    """PTDI's estimate of the share of nulls, of the mean scores of known and audited documents."""
+    needs_known("ptdi_known_members", others.size)
+    centre = float(np.median(known))
+    audit = yield Ask(lambda batch: Moments.of(batch.first, centre))
+    audit = audit if audit is not None else Moments.of(others[:0], centre)
+    return known_scores(Moments.of(known, centre), Moments.of(others, centre), audit, quarantined)
 
 
 def _ranking(selection: SelectionConfig, seed: int, known: Batch) -> tuple[Callable[[Batch], np.ndarray], int | Grid]:
@@ -180,9 +175,14 @@ def _of_decision(
     judge: Judge,
     strict_name: str | None = None,
     weights: list[float] | None = None,
+    lambda_: Fraction | None = None,
+    halved: bool = False,
 ) -> Answer:
     """The answer of a decision from rank counts; `strict_name` is that of its strict answer, if not its procedure's."""
-    safe = strict(decision, counts)
+    safe, grid = strict(decision, counts, lambda_), counts.grid
+    rule = Rule(decision.procedure, decision.alpha, grid.delta, halved)
+    estimated = decision.procedure in ESTIMATING or decision.null_proportion != 1
+    share = float(decision.factor) if decision.procedure == "storey" else decision.null_proportion  # Storey's: uncapped
     return Answer(
         judge=judge,
         n_calibration=counts.n,
@@ -193,34 +193,38 @@ def _of_decision(
         assumption=decision.assumption,
         promise=decision.promise,
         details=decision.details,
-        resolution=partial(_resolution, counts.grid, decision.alpha, decision.factor),
+        resolution=partial(_resolution, grid, rule, decision.factor),
         strict=StrictAnswer(strict_name or safe.procedure, safe.n_selected, safe.threshold, safe.guarantee),
         factor=float(decision.factor),
         weights=weights,
+        basis=Basis(halved, grid.groups > 1, share if estimated else None),
     )
 
 
-def _resolution(grid: Grid, alpha: Fraction, factor: Fraction, m: int) -> tuple[int, int]:
-    return minimum_selectable(grid, m, alpha, factor), calibration_needed(m, alpha, max(1, m // 100), factor)
+def _resolution(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, int]:
+    return minimum_selectable(grid, m, rule.alpha, factor), known_needed(rule, m, max(1, m // 100), factor)
 
 
 def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
     calibrate(known.first)
-    first = halves(known.keys, seed)
+    halved = not len(others.matrix)
+    first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
     sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
     audited = yield Ask(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
     sample = sample if audited is None else sample + audited
-    learnt = fit_score(known.matrix[first], sample.rows)
+    learnt = fit_score(known.matrix[first], sample.rows) if halved else fit_discriminant(others.matrix, sample.rows)
     calibration = calibrate(learnt.score(known.matrix[~first]))
 
     def rank(batch: Batch) -> np.ndarray:
         return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
 
     counts = yield from _count(rank, calibration.size, quarantined)
-    terms = SPECIAL_TERMS["adadetect"]
-    decision = replace(decide("bh", counts, selection.exact_alpha), assumption=terms.assumption, promise=terms.promise)
+    terms = learnt_terms(not halved, selection.estimates)
+    decision = decide(selection.step_up, counts, selection.exact_alpha, lambda_=selection.exact_lambda)
+    details = {**decision.details, **({} if halved else {"known_members": float(len(others.matrix))})}
+    decision = replace(decision, assumption=terms.assumption, promise=terms.promise, details=details)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
-    return _of_decision(decision, counts, judge, "adadetect")
+    return _of_decision(decision, counts, judge, "adadetect", halved=halved)
 
 
 def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -232,33 +236,53 @@ def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch,
     rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
     counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
     weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, seed)
-    fused_threshold = yield from _find_threshold(
-        fusion.find_threshold(alpha, quarantined), lambda batch: fusion.fuse(rank(batch), n, weights)
-    )
-
-    def judge(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        p = fusion.fuse(rank(batch), n, weights)
-        chosen = (
-            np.zeros(p.size, dtype=bool) if fused_threshold.value is None else p <= np.float32(fused_threshold.value)
-        )
-        return p.astype(np.float64), chosen
-
+    judge, threshold = yield from _fused(rank, n, weights, counts, alpha, quarantined)
     terms = SPECIAL_TERMS["td4eval"]
     return Answer(
         judge=judge,
         n_calibration=n,
         m=counts[0].m,
-        threshold=fused_threshold.value,
+        threshold=threshold,
         null_proportion=1.0,
         guarantee=terms.guarantee,
         assumption=terms.assumption,
         promise=terms.promise,
         details={},
-        resolution=partial(_resolution, Grid.uniform(n), alpha, Fraction(1)),
+        resolution=partial(
+            _resolution, Grid.uniform(n), Rule("td4eval" if len(counts) > 1 else "bh", alpha), Fraction(1)
+        ),
         strict=repaired.strict,
         factor=1.0,
         weights=weights.tolist(),
     )
+
+
+def _fused(
+    rank: Callable[[Batch], np.ndarray],
+    n: int,
+    weights: np.ndarray,
+    counts: Sequence[RankCounts],
+    alpha: Fraction,
+    quarantined: int,
+) -> Asking[tuple[Judge, float | None]]:
+    """Who is selected by fused p-values, and the largest that is; in exact ranks where one detector decides alone."""
+    weighted = np.flatnonzero(weights).tolist()
+    if len(weighted) == 1:  # the fused p-value is the detector's, rounded up: at an exact tie it would miss
+        (column,) = weighted
+        last = step_up(counts[column], alpha)
+        judge = partial(_judge_ranks, lambda batch: rank(batch)[:, column], n, last)
+        return judge, float(Fraction(last, n + 1)) if last else None
+
+    def values(batch: Batch) -> np.ndarray:
+        return fusion.fuse(rank(batch), n, weights)
+
+    cut = yield from _find_threshold(fusion.find_threshold(alpha, quarantined), values)
+
+    def judge_fused(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        p = values(batch)
+        return p.astype(np.float64), p <= np.float32(0 if cut.value is None else cut.value)
+
+    return judge_fused, cut.value
 
 
 def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined: int) -> Asking[Answer]:
@@ -279,9 +303,9 @@ def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined:
         return ranks(fusion.statistic(rank(batch), n, weights), statistics, "members", selection.ties, batch.keys, seed)
 
     counts = yield from _count(place, statistics.size, quarantined)
-    decision = decide("bh", counts, alpha)
+    decision = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
     judge = partial(_judge_ranks, place, statistics.size, decision.rank)
-    return _of_decision(decision, counts, judge, "td4eval, reconformal", weights.tolist())
+    return _of_decision(decision, counts, judge, "td4eval, reconformal", weights.tolist(), halved=True)
 
 
 def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
@@ -324,16 +348,16 @@ def _count_values(count: Callable[[np.ndarray], Any], values: Callable[[Batch], 
 
 
 def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
-    q = selection.exact_alpha
+    q, draws = selection.exact_alpha, simultaneous_draws(selection.detectors[0]) or 1
     m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
     if m == 0:
         raise UserError("no audit documents")
-    cut = yield from _find_threshold(knockoff.find_threshold(q), operator.attrgetter("first"))
+    cut = yield from _find_threshold(knockoff.find_threshold(q * draws), operator.attrgetter("first"))
     conformal = None
     if len(known.matrix):
         conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
-    terms = SPECIAL_TERMS["ktd"]
-    least, _ = knockoff.fewest(q, m)
+    terms = filter_terms(draws)
+    least, sentence = knockoff.fewest(q, m, draws)
     return Answer(
         judge=partial(_judge_knockoff, cut, conformal.judge if conformal is not None else None),
         n_calibration=len(known.matrix),
@@ -346,7 +370,8 @@ def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, qua
         details={} if cut.value is None else {"smallest_w_selected": cut.value},
         resolution=lambda _: (least, len(known.matrix)),
         strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
-        symmetry=knockoff.sign_symmetry(known.first),
+        symmetry=knockoff.sign_symmetry(known.first, draws),
+        basis=Basis(sentence=sentence),
     )
 
 

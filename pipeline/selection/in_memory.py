@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import Role
-from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
-from pipeline.selection.engine import NOBODY, Answer, Ask, Batch, answer, together
+from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
+from pipeline.selection.engine import NOBODY, Answer, Ask, Batch, answer
+from pipeline.selection.passes import together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +69,7 @@ def answer_all(
     batches = [batch("audit", selection) for selection in selections]
     asking = []
     for selection in selections:
-        others = batch(SOUGHT_ROLE[selection.direction], selection) if selection.procedure in TWO_SIDED else NOBODY
+        others = batch(SOUGHT_ROLE[selection.direction], selection) if selection.procedure in READING_BOTH else NOBODY
         asking.append(answer(selection, seed, batch(NULL_ROLE[selection.direction], selection), others, quarantined))
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:

@@ -110,9 +110,15 @@ def candidate_bins(high: SignedHigh, q: Fraction, above: int = -1) -> tuple[int,
     return tuple(bins)
 
 
-def fewest(q: Fraction, m: int) -> tuple[int, str]:
-    """The fewest documents that the filter can select, ceil(1 / q), and a sentence on what that means for m of them."""
-    least = math.ceil(1 / q)
+def fewest(q: Fraction, m: int, draws: int = 1) -> tuple[int, str]:
+    """The fewest of m documents that the filter can select, and a sentence on what that means.
+
+    Args:
+        q: exact.
+        m: documents.
+        draws: paraphrases that compete in simultaneous knockoffs: ceil(1 / (draws q)) are the fewest.
+    """
+    least = math.ceil(1 / (q * draws))
     sentence = f"The knockoff filter selects at least {least:,} of {m:,} documents or none"
     if least <= m:
         return least, f"{sentence}."
@@ -125,7 +131,9 @@ def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Threshold | None
         tau = min over t in {|W_j| : W_j != 0} with (1 + #{W <= -t}) / max(1, #{W >= t}) <= q; none: no selection.
 
     KTD's published code then takes the t of the best ratio, which breaks the guarantee. At least ceil(1 / q)
-    documents are selected, or none.
+    documents are selected, or none. The filter of simultaneous knockoffs (Gimenez & Zou 2019), with m paraphrases that
+    compete with each text, counts a negative W as 1/m: (1/m) (1 + #{W <= -t}) / max(1, #{W >= t}) <= q, which is this
+    threshold at m q; there m q can be 1 or more, and a threshold that no positive W reaches selects nothing.
 
     Guaranteed: FDR <= q if, given all |W| and the signs of the members' W, the signs of the nulls' W are independent
     fair coins. Lemma 1 of KTD derives that from perfect paraphrases. For m > 1 draws it is wrong even then: the m
@@ -148,7 +156,8 @@ def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Threshold | None
         negative = _from_top(negatives) + int(high.negative.counts[h + 1 :].sum())
         for bits in np.flatnonzero(positives + negatives).tolist():
             if _holds(int(negative[bits]), int(positive[bits]), q):
-                return Threshold(value_of(h << 16 | bits), int(positive[bits]))
+                selected = int(positive[bits])
+                return Threshold(value_of(h << 16 | bits) if selected else None, selected)
     if bins and candidate_bins(high, q, above=bins[-1]):
         return None
     return Threshold(None, 0)
@@ -204,8 +213,11 @@ class SignSymmetry:
     sentence: str
 
 
-def sign_symmetry(w: np.ndarray) -> SignSymmetry:
+def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
     """Test whether the signs of null documents' W are fair coins whatever |W| is: the knockoff filter's assumption.
+
+    Of simultaneous knockoffs W is positive where the text scores higher than all `draws` paraphrases, which should
+    happen to 1 / (draws + 1) of the documents.
 
     Documents are sorted by |W| and cut into up to 10 groups of equal size, of at least 10 documents. In each the
     number of positive W is tested against a fair coin, exactly and two-sided; the p-value is the least of these
@@ -218,7 +230,10 @@ def sign_symmetry(w: np.ndarray) -> SignSymmetry:
     Args:
         w: of calibration documents (known nulls), any order; zeros are left out. Never of audit documents, whose
             members are positive by design.
+        draws: paraphrases that compete with a text; 1 for every other statistic.
     """
+    fair = 1 / (draws + 1)
+    due = "half" if draws == 1 else f"1 in {draws + 1}"
     w = np.asarray(w, dtype=np.float64)
     w = w[magnitudes(w) > 0]
     groups = min(GROUPS, w.size // LEAST_IN_GROUP)
@@ -226,7 +241,7 @@ def sign_symmetry(w: np.ndarray) -> SignSymmetry:
         sentence = f"Whether the signs of W are symmetric cannot be tested on {w.size} documents of known membership."
         return SignSymmetry(1.0, (), w.size, True, sentence)
     parts = np.array_split(w[np.argsort(np.abs(w), kind="stable")] > 0, groups)
-    p = [_fair_coin(int(part.sum()), part.size) for part in parts]
+    p = [_fair_coin(int(part.sum()), part.size, fair) for part in parts]
     worst = int(np.argmin(p))
     p_value = min(1.0, groups * p[worst])
     shares = tuple(float(part.mean()) for part in parts)
@@ -236,11 +251,11 @@ def sign_symmetry(w: np.ndarray) -> SignSymmetry:
     where = "of all" if groups == 1 else f"of the {worst + 1}. of {groups} groups by size of W, smallest first,"
     sentence = (
         f"Of {w.size} documents of known membership {positive / w.size:.0%} have a positive W (95% interval {low:.0%} "
-        f"to {high:.0%}); the knockoff filter assumes half, at every size of W. The test finds no contradiction "
+        f"to {high:.0%}); the knockoff filter assumes {due}, at every size of W. The test finds no contradiction "
         f"(p = {p_value:.2g}), which is no proof: a skew within that interval would break the promise unseen."
         if ok
         else f"The signs of W among {w.size} documents of known membership are not fair coins (p = {p_value:.2g}): "
-        f"{where} {shares[worst]:.0%} are positive where half should be. The knockoff filter's promise does not hold "
+        f"{where} {shares[worst]:.0%} are positive where {due} should be. The knockoff filter's promise does not hold "
         "here."
     )
     return SignSymmetry(p_value, shares, w.size, ok, sentence)
@@ -254,8 +269,9 @@ def _interval(heads: int, tosses: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def _fair_coin(heads: int, tosses: int) -> float:
-    """Exact two-sided p-value of a fair coin."""
+def _fair_coin(heads: int, tosses: int, fair: float) -> float:
+    """Exact two-sided p-value of a coin that should show heads with probability `fair`: twice the smaller tail."""
     from scipy.stats import binom
 
-    return min(1.0, 2 * float(binom.cdf(min(heads, tosses - heads), tosses, 0.5)))
+    tails = binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)
+    return min(1.0, 2 * float(min(tails)))

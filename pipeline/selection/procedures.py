@@ -52,7 +52,13 @@ class Decision:
         return float(self.largest_p) if self.rank else None
 
 
-def decide(procedure: str, counts: RankCounts, alpha: Fraction, known_members: RankCounts | None = None) -> Decision:
+def decide(
+    procedure: str,
+    counts: RankCounts,
+    alpha: Fraction,
+    known_members: RankCounts | None = None,
+    lambda_: Fraction | None = None,
+) -> Decision:
     """Select by a named procedure; exact, a function of the counts alone.
 
     What is guaranteed is in `TERMS[procedure]`, is adapted to the calibration by `terms_of`, and is carried
@@ -64,6 +70,7 @@ def decide(procedure: str, counts: RankCounts, alpha: Fraction, known_members: R
         alpha: the exact decimal that the user wrote, in (0, 1).
         known_members: for `WITH_KNOWN_MEMBERS` only: rank counts, over the same grid, of documents for which
             the null is known not to hold: `seen` in direction members, `unseen` in direction clean.
+        lambda_: of Storey's estimate, in (0, 1), for `storey` only; None: `proportion.default_lambda`.
 
     Raises:
         UserError: an unknown procedure, alpha outside (0, 1), no audit documents, or no known members where they
@@ -76,24 +83,36 @@ def decide(procedure: str, counts: RankCounts, alpha: Fraction, known_members: R
         raise UserError(f"alpha must be in (0, 1), got {float(alpha):g}")
     if counts.m == 0:
         raise UserError("no audit documents")
+    if procedure == "storey":
+        return _storey(counts, alpha, lambda_)
     if procedure in PROCEDURES:
         return PROCEDURES[procedure](counts, alpha)
-    if known_members is None or known_members.m == 0:
-        raise UserError(
-            f"procedure {procedure} needs documents that are known not to be nulls "
-            "(direction members: corpus.seen; direction clean: corpus.unseen), and there are none"
-        )
+    needs_known(procedure, known_members.m if known_members is not None else 0)
+    assert known_members is not None
     if not known_members.grid.same_as(counts.grid):
         raise ValueError("the known members must be ranked over the grid of the audit documents")
     return WITH_KNOWN_MEMBERS[procedure](counts, alpha, known_members)
 
 
-def strict(decision: Decision, counts: RankCounts) -> Decision:
+def needs_known(procedure: str, count: int) -> None:
+    """Refuse a procedure that takes known members where there are none.
+
+    Raises:
+        UserError: `count`, of documents that are known not to be nulls, is 0.
+    """
+    if not count:
+        raise UserError(
+            f"procedure {procedure} needs documents that are known not to be nulls "
+            "(direction members: corpus.seen; direction clean: corpus.unseen), and there are none"
+        )
+
+
+def strict(decision: Decision, counts: RankCounts, lambda_: Fraction | None = None) -> Decision:
     """The answer that holds in finite samples: the decision itself if it does, otherwise Storey's.
 
     Guaranteed: FDR <= alpha under the assumption that the returned decision carries.
     """
-    return decision if decision.guarantee == "finite-sample" else decide("storey", counts, decision.alpha)
+    return decision if decision.guarantee == "finite-sample" else _storey(counts, decision.alpha, lambda_)
 
 
 def _bh(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -115,9 +134,10 @@ def _ebh(counts: RankCounts, alpha: Fraction) -> Decision:
     return decision("ebh", counts, alpha, rank, ONE, {"dependence_factor": float(factor)}, factor)
 
 
-def _storey(counts: RankCounts, alpha: Fraction) -> Decision:
-    """Storey, Taylor & Siegmund 2004, pi0 uncapped: FDR <= alpha under exchangeability."""
-    return _adaptive("storey", counts, alpha, proportion.storey(counts), {})
+def _storey(counts: RankCounts, alpha: Fraction, lambda_: Fraction | None = None) -> Decision:
+    """Storey, Taylor & Siegmund 2004, pi0 uncapped: FDR <= alpha under exchangeability, lambda fixed beforehand."""
+    cut = proportion.default_lambda(counts.grid) if lambda_ is None else lambda_
+    return _adaptive("storey", counts, alpha, proportion.storey(counts, cut), {"lambda": float(cut)})
 
 
 def _bky(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -135,8 +155,8 @@ def _bky(counts: RankCounts, alpha: Fraction) -> Decision:
 
 
 def _quantile(counts: RankCounts, alpha: Fraction) -> Decision:
-    """BH at alpha / pi0, pi0 from `proportion.lowest_slope` (PTDI, eq. 47): FDR <= alpha in the limit."""
-    return _adaptive("quantile", counts, alpha, proportion.lowest_slope(counts), {})
+    """BH at alpha / pi0, pi0 from `proportion.slope` (PTDI, eq. 47): FDR <= alpha in the limit."""
+    return _adaptive("quantile", counts, alpha, proportion.slope(counts), {})
 
 
 def _kernel(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -156,10 +176,23 @@ def _ptdi(counts: RankCounts, alpha: Fraction) -> Decision:
     return _adaptive("ptdi", counts, alpha, Fraction(estimate.pi0), details)
 
 
-def _ptdi_known_members(counts: RankCounts, alpha: Fraction, known: RankCounts) -> Decision:
-    """BH at alpha / pi0, pi0 from `proportion.known_members` (PTDI, eqs. 16-17): FDR <= alpha in the limit."""
+def _known_members(counts: RankCounts, alpha: Fraction, known: RankCounts) -> Decision:
+    """BH at alpha / pi0, pi0 from `proportion.known_members`: no guarantee, see there."""
     estimate = proportion.known_members(counts, known)
     details = {"null_proportion_unclipped": estimate.unclipped, "theta": estimate.theta, "known_members": known.m}
+    return _adaptive("known_members", counts, alpha, Fraction(estimate.pi0), details)
+
+
+def decide_by_scores(counts: RankCounts, alpha: Fraction, estimate: proportion.KnownMembers, known: int) -> Decision:
+    """BH at alpha / pi0, pi0 from `proportion.known_scores` (PTDI, eqs. 16-17): FDR <= alpha in the limit, see there.
+
+    Args:
+        counts: of the m >= 1 audit documents.
+        alpha: exact, in (0, 1).
+        estimate: from the scores of the same documents.
+        known: how many documents are known not to be nulls.
+    """
+    details = {"null_proportion_unclipped": estimate.unclipped, "theta": estimate.theta, "known_members": known}
     return _adaptive("ptdi_known_members", counts, alpha, Fraction(estimate.pi0), details)
 
 
@@ -179,7 +212,7 @@ PROCEDURES: Registry[Decide] = Registry(
 )
 
 WITH_KNOWN_MEMBERS: dict[str, Callable[[RankCounts, Fraction, RankCounts], Decision]] = {
-    "ptdi_known_members": _ptdi_known_members,
+    "known_members": _known_members,
 }
 
 

@@ -9,27 +9,34 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.selection.grid import Grid
+from pipeline.selection.moments import Moments
 from pipeline.selection.rank_counts import RankCounts
 
 MIN_BANDWIDTH = 1e-3
 MAX_BANDWIDTH = 1.0
 KERNEL_BANDWIDTH = 0.1
-HALF = Fraction(1, 2)
+MANY = 200
+LAMBDA_OF_FEW = Fraction(1, 2)
+LAMBDA_OF_MANY = Fraction(4, 5)
+CONDITIONAL_LAMBDA = Fraction(3, 10)
 
 
-def storey(counts: RankCounts) -> Fraction:
+def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
     """Storey's estimate of pi0, exact and uncapped.
 
-        pi0 = (1 + #{k >= kL}) (n + 1) / (m (n + 1 - kL)), kL = floor((n + 2) / 2),
+        pi0 = (1 + #{k >= kL}) (n + 1) / (m (n + 1 - kL)), kL = ceil(lambda (n + 1)),
 
     which is (1 + #{p >= t}) / (m (1 - t)) (Storey 2002; Storey, Taylor & Siegmund 2004) at
-    t = kL / (n + 1), the first p-value of at least one half. A value above 1 is left as it is: a cap would
+    t = kL / (n + 1), the first p-value of at least lambda. A value above 1 is left as it is: a cap would
     select more than the proof allows. With several grids pooled, t is the largest of their first p-values of
-    at least one half, and the p-values counted are still those of at least one half.
+    at least lambda, and the p-values counted are still those of at least lambda. A lambda beyond the last
+    p-value below 1 is lowered to it.
 
     Guaranteed: BH at alpha / pi0 with this pi0 has FDR <= alpha for every n and m, when the null audit
     documents and the calibration documents are exchangeable given the scores of the others (Marandon, Lei,
-    Mary & Roquain 2024). Of the estimate itself nothing is guaranteed in a single audit.
+    Mary & Roquain 2024), for any lambda that was fixed before the scores were seen. Of the estimate itself nothing
+    is guaranteed in a single audit.
 
     By group the same holds when the groups' null and calibration scores are independent draws. Marandon et
     al. bound the FDR by the sum over nulls i of (alpha / m) E[1 / pi0_i], pi0_i with i put at the smallest p.
@@ -40,27 +47,57 @@ def storey(counts: RankCounts) -> Fraction:
 
     Args:
         counts: of m >= 1 audit documents.
+        lambda_: in (0, 1), exact; None: `default_lambda`.
 
     Returns:
         a positive rational; it can exceed 1.
     """
-    grid, m = counts.grid, counts.m
-    t = max(Fraction((d + 1) // 2, d) for d in np.unique(grid.denominators).tolist())
-    below = bisect_left(range(grid.size), HALF, key=lambda k: grid.p(k + 1))
-    above = m - counts.at_most(below)
-    return (1 + above) / (m * (1 - t))
+    m = counts.m
+    t, below = _storey_cut(counts.grid, lambda_)
+    return (1 + m - counts.at_most(below)) / (m * (1 - t))
 
 
-def lowest_slope(counts: RankCounts) -> Fraction:
-    """The quantile estimate of pi0: Benjamini & Hochberg's (2000) lowest slope, exact.
+def least_storey(grid: Grid, m: int, lambda_: Fraction | None = None) -> Fraction:
+    """The smallest value that `storey` can take: that of no document of p >= lambda."""
+    return 1 / (m * (1 - _storey_cut(grid, lambda_)[0]))
 
-    With the sorted p-values p_(1) <= ... <= p_(m), the slopes S_i = (1 - p_(i)) / (m + 1 - i) of the lines
-    from (m + 1, 1) to (i, p_(i)) are followed from i = 1 until one is lower than the one before it; then
-    m0 = min(m, floor(1 / S_j) + 1) at that j, or at j = m if there is none, and pi0 = m0 / m.
 
-    PTDI's eq. 47 is the same without the rounding, and 1 where no slope is lower (docs/methods.md, section 3.3).
-    Within equal p-values the slope rises, so it can fall only at the first of them, and one look at each rank that
-    holds documents decides all.
+def default_lambda(grid: Grid) -> Fraction:
+    """The lambda of `storey` that follows from the numbers of calibration documents alone, so that no score chose it.
+
+    Members disturb the estimate less at a larger lambda, and with few calibration documents the share of nulls above
+    it is known badly: 1/2 below 200 calibration documents (of the smallest group), 4/5 from there. Simulated, the
+    larger one finds .69 of shifted members where 90% are, and 1/2 finds .36 (n = m = 1000); with n = 50 it finds .55
+    where 1/2 finds .60.
+
+    Calibration-conditional p-values of nulls are larger than uniform ones, more so at the top: of all nulls 46% more
+    than a share .4 are above .6, and 12 to 18% more than a share .7 above .3, which is taken there.
+    """
+    if grid.delta is not None:
+        return CONDITIONAL_LAMBDA
+    return LAMBDA_OF_FEW if int(grid.denominators.min()) - 1 < MANY else LAMBDA_OF_MANY
+
+
+def _storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
+    """The place t of Storey's estimate, below 1, and how many ranks of the grid have a p-value below lambda."""
+    denominators = np.unique(grid.denominators).tolist()
+    highest = Fraction(denominators[0] - 1, denominators[0])  # of the smallest group; fixed by numbers alone
+    cut = min(default_lambda(grid) if lambda_ is None else lambda_, highest)
+    t = max(Fraction(math.ceil(cut * d), d) for d in denominators)
+    return t, bisect_left(range(grid.size), cut, key=lambda k: grid.p(k + 1))
+
+
+def slope(counts: RankCounts) -> Fraction:
+    """The quantile estimate of pi0 (PTDI, eq. 47; docs/methods.md, section 3.3), exact.
+
+    With the sorted p-values p_(1) <= ... <= p_(m), the slopes S_k = (1 - p_(k)) / (m - k + 1) of the lines from
+    (m + 1, 1) to (k, p_(k)) are followed from k = 1 until one is lower than the one before it; at that k0
+
+        pi0 = (m - k0 + 1) / (m (1 - p_(k0))) = 1 / (m S_k0),
+
+    and 1 where this is above 1, or where no slope is lower. Benjamini & Hochberg's (2000) lowest slope is the same,
+    rounded up to a multiple of 1 / m. Within equal p-values the slope rises, so it can fall only at the first of
+    them, and one look at each rank that holds documents decides all.
 
     Guaranteed: nothing at any fixed m. For independent p-values and m that grows the slope stops falling only
     by chance before the nulls' stretch is reached, so the estimate tends to lie above pi0, which selects less.
@@ -69,22 +106,19 @@ def lowest_slope(counts: RankCounts) -> Fraction:
         counts: of m >= 1 audit documents.
 
     Returns:
-        a multiple of 1/m in [1/m, 1].
+        a rational in [1/m, 1].
     """
     m, grid = counts.m, counts.grid
     occupied = np.flatnonzero(counts.counts)
     dens = np.broadcast_to(grid.denominators, grid.size)[occupied].tolist()
     gaps = [d - a for a, d in zip(grid.numerators[occupied].tolist(), dens, strict=True)]  # 1 - p = gap / den
     remaining = m  # documents at this p-value and above
-    stop = (gaps[-1], dens[-1], 1)
     for index, count in enumerate(counts.counts[occupied].tolist()):
         gap, den = gaps[index], dens[index]
         if index and gap * (remaining + 1) * dens[index - 1] < gaps[index - 1] * remaining * den:
-            stop = (gap, den, remaining)
-            break
+            return min(Fraction(1), Fraction(remaining * den, m * gap)) if gap else Fraction(1)
         remaining -= count
-    gap, den, remaining = stop
-    return Fraction(min(m, remaining * den // gap + 1), m) if gap else Fraction(1)
+    return Fraction(1)
 
 
 def kernel(counts: RankCounts) -> float:
@@ -115,21 +149,21 @@ def kernel(counts: RankCounts) -> float:
 class KnownMembers:
     """A moment estimate of pi0 and what it was computed from."""
 
-    theta: float  # fitted shape of the known members' density theta (1 - p)^(theta - 1); at most 1: no use
-    unclipped: float  # the estimate, where theta > 1; it can be negative or exceed 1
+    theta: float  # `known_members`: shape of the known ones' density theta (1 - p)^(theta - 1); `known_scores`: 1 / pi0
+    unclipped: float  # the estimate before it is adjusted or clipped; it can be negative or exceed 1
     pi0: float  # the estimate if it is in (0, 1], otherwise 1
 
 
 def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
-    """The adjusted moment estimate of pi0, by documents for which the null is known not to hold (PTDI, eqs. 16-17).
+    """A moment estimate of pi0 on p-values, by documents for which the null is known not to hold.
 
         pi0 = (mean p - mu1) / (mu0 - mu1), theta = 1 / mu1 - 1,
 
     with mu1 the mean p of the known documents, 1 / (1 + theta) for a density theta (1 - p)^(theta - 1), and mu0
     the mean p of a null document, which is (n + 2) / (2 (n + 1)) for a conformal p and 1/2 only in the limit.
-    PTDI's equations take mean scores where this takes mean p-values (docs/methods.md, section 3.6). A raw
-    estimate of 0 or less, or theta <= 1, which says that the known documents do not lean to small p, gives
-    pi0 = 1.
+    PTDI's equations take mean scores where this takes mean p-values (`known_scores`; docs/methods.md, section 3.6),
+    which a few extreme scores do not move. A raw estimate of 0 or less, or theta <= 1, which says that the known
+    documents do not lean to small p, gives pi0 = 1.
 
     Guaranteed: nothing at any fixed m. The estimate is consistent if the documents to be found have the mean
     p of the known ones; if theirs is larger, as when the hidden members were seen less often, it is too
@@ -147,6 +181,44 @@ def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
     theta = 1 / mu1 - 1
     unclipped = (mean - mu1) / (mu0 - mu1) if theta > 1 else 1.0
     return KnownMembers(theta=theta, unclipped=unclipped, pi0=unclipped if 0 < unclipped < 1 else 1.0)
+
+
+def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int = 0) -> KnownMembers:
+    """PTDI's estimate of pi0 from scores, by documents for which the null is known not to hold (eqs. 16-17).
+
+        raw = (mu1 - mu) / (mu1 - mu0)
+        Var = (raw^2 s0^2 / n0 + (1 - raw)^2 s1^2 / n1 + s^2 / m) / (mu1 - mu0)^2
+        theta = 1 / raw - Var / raw^3, pi0 = 1 / theta
+
+    with mean and sample variance mu0, s0^2 of the n0 calibration documents, mu1, s1^2 of the n1 known ones and mu, s^2
+    of the m audited ones. raw <= 0, theta <= 1 or mu0 = mu1 gives pi0 = 1. The published correction is subtracted
+    from 1 / raw, so it raises pi0. Quarantined documents have no scores and count as nulls.
+
+    Guaranteed: nothing at any fixed m. The estimate is consistent if the documents to be found have the mean score of
+    the known ones and nulls that of the calibration documents.
+
+    Args:
+        null: of the calibration documents' scores.
+        known: of the known documents' scores.
+        audit: of the audited documents' scores.
+        quarantined: audited documents without scores.
+
+    Returns:
+        `unclipped` is raw.
+    """
+    apart = known.mean - null.mean
+    raw = (known.mean - audit.mean) / apart if apart else 1.0
+    if raw <= 0 or not apart or not audit.count:
+        return KnownMembers(theta=1.0, unclipped=raw, pi0=1.0)
+    parts = (
+        raw**2 * null.variance / null.count,
+        (1 - raw) ** 2 * known.variance / known.count,
+        audit.variance / audit.count,
+    )
+    theta = 1 / raw - math.fsum(parts) / apart**2 / raw**3
+    share = 1 / theta if theta > 1 else 1.0
+    pi0 = (share * audit.count + quarantined) / (audit.count + quarantined)
+    return KnownMembers(theta=theta, unclipped=raw, pi0=min(1.0, pi0))
 
 
 def _mean(values: np.ndarray, counts: RankCounts) -> float:

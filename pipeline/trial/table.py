@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from pipeline.audit.detection import UNDEFINED, Estimate
 from pipeline.audit.summary import Summary
-from pipeline.config.selection import ESTIMATING, SelectionConfig
+from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
 from pipeline.trial.intervals import mean_interval
 
@@ -41,7 +41,6 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     false_share = (numbers("n_false") / np.maximum(selected, 1))[with_nulls]
     power = ((selected - numbers("n_false"))[with_sought]) / sought[with_sought]
     fdr = _estimate(false_share)
-    estimates = selection.procedure in ESTIMATING
     return {
         **shown(settings),
         "selection": selection.name,
@@ -58,7 +57,9 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "contradicted": None if fdr.low is None else bool(fdr.low > selection.alpha),
         **spread("power", _estimate(power)),
         "null_share": float(numbers("null_share").mean()),
-        **spread("null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if estimates else UNDEFINED),
+        **spread(
+            "null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if selection.estimates else UNDEFINED
+        ),
     }
 
 
@@ -71,7 +72,10 @@ def _mask_of(repeats: pa.Table, name: str) -> pa.Array:
 
 
 def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
-    """One selection of the audit itself, held against the truth; None where a share is not defined."""
+    """One selection of the audit itself, held against the truth; None where a share is not defined.
+
+    Of an empty selection no share is false, and none is right: that share is not defined either.
+    """
     members = sum(doc_id in trained for doc_id in audited)
     right = sum((doc_id in trained) == (summary.direction == "members") for doc_id in selected)
     sought = members if summary.direction == "members" else len(audited) - members
@@ -85,7 +89,7 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
         "trained": members,
         "selected": len(selected),
         "true": right,
-        "share_false": (len(selected) - right) / max(1, len(selected)) if sought < len(audited) else None,
+        "share_false": (len(selected) - right) / len(selected) if selected and sought < len(audited) else None,
         "power": right / sought if sought else None,
     }
 
@@ -121,10 +125,11 @@ def to_arrow(rows: Sequence[Row]) -> pa.Table:
     return pa.table(columns)
 
 
-def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
-    """The selections' rows for a terminal."""
+def selection_table(rows: Sequence[Row], settings: Sequence[str], models: int = 1) -> Table:
+    """The selections' rows for a terminal; `models` is how many contaminated models the repeats are of."""
     total = sorted({row["repeats"] for row in rows})
-    title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals"
+    over = f"over re-splits of these documents, {'this model' if models == 1 else 'these models'}"
+    title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals {over}"
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate"):
         table.add_column(name, justify="right")

@@ -271,9 +271,11 @@ class _Trial:
         settings = list(points[0].settings)
         audits = [row for audit in self.audits.values() for row in audit.rows]
         tables = [
-            detector_table(detectors, varied, "Trained against untrained documents, 95% intervals"),
+            detector_table(
+                detectors, varied, "Trained against untrained documents, 95% intervals over documents like these"
+            ),
             table.audit_table(audits),
-            table.selection_table(selections, settings),
+            table.selection_table(selections, settings, self.base.models),
             *ranking_tables(rankings, settings),
         ]
         rows = {"detectors": detectors, "audits": audits, "selections": selections, "rankings": rankings}
@@ -310,7 +312,8 @@ class _Trial:
             file="selections.png",
             title="The selections held against the truth",
             alt=f"Share of wrong documents with its target, and power, of each selection{over}, with 95% intervals.",
-            caption="A target below the whole interval is contradicted by the repeats.",
+            caption="A target below the whole interval is contradicted by the repeats. Intervals are over re-splits of "
+            "these documents, not over other documents or other models.",
             png=figures.sweep_figure(rows, settings),
         )
 

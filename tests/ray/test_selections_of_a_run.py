@@ -94,6 +94,8 @@ LONG = {f"audit-{i}" for i in range(0, 120, 3)}
     "asked",
     [
         *({"procedure": p} for p in ("bh", "ebh", "storey", "bky", "quantile", "ptdi", "ptdi_known_members", "kernel")),
+        {"procedure": "known_members"},
+        {"procedure": "adadetect", "detectors": BOTH, "step_up": "storey", "lambda": 0.6},
         {"procedure": "bh", "calibration": "by_group"},
         {"procedure": "bh", "calibration": "conditional", "delta": 0.2},
         {"procedure": "storey", "ties": "random"},

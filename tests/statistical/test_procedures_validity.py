@@ -117,7 +117,7 @@ def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, 
             np.bincount(np.searchsorted(inner, gaussian(shift)(rng, count), side="right"), minlength=1_001)
             for shift, count in ((2.5, 700), (known, 500))
         )
-        decision = decide("ptdi_known_members", RankCounts(nulls + hidden), ALPHA, RankCounts(shown))
+        decision = decide("known_members", RankCounts(nulls + hidden), ALPHA, RankCounts(shown))
         wrong.append(nulls[: decision.rank].sum() / max(1, decision.n_selected))
     fdr = Estimate.of(wrong)
     if above is None:  # alpha is met in the limit; 1 / m is the order of what is missing here

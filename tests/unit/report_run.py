@@ -28,6 +28,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.selection import Decision, RankCounts, StrictAnswer, calibrate, decide, minimum_selectable, ranks, strict
+from pipeline.selection.resolution import PLAIN
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_receipt
 
@@ -166,7 +167,7 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
     least = minimum_selectable(counts.n, counts.m, decision.alpha, decision.factor)
     diagnostics = Diagnostics(
         blind=blind_diagnostic(None, "unseen"),
-        resolution=ResolutionDiagnostic(**resolution(counts.n, counts.m, least, 1, "unseen")),
+        resolution=ResolutionDiagnostic(**resolution(counts.n, counts.m, least, 1, "unseen", PLAIN)),
         overlap=OverlapDiagnostic(
             ok=True, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
         ),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.adadetect import fit_score
+from pipeline.selection.adadetect import fit_discriminant, fit_score
 
 
 def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +51,18 @@ def test_constant_and_absurd_scores_do_no_harm() -> None:
     mixture[0, 0] = 1e200
     score = fit_score(calibration, mixture).score(mixture)
     assert np.isfinite(score).all()
+
+
+def test_a_discriminant_does_not_see_the_order_of_documents_and_survives_constants() -> None:
+    sought, pool = made_up(seed=1)
+    sought[:, 2] = pool[:, 2] = 4.0
+    pool[0, 0] = 1e200
+    score = fit_discriminant(sought, pool).score(pool)
+    assert np.isfinite(score).all()
+    assert np.array_equal(fit_discriminant(sought[::-1], pool[::-1]).score(pool), score)
+    assert np.isfinite(fit_discriminant(sought[:1], pool).score(pool)).all()
+    with pytest.raises(UserError, match="both sides, got 0 of the kind sought and 120"):
+        fit_discriminant(sought[:0], pool)
 
 
 def test_an_empty_half_is_refused_in_one_line() -> None:

@@ -9,15 +9,21 @@ from operator import add
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
+from pipeline.config.selection import SelectionConfig
+from pipeline.detectors.knockoff import compete, simultaneous_draws
+from pipeline.detectors.registry import parse_detectors
 from pipeline.selection.fusion import Threshold
+from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.selection.knockoff import (
     SignedHigh,
     SignedLow,
     candidate_bins,
+    fewest,
     find_threshold,
     is_selected,
     magnitudes,
@@ -51,7 +57,7 @@ def by_sorting(w: list[float], q: Fraction) -> Threshold:
     for t in sorted({abs(x) for x in v if x != 0}):
         ahead = sum(x >= t for x in v)
         if Fraction(1 + sum(x <= -t for x in v), max(1, ahead)) <= q:
-            return Threshold(t, ahead)
+            return Threshold(t if ahead else None, ahead)
     return Threshold(None, 0)
 
 
@@ -137,9 +143,76 @@ def test_symmetry_is_not_claimed_on_a_handful_of_documents() -> None:
     assert "cannot be tested on 2 documents" in few.sentence
 
 
+@given(st.lists(signed, min_size=1, max_size=40), levels, st.integers(1, 12))
+def test_the_filter_of_simultaneous_knockoffs_counts_a_negative_as_one_of_its_draws(
+    w: list[float], q: Fraction, draws: int
+) -> None:
+    """(1 / draws) (1 + #{W <= -t}) / max(1, #{W >= t}) <= q, and none of fewer than `fewest` documents."""
+    found = run_passes(find_threshold(q * draws), lambda: [np.array(w)])
+    assert found == by_sorting(w, q * draws)
+    least, sentence = fewest(q, len(w), draws)
+    assert found.n_selected == 0 or found.n_selected >= least == math.ceil(1 / (draws * q))
+    assert f"at least {least:,} of" in sentence
+    assert run_passes(find_threshold(q * draws), lambda: [np.ones(least)]).n_selected == least
+    if least > 1:
+        assert run_passes(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), min_size=4, max_size=4), min_size=1, max_size=8), st.integers(1, 3))
+def test_a_text_competes_with_its_paraphrases_and_loses_ties(rows: list[list[int]], draws: int) -> None:
+    scores = torch.tensor(rows, dtype=torch.float64).T[: draws + 1]
+    for row, w in zip(rows, compete(scores[0], scores[1:]).tolist(), strict=True):
+        ranked = sorted(row[: draws + 1])
+        size = ranked[-1] - float(np.median(ranked[:-1]))
+        assert w == (size if row[0] > max(row[1 : draws + 1]) else -size)
+        if draws == 1:
+            assert w == row[0] - row[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "draws"),
+    [
+        ({}, None),
+        ({"draws": 4}, None),
+        ({"combine": "mean"}, None),
+        ({"combine": "simultaneous"}, 10),
+        ({"draws": 4, "combine": "simultaneous"}, 4),
+        ({"base": "loss", "draws": 2, "combine": "simultaneous"}, 2),
+        ({"base": {"min_k": {"k": 0.1}}, "combine": "simultaneous"}, 10),
+    ],
+)
+def test_the_filter_reads_from_the_column_how_many_paraphrases_compete(settings: dict, draws: int | None) -> None:
+    (detector,) = parse_detectors([{"knockoff": settings}] if settings else ["knockoff"])
+    assert simultaneous_draws(detector.column) == draws
+    assert simultaneous_draws("loss") is None
+
+
+def test_an_answer_of_simultaneous_knockoffs_says_on_what_it_rests() -> None:
+    rng = np.random.default_rng(4)
+    w = np.abs(rng.normal(size=400)) * np.where(rng.random(400) < 1 / 5, 1, -1)
+    audit = np.concatenate([w[:150], rng.normal(4, 1, size=50)])
+    column = "knockoff(base=loss, draws=4, combine=simultaneous)"
+    scores = Scores({column: np.concatenate([w[200:], audit])}, np.arange(400))
+    selection = SelectionConfig(name="a", detectors=[column], procedure="ktd", alpha=0.2)
+    (verdict,) = answer_all([selection], scores, {"unseen": np.arange(200), "audit": np.arange(200, 400)}, 0, 0)
+    answer = verdict.answer
+    assert verdict.selected[150:].sum() > 40
+    assert answer.guarantee == "heuristic"
+    assert "higher than all 4 of its paraphrases with a probability of at most 1/5" in answer.assumption
+    assert answer.resolution(200)[0] == 2
+    assert answer.symmetry is not None
+    assert answer.symmetry.ok
+    assert "the knockoff filter assumes 1 in 5" in answer.symmetry.sentence
+    assert not sign_symmetry(w[200:]).ok, "a fifth is not half"
+
+
 def test_the_symmetry_test_is_a_test() -> None:
     """Its p-value is below x with probability at most x: 1,000 runs, four standard errors."""
     rng = np.random.default_rng(3)
     p = np.array([sign_symmetry(rng.normal(size=120)).p_value for _ in range(1_000)])
+    for x in (0.01, 0.05, 0.2):
+        assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)
+    signs = np.where(rng.random((500, 120)) < 1 / 5, 1.0, -1.0) * rng.exponential(size=(500, 120))
+    p = np.array([sign_symmetry(w, draws=4).p_value for w in signs])
     for x in (0.01, 0.05, 0.2):
         assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)

@@ -82,6 +82,7 @@ def test_every_procedure_stands_on_the_page_with_its_guarantee() -> None:
     ids=["selection", "adapter", "paraphraser"],
 )
 def test_settings_have_the_defaults_of_the_page(page: str, heading: str, fields: dict) -> None:
+    fields = {field.alias or name: field for name, field in fields.items()}
     rows = {plain(row[0]): plain(row[1]) for row in table(page, heading)}
     assert set(rows) <= set(fields)
     assert set(rows) == set(fields) or page.endswith("knockoff.md")  # which leaves out those of every model

@@ -89,11 +89,6 @@ def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsy
     )
 
 
-def test_a_procedure_that_estimates_the_nulls_is_not_held_to_a_share_of_1(tmp_path: Path) -> None:
-    assert "That is for a share of nulls of 1" in outlook(tmp_path, procedure="storey")["sentence"]
-    assert "share of nulls" not in outlook(tmp_path, procedure="bh")["sentence"]
-
-
 def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:
     found = outlook(tmp_path, known=None, procedure="ktd")
     assert found["ok"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import time
 from fractions import Fraction
 from functools import reduce
@@ -33,7 +34,8 @@ from pipeline.selection import (
     terms_of,
 )
 from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.proportion import kernel, known_members, lowest_slope
+from pipeline.selection.moments import Moments
+from pipeline.selection.proportion import default_lambda, kernel, known_members, known_scores, slope
 
 TENTH = Fraction(1, 10)
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)
@@ -87,14 +89,22 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
     found, grid = audit
     counts, p, m = RankCounts.of(np.array(found), grid), p_of(found, grid), len(found)
 
-    half = max(min(q for q in part if 2 * q >= 1) for part in _parts(grid)) if grid.delta is None else Fraction(1, 2)
-    pi0_storey = Fraction(1 + sum(2 * q >= 1 for q in p)) / (m * (1 - half))
-    assert storey(counts) == pi0_storey
+    for cut in (Fraction(1, 2), Fraction(3, 10), Fraction(4, 5)):
+        last = min(max(q for q in part if q < 1) for part in _parts(grid)) if grid.delta is None else cut
+        within = min(cut, last)  # a lambda above a group's last p-value but 1 is lowered to it
+        t = Fraction(math.ceil(cut * 2**62), 2**62)
+        if grid.delta is None:
+            t = max(min(q for q in part if q >= within) for part in _parts(grid))
+        pi0_storey = Fraction(1 + sum(q >= within for q in p)) / (m * (1 - t))
+        assert storey(counts, cut) == pi0_storey
+        assert decide("storey", counts, alpha, lambda_=cut).n_selected == textbook(p, alpha / pi0_storey)
+    assert default_lambda(grid) == (Fraction(1, 2) if grid.delta is None else Fraction(3, 10))  # these are few
+    pi0_storey = storey(counts, default_lambda(grid))
 
     slopes = [(1 - q) / (m - i) for i, q in enumerate(p)]
-    drop = next((i for i in range(1, m) if slopes[i] < slopes[i - 1]), m - 1)
-    pi0_slope = Fraction(min(m, math.floor(1 / slopes[drop]) + 1), m) if slopes[drop] else Fraction(1)
-    assert lowest_slope(counts) == pi0_slope
+    drop = next((i for i in range(1, m) if slopes[i] < slopes[i - 1]), None)
+    pi0_slope = Fraction(1) if drop is None or not slopes[drop] else min(Fraction(1), 1 / (m * slopes[drop]))
+    assert slope(counts) == pi0_slope
 
     level = alpha / (1 + alpha)
     first = textbook(p, level)
@@ -192,7 +202,7 @@ def test_known_members_recovers_the_share_of_a_mixture_exactly() -> None:
     assert estimate.pi0 == pytest.approx(0.75, rel=1e-12)
     mean = (50 + sum(range(2, 52))) / 100 / 100
     assert estimate.theta == pytest.approx(1 / mean - 1)
-    assert decide("ptdi_known_members", RankCounts(nulls + members), TENTH, RankCounts(members)).details[
+    assert decide("known_members", RankCounts(nulls + members), TENTH, RankCounts(members)).details[
         "null_proportion_unclipped"
     ] == pytest.approx(0.75)
 
@@ -211,13 +221,39 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
     assert above.unclipped > 1 == above.pi0
 
 
+def test_known_scores_are_those_of_the_published_equations() -> None:
+    """PTDI, eqs. 16-17: raw = .75, its variance from three sample variances, and 1 / raw corrected by it."""
+    null, known, audit = (np.array(scores, dtype=float) for scores in ([0, 1, 2, 1], [4, 6, 5, 5], [1, 1, 5, 1]))
+    raw = (5 - 2) / (5 - 1)
+    spread = (raw**2 * (2 / 3) / 4 + (1 - raw) ** 2 * (2 / 3) / 4 + 4 / 4) / (5 - 1) ** 2
+    theta = 1 / raw - spread / raw**3
+    estimate = known_scores(*(Moments.of(scores, 1.0) for scores in (null, known, audit)))
+    assert estimate.unclipped == pytest.approx(raw)
+    assert estimate.theta == pytest.approx(theta)
+    assert estimate.pi0 == pytest.approx(1 / theta if theta > 1 else 1.0)
+    tight = [np.repeat(scores, 50) for scores in (null, known, audit)]
+    estimate = known_scores(*(Moments.of(scores, 1.0) for scores in tight))
+    assert 0.75 < estimate.pi0 < 0.77, "the correction raises the share"
+    fewer = known_scores(*(Moments.of(scores, 1.0) for scores in tight), quarantined=200)
+    assert fewer.pi0 == pytest.approx((estimate.pi0 * 200 + 200) / 400), "quarantined documents count as nulls"
+
+
+@pytest.mark.parametrize(
+    ("known", "audit"), [([5.0, 5.0], [6.0, 7.0]), ([1.0, 1.0], [3.0]), ([5.0, 6.0], [0.0, 1.0]), ([5.0], [])]
+)
+def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one(known: list[float], audit: list[float]) -> None:
+    """Audited documents beyond the known ones, no difference to nulls, all like nulls, nobody to judge."""
+    sides = ([0.0, 1.0, 2.0], known, audit)
+    assert known_scores(*(Moments.of(np.array(side), 1.0) for side in sides)).pi0 == 1.0
+
+
 def test_known_members_that_are_missing_are_asked_for_in_one_line() -> None:
     counts = RankCounts.of(np.array([1]), 9)
     for known in (None, RankCounts.empty(9)):
-        with pytest.raises(UserError, match=r"ptdi_known_members needs documents .* corpus\.seen"):
-            decide("ptdi_known_members", counts, TENTH, known)
+        with pytest.raises(UserError, match=r"known_members needs documents .* corpus\.seen"):
+            decide("known_members", counts, TENTH, known)
     with pytest.raises(ValueError, match="over the grid of the audit documents"):
-        decide("ptdi_known_members", counts, TENTH, RankCounts.of(np.array([1]), 8))
+        decide("known_members", counts, TENTH, RankCounts.of(np.array([1]), 8))
 
 
 # ---------------------------------------------------------------- grids
@@ -320,6 +356,13 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
         else:
             assert held == terms
             assert "nothing is promised" in terms.promise
+    said = {"0.01": "0.99", "1e-7": "1 - 1e-07", "1e-9": "1 - 1e-09", "0.123456789": "1 - 0.123456789"}
+    for delta, probability in said.items():
+        held = terms_of("bh", simes_grid(9, Fraction(delta)))
+        given = re.match(r"With probability at least (.+?) over", held.promise)
+        assert given
+        assert given[1] == probability
+        assert sum(map(Fraction, given[1].replace("- ", "-").split())) == 1 - Fraction(delta), "never rounded up to 1"
     counts = RankCounts.empty(9).with_quarantined(1).over(conditional)
     assert decide("bh", counts, TENTH).promise == terms_of("bh", conditional).promise
-    assert set(WITH_KNOWN_MEMBERS) <= set(TERMS)
+    assert {*WITH_KNOWN_MEMBERS, "ptdi_known_members"} <= set(TERMS)

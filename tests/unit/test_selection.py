@@ -364,7 +364,7 @@ def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise(
 
 def test_every_procedure_of_the_config_exists_and_says_what_it_promises() -> None:
     assert set(get_args(Procedure)) == {*TERMS, *SPECIAL_TERMS}
-    assert set(TERMS) == {*PROCEDURES, *WITH_KNOWN_MEMBERS}
+    assert set(TERMS) == {*PROCEDURES, *WITH_KNOWN_MEMBERS, "ptdi_known_members"}
     for procedure in (*PROCEDURES, *WITH_KNOWN_MEMBERS):
         decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), TERMS[procedure]
         assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)

@@ -33,7 +33,7 @@ from pipeline.trial.page import trial_page, verification
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
 from pipeline.trial.splits import Split, choose_trained, draw_split
-from pipeline.trial.table import audit_row, selection_rows, selection_table, to_arrow
+from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
 
 
 def trial(**settings: Any) -> dict[str, Any]:
@@ -400,6 +400,19 @@ def test_an_audit_is_held_against_the_truth() -> None:
     assert (row["selected"], row["true"]) == (3, 2)
     assert row["share_false"] == pytest.approx(1 / 3)
     assert row["power"] == pytest.approx(2 / 3)
+    empty = audit_row(summary, [], ["u", "v", "x", "y", "z"], {"u", "z"})
+    assert empty["share_false"] is None, "an empty selection has no share of false ones, and 0.000 would praise it"
+    assert empty["power"] == 0
+    cells = list(audit_table([{"audit": "k", **empty}]).columns[-2].cells)
+    assert cells == ["not defined"]
+
+
+def test_the_titles_of_intervals_say_what_varies_in_them() -> None:
+    asked = [{"name": "a", "detectors": ["loss"]}]
+    config, _ = build_trial(trial(repeats=3, selections=asked, split={"unseen": 60}))
+    rows = selection_rows({}, config.selections, measure(pool(200, share=0.5), config, 0))
+    assert str(selection_table(rows, []).title).endswith("95% intervals over re-splits of these documents, this model")
+    assert str(selection_table(rows, [], 3).title).endswith("over re-splits of these documents, these models")
 
 
 # --- figures and the ranking

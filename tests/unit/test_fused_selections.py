@@ -1,0 +1,149 @@
+"""Claims about selections by several detectors, asked as an audit asks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
+from pipeline.selection.adadetect import fit_discriminant
+from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.selection.moments import Moments
+from pipeline.selection.proportion import known_scores
+
+
+def verdict_of(
+    known: np.ndarray, audit: np.ndarray, quarantined: int = 0, seen: np.ndarray | None = None, **settings: Any
+) -> Verdict:
+    """The verdict on audit documents (documents, detectors) that are ranked among known ones."""
+    others = np.empty((0, known.shape[1])) if seen is None else seen
+    rows = np.concatenate([known, audit, others]).astype(np.float64)
+    names = [f"d{index}" for index in range(rows.shape[1])]
+    scores = Scores(dict(zip(names, rows.T, strict=True)), np.arange(len(rows), dtype=np.int64))
+    end = len(known) + len(audit)
+    roles: dict[Any, np.ndarray] = {"unseen": np.arange(len(known)), "audit": np.arange(len(known), end)}
+    if seen is not None:
+        roles["seen"] = np.arange(end, len(rows))
+    config = {"name": "a", "detectors": names, **settings}
+    (verdict,) = answer_all([SelectionConfig(**config)], scores, roles, quarantined, 0)
+    return verdict
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(4, 40),
+    st.integers(1, 40),
+    st.sampled_from([0.05, 0.1, 0.2, 0.25, 0.5]),
+    st.integers(0, 2),
+    st.integers(0, 2**32),
+)
+def test_one_detector_with_all_the_weight_selects_exactly_what_bh_selects(
+    n: int, m: int, alpha: float, quarantined: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    known, audit = rng.integers(0, 30, size=(n, 1)), rng.integers(0, 60, size=(m, 1))
+    plain = verdict_of(known, audit, quarantined, procedure="bh", alpha=alpha)
+    fused = verdict_of(known, audit, quarantined, procedure="td4eval", alpha=alpha)
+    assert np.array_equal(fused.selected, plain.selected)
+    if plain.selected.any():
+        assert np.array_equal(fused.p, plain.p)
+        assert fused.answer.threshold == plain.answer.threshold
+
+
+def test_an_exact_tie_that_bh_selects_is_selected_by_the_detector_that_was_given_all_the_weight() -> None:
+    """Two of ten documents beat all 49 known ones: 10 (1/50) = .1 times 2, which a p-value rounded up would miss."""
+    known = np.stack([np.arange(49), np.arange(49)], axis=1)
+    audit = np.full((10, 2), -1)
+    audit[:2, 0] = 100
+    plain = verdict_of(known[:, :1], audit[:, :1], procedure="bh", alpha=0.1)
+    assert plain.selected.sum() == 2
+    for kind in ("rejections", "max"):
+        fused = verdict_of(known, audit, procedure="td4eval", alpha=0.1, weights=kind)
+        assert fused.answer.weights == [1.0, 0.0]
+        assert np.array_equal(fused.selected, plain.selected), kind
+
+
+def documents(seed: int, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """60 calibration documents, 80 audited ones of which the first 40 are members, and 30 known members."""
+    rng = np.random.default_rng(seed)
+    known, audit, seen = (rng.normal(size=(count, 3)) for count in (60, 80, 30))
+    audit[:40] += [shift, shift / 2, 0]
+    seen += [shift, shift / 2, 0]
+    return known, audit, seen
+
+
+def test_adadetect_with_known_members_calibrates_on_all_documents_and_says_on_what_it_rests() -> None:
+    known, audit, seen = documents(3)
+    split = verdict_of(known, audit, procedure="adadetect", alpha=0.2)
+    whole = verdict_of(known, audit, seen=seen, procedure="adadetect", alpha=0.2)
+    assert (split.answer.n_calibration, whole.answer.n_calibration) == (30, 60)
+    assert whole.answer.details["known_members"] == 30
+    assert "known_members" not in split.answer.details
+    assert "given the documents that are known to be of the kind sought" in whole.answer.assumption
+    assert whole.answer.guarantee == split.answer.guarantee == "finite-sample"
+    assert (split.answer.basis.halved, whole.answer.basis.halved) == (True, False)
+
+
+def test_known_members_do_not_tell_calibration_from_audited_documents() -> None:
+    """The score is a symmetric function of both: who is audited changes who is judged, and no score."""
+    known, audit, seen = documents(4)
+    scores = [
+        fit_discriminant(seen, np.concatenate(sides)).score(known) for sides in ((known, audit), (audit[::-1], known))
+    ]
+    assert np.array_equal(*scores)
+
+
+def test_clean_documents_are_sought_with_the_roles_exchanged() -> None:
+    known, audit, seen = documents(5)
+    rows = {"seen": known, "audit": audit, "unseen": seen}
+    ends = np.cumsum([len(side) for side in rows.values()])
+    matrix = -np.concatenate(list(rows.values()))
+    scores = Scores({f"d{i}": matrix[:, i] for i in range(3)}, np.arange(len(matrix)))
+    roles: dict[Any, np.ndarray] = {
+        role: np.arange(end - len(side), end) for (role, side), end in zip(rows.items(), ends, strict=True)
+    }
+    config = SelectionConfig(
+        name="a", detectors=["d0", "d1", "d2"], direction="clean", procedure="adadetect", alpha=0.2
+    )
+    (clean,) = answer_all([config], scores, roles, 0, 0)
+    members = verdict_of(known, audit, seen=seen, procedure="adadetect", alpha=0.2)
+    assert np.array_equal(clean.selected, members.selected)
+
+
+@pytest.mark.parametrize("fused", [{"procedure": "adadetect"}, {"procedure": "td4eval", "reconformal": True}])
+def test_storey_behind_a_learnt_score_estimates_the_share_of_nulls(fused: dict[str, Any]) -> None:
+    known, audit, _ = documents(6, shift=3.0)
+    plain, storey = (verdict_of(known, audit, alpha=0.1, step_up=step, **fused) for step in ("bh", "storey"))
+    assert np.array_equal(plain.p, storey.p)
+    assert plain.answer.factor == 1
+    # among 30 calibration documents the first p-value of at least a half is 16 / 31
+    assert storey.answer.factor == pytest.approx((1 + (storey.p >= 0.5).sum()) / (80 * (1 - 16 / 31)))
+    assert storey.selected.sum() > plain.selected.sum()
+    assert "estimated from the audit itself" in storey.answer.promise
+    assert storey.answer.guarantee == "finite-sample"
+    half = verdict_of(known, audit, alpha=0.1, step_up="storey", lambda_=0.25, **fused)
+    assert half.answer.details["lambda"] == 0.25
+
+
+def test_published_known_members_read_scores_and_known_members_ranks() -> None:
+    """A monotone change of all scores moves the published estimate, and not the one on p-values."""
+    known, audit, seen = (side[:, :1] for side in documents(7))
+    shares: dict[str, list[float]] = {"ptdi_known_members": [], "known_members": []}
+    for name, kept in shares.items():
+        for change in (lambda x: x, np.exp):
+            verdict = verdict_of(change(known), change(audit), seen=change(seen), procedure=name, alpha=0.2)
+            kept.append(verdict.answer.null_proportion)
+    assert shares["known_members"][0] == shares["known_members"][1]
+    assert shares["ptdi_known_members"][0] != shares["ptdi_known_members"][1]
+    sides = (known, seen, audit)
+    expected = known_scores(*(Moments.of(side, float(np.median(known))) for side in sides))
+    assert shares["ptdi_known_members"][0] == expected.pi0
+    for name, kind in (("ptdi_known_members", "asymptotic"), ("known_members", "heuristic")):
+        assert verdict_of(known, audit, seen=seen, procedure=name).answer.guarantee == kind
+        with pytest.raises(UserError, match=f"procedure {name} needs documents .* there are none"):
+            verdict_of(known, audit, procedure=name)
