@@ -5,7 +5,9 @@ documents stand in a pool of shards that is generated first and then cycled thro
 storage is timed, and the values repeat. `seconds_per_1e8`: rank counts of every detector and every procedure
 on each; `fused_seconds_per_1e8`: fusing twice and both passes of the threshold. Peaks are of resident size, after
 1e7 and after all documents; then `equals_sort` holds 1e7 documents at once to check both answers against sorted values,
-and `ranking_seconds_per_1e8` ranks one shard's scores by every detector and scales up.
+and `ranking_seconds_per_1e8` ranks one shard's scores by every detector and scales up. `bound_seconds` is the bound of
+one list of all documents, the first time in a process; `bound_share` what that is of ranking, counting and deciding in
+memory for one detector and one procedure.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.fusion import Threshold, find_threshold, fuse, weights
 from pipeline.selection.procedures import PROCEDURES, decide
@@ -52,11 +55,15 @@ def main() -> None:
     _count_and_decide(pool, checked)
     _fused(pool, checked)
     peak_checked = _peak_mb()
+    bound_seconds = _bound(_count(pool, checked)[0], documents)
     seconds = _count_and_decide(pool, documents)
     fused_seconds = _fused(pool, documents)
+    selection_seconds = _select(documents)
     result = {
         "seconds_per_1e8": round(seconds * 1e8 / documents, 2),
         "fused_seconds_per_1e8": round(fused_seconds * 1e8 / documents, 2),
+        "bound_seconds": round(bound_seconds, 2),
+        "bound_share": round(bound_seconds / selection_seconds, 3),
         "peak_mb": round(_peak_mb(), 1),  # before the check by sorting
         "peak_mb_1e7": round(peak_checked, 1),
         "equals_sort": _equals_sort(pool, checked),
@@ -120,6 +127,25 @@ def _count_and_decide(pool: list[np.ndarray], documents: int) -> float:
     for counts in _count(pool, documents):
         for procedure in PROCEDURES:
             decide(procedure, counts, ALPHA)
+    return time.perf_counter() - start
+
+
+def _select(documents: int) -> float:
+    """Seconds to rank, count and decide as one selection does without a bound; no file is read or written."""
+    scores, calibration = next(iter(_scores(POOL))), _calibration()
+    start = time.perf_counter()
+    counts = RankCounts.empty(N)
+    for _ in range(-(-documents // SHARD)):
+        counts = counts + RankCounts.of(ranks(scores, calibration, "members"), N)
+    decide("bh", counts, ALPHA)
+    return time.perf_counter() - start
+
+
+def _bound(counts: RankCounts, documents: int) -> float:
+    """Seconds of the bound of one list of so many documents, nothing of it known before."""
+    many = RankCounts(counts.counts * max(1, documents // counts.m))
+    start = time.perf_counter()
+    wrong_in_list(many, decide("bh", many, ALPHA).rank, Fraction(95, 100))
     return time.perf_counter() - start
 
 

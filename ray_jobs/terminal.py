@@ -109,9 +109,11 @@ def print_trial_status(status: TrialStatus, as_json: bool) -> None:
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """A table of the answers, a line each, and why nobody should act on those that are not supported."""
+    """A table of the answers, why nobody should act on those that are not supported, and what each list is worth."""
     if not summaries:
         return
+    from pipeline.audit.sentences import bound_sentence
+
     promise = Column("promise", min_width=len("SUPPORTED"))  # is read whole, however narrow the terminal
     table = Table(
         "selection", "procedure", "alpha", "audited", "selected", promise, "threshold p", "guarantee", "strict"
@@ -131,7 +133,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     screen = console()
     screen.print(table)
     for summary in summaries:
-        for remark in summary.remarks:
+        bounded = bound_sentence(summary)
+        for remark in [*summary.remarks, *([bounded] if bounded else [])]:
             screen.print(f"{summary.name}: {remark}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -188,6 +188,7 @@ def select(
     weights: Weights = "rejections",
     step_up: Literal["bh", "storey"] = "bh",
     reconformal: bool = False,
+    confidence: float = 0.95,
     seed: int = 0,
 ) -> Selected:
     """Select documents by scores that are in memory, as a selection of an audit does.
@@ -208,6 +209,7 @@ def select(
         weights: Of procedure td4eval: how the detectors are weighted.
         step_up: Of procedure adadetect, and of td4eval reconformal: take the share of nulls as 1, or estimate it.
         reconformal: Of procedure td4eval: rank the fused statistic anew.
+        confidence: With which the bounds of this one list and of all documents hold (`summary.bound`), in (0, 1).
         seed: Of what is random in ties, splits and weights.
 
     Returns:
@@ -242,6 +244,7 @@ def select(
             "weights": weights,
             "step_up": step_up,
             "reconformal": reconformal,
+            "confidence": confidence,
         },
     )
     check_settings(selection, "seenset.select")

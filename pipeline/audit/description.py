@@ -14,6 +14,7 @@ from pipeline.detectors.base import Detector
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
 from pipeline.errors import UserError, nearest
+from pipeline.selection.bounds import why_unbounded
 from pipeline.selection.procedures import check_known, is_procedure
 
 
@@ -183,6 +184,20 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         )
     if selection.procedure == "ktd" and selection.direction != "members":
         raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
+    _check_bound(selection, where)
+
+
+def _check_bound(selection: SelectionConfig, where: str) -> None:
+    """A bound that is asked for must be one that is proved."""
+    if selection.procedure == "bound" and selection.calibration != "pooled":
+        raise UserError(f"{where}: procedure bound takes calibration pooled, got {selection.calibration}")
+    why = why_unbounded(selection)
+    if why is None:
+        return
+    if selection.procedure == "bound":
+        raise UserError(f"{where}: procedure bound cannot be had, because {why}")
+    if selection.confidence != SelectionConfig.model_fields["confidence"].default:
+        raise UserError(f"{where}: no bound at confidence {selection.confidence:g} can be had, because {why}")
 
 
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:

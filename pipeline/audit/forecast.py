@@ -17,6 +17,7 @@ from pipeline.config.selection import ESTIMATING, NULL_ROLE, SOUGHT_ROLE, Proced
 from pipeline.corpus.inputs import extent_of
 from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.resolution import PLAIN, Basis, Rule, factor_at, fewest_at_best, fewest_selectable, known_needed
 
@@ -127,14 +128,17 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     sought = SOUGHT_ROLE[selection.direction]
     rule = rule_of(selection, known_members=calibration.get(sought, 0) > 0)
     known = calibration[role]
-    n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
-    enough = known_needed(rule, m, hundredth)
-    basis = Basis(rule.halved, grouped=selection.calibration == "by_group")
-    figures = resolution(n, m, needed, enough, role, basis)
-    if rule.procedure in ESTIMATING:
-        figures |= _by_share(rule, known, m, figures, role, basis)
-    elif selection.procedure not in get_args(Procedure):
-        figures |= _of_plugin(selection.procedure, needed, n, m, role)
+    if selection.procedure == "bound":
+        figures = resolution(known, m, fewest_in_list(known, m, alpha, selection.exact_confidence), None, role, PLAIN)
+    else:
+        n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
+        enough = known_needed(rule, m, hundredth)
+        basis = Basis(rule.halved, grouped=selection.calibration == "by_group")
+        figures = resolution(n, m, needed, enough, role, basis)
+        if rule.procedure in ESTIMATING:
+            figures |= _by_share(rule, known, m, figures, role, basis)
+        elif selection.procedure not in get_args(Procedure):
+            figures |= _of_plugin(selection.procedure, needed, n, m, role)
     if at_most:  # which documents of a group there are is not known before they are read
         figures["sentence"] = figures["sentence"].replace("With ", "With at most ", 1)
     return {**facts, **figures}

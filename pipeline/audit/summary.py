@@ -11,6 +11,7 @@ from pydantic import Field
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import ExitCode
+from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.store.files import Store
@@ -165,6 +166,11 @@ class Summary(VersionedRecord):
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
     diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+    bound: Bound | None = Field(
+        None,
+        description="What holds of this one list and of all audited documents, with a stated confidence, if the "
+        "assumption holds; null where no theorem covers it. The promise is of an average.",
+    )
 
     @property
     def standing(self) -> str:
@@ -249,6 +255,7 @@ def make_summary(
         details=answer.details,
         diagnostics=diagnostics,
         limit=limit,
+        bound=answer.bound,
     )
 
 

@@ -44,6 +44,7 @@ Procedure = Literal[
     "td4eval",
     "adadetect",
     "ktd",
+    "bound",
 ]
 """The procedures that are built in; a plugin may add others, so that any name is checked where plugins are known."""
 
@@ -96,6 +97,9 @@ class SelectionConfig(Section):
         "bh", description="adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it."
     )
     reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
+    confidence: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+        0.95, description="With which the bounds of this one list and of all audited documents hold."
+    )
 
     @field_validator("name")
     @classmethod
@@ -120,3 +124,8 @@ class SelectionConfig(Section):
     def exact_lambda(self) -> Fraction | None:
         """Lambda as the decimal that the user wrote; None: by the number of calibration documents."""
         return None if self.lambda_ is None else Fraction(repr(self.lambda_))
+
+    @property
+    def exact_confidence(self) -> Fraction:
+        """The confidence as the decimal that the user wrote."""
+        return Fraction(repr(self.confidence))

@@ -21,7 +21,12 @@ class AnswerText(Record):
         description="How many documents were selected, of how many; where a check contradicts the promise it says that "
         "first."
     )
-    terms: str = Field(description="How many of them may be wrong, and what that rests on.")
+    bound: str | None = Field(
+        None,
+        description="How many of all audited documents are of the kind sought at least, with a stated confidence; null "
+        "where no theorem bounds it.",
+    )
+    terms: str = Field(description="How many of them may be wrong on average, and what that rests on.")
     doubts: list[str] = Field(description="Failed checks: the terms may not hold.")
     cautions: list[str] = Field(description="What else a reader of the numbers must know.")
 

@@ -12,6 +12,7 @@ from pipeline.audit.summary import Diagnostic, Summary
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.config.selection import ESTIMATING, FUSING, SelectionConfig
 from pipeline.detectors.knockoff import simultaneous_draws
+from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.selection.knockoff import fewest
@@ -42,19 +43,20 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
     audited = f"Of {summary.n_audit:,} audited document{'' if summary.n_audit == 1 else 's'}"
     if summary.limit is not None:
         audited += f" (a sample: the first {summary.limit:,} of each role, not the whole corpus)"
-    kind = "part of" if summary.direction == "members" else "not part of"
+    part = "part of" if summary.direction == "members" else "not part of"
     verb = "was" if summary.n_selected <= 1 else "were"
     number = f"{summary.n_selected:,}" if summary.n_selected else "none"
     headline = (
-        f"{_support_sentence(summary)}{audited}, {number} {verb} selected as {kind} the training data of "
-        f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}."
+        f"{_support_sentence(summary)}{audited}, {number} {verb} selected as {part} the training data of "
+        f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}{bound_clause(summary)}."
     )
     terms = _terms(summary) if summary.n_selected else _empty_answer(summary)
     doubts, cautions = _doubts(summary), _cautions(selection)
     if (remark := several_questions(run.history)) is not None:
         cautions.append(f"{remark} Section 3 lists them.")
-    sentence = " ".join((headline, terms, *doubts, *cautions))
-    return AnswerText(sentence=sentence, headline=headline, terms=terms, doubts=doubts, cautions=cautions)
+    bound = bound_text(summary)
+    sentence = " ".join((headline, *([bound] if bound else []), terms, *doubts, *cautions))
+    return AnswerText(sentence=sentence, headline=headline, bound=bound, terms=terms, doubts=doubts, cautions=cautions)
 
 
 def _proof_clause(summary: Summary) -> str:
@@ -82,7 +84,7 @@ def _terms(summary: Summary) -> str:
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
     if summary.supported is False:
         return _void_terms(summary, share)
-    if summary.guarantee == "finite-sample" and summary.calibration == "conditional":
+    if summary.guarantee == "finite-sample" and (summary.calibration == "conditional" or summary.procedure == "bound"):
         return f"{summary.promise} It rests on this: {summary.assumption}"
     if summary.guarantee == "finite-sample":
         return (
@@ -133,7 +135,7 @@ def _empty_answer(summary: Summary) -> str:
     if summary.procedure == "ktd":
         draws = simultaneous_draws(summary.detectors[0]) or 1
         text += " " + fewest(Fraction(repr(summary.alpha)), summary.n_audit, draws)[1]
-    elif least > summary.n_audit and summary.calibration != "pooled":
+    elif least > summary.n_audit and (summary.calibration != "pooled" or summary.procedure == "bound"):
         text += f" With {documents(summary.n_calibration)} for calibration nothing could {_ever(summary)}."
     elif least > summary.n_audit:
         text += " " + _resolution_limit(summary)
@@ -185,7 +187,7 @@ def _doubts(summary: Summary) -> list[str]:
 def _cautions(selection: SelectionFacts) -> list[str]:
     summary = selection.summary
     cautions = []
-    if summary.n_selected and not is_tested(summary):
+    if (summary.n_selected or summary.bound) and not is_tested(summary):
         cautions.append("Whether audited and calibration documents differ in more than membership was not tested.")
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
@@ -294,6 +296,7 @@ def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:
         "It is an average over repetitions of the whole audit with fresh documents (a repetition that selects nothing "
         "counts as 0% wrong). It is not a statement about this one list: the share of wrong documents in it is "
         "unknown and can be higher or lower.",
+        *bounds_not_covered([selection.summary for selection in selections]),
         "It is not a statement about any one document. No single document is proven to be in the training data or "
         "outside it, and a p-value is not the probability that a document was selected wrongly.",
         "Documents that were not selected are not shown to be the opposite of the selected ones.",

@@ -22,6 +22,7 @@ from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.errors import UserError
 from pipeline.selection import fusion, knockoff
 from pipeline.selection.adadetect import fit_discriminant, fit_score
+from pipeline.selection.bounds import Bound, bound_of, decide_by_bound, fewest_in_list
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
@@ -80,12 +81,15 @@ class Answer:
     assumption: str
     promise: str
     details: dict[str, float]
-    resolution: Callable[[int], tuple[int, int]]  # m -> fewest selectable, known documents needed for 1%
+    resolution: Callable[[int], tuple[int, int | None]]  # m -> fewest selectable, known documents needed for 1%
     strict: StrictAnswer
     factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
     weights: list[float] | None = None
     symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
     basis: Basis = PLAIN  # what `resolution` refers to
+    counts: RankCounts | None = None  # where ranks decide: of the audit documents
+    rank: int = 0  # where ranks decide: of the last that is selected
+    bound: Bound | None = None  # of the selected, those without scores left out
 
 
 def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -103,8 +107,10 @@ def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, q
     Raises:
         UserError: no calibration documents where they are needed, groups without any, no audit documents.
     """
-    kind = {"td4eval": _td4eval, "ktd": _ktd, "adadetect": _adadetect}.get(selection.procedure, _ranked)
-    return kind(selection, seed, known, others, quarantined)
+    kinds = {"td4eval": _td4eval, "ktd": _ktd, "adadetect": _adadetect, "bound": _bounded}
+    decided = yield from kinds.get(selection.procedure, _ranked)(selection, seed, known, others, quarantined)
+    bound = None if decided.counts is None else bound_of(selection, decided.counts, decided.rank, quarantined)
+    return replace(decided, bound=bound)
 
 
 def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -198,7 +204,18 @@ def _of_decision(
         factor=float(decision.factor),
         weights=weights,
         basis=Basis(halved, grid.groups > 1, share if estimated else None),
+        counts=counts,
+        rank=decision.rank,
     )
+
+
+def _bounded(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    rank, against = _ranking(selection, seed, known)
+    counts = yield from _count(rank, against, quarantined)
+    alpha, confidence = selection.exact_alpha, selection.exact_confidence
+    decision = decide_by_bound(counts, alpha, confidence)
+    answer = _of_decision(decision, counts, partial(_judge_ranks, rank, against, decision.rank))
+    return replace(answer, factor=None, resolution=lambda m: (fewest_in_list(counts.n, m, alpha, confidence), None))
 
 
 def _resolution(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, int]:

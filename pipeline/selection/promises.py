@@ -130,6 +130,19 @@ _BUILT_IN: dict[str, Terms] = {
 TERMS: Registry[Terms] = Registry("procedure", _BUILT_IN)
 """Terms of the procedures that decide on one detector's rank counts, also of those that plugins add."""
 
+
+def terms_of_bound(confidence: Fraction) -> Terms:
+    """The terms of procedure `bound` at a confidence in (0, 1): of this one list, and no average."""
+    sure, rest = (f"{float(100 * share):.6g}%" for share in (confidence, 1 - confidence))
+    return Terms(
+        "finite-sample",
+        _EXCHANGEABLE,
+        f"With {sure} confidence the share of wrong documents (those for which the null holds) in this one list is at "
+        f"most alpha, for any number of documents: of audits with fresh documents, at most {rest} would give a list "
+        "with a larger share. That is no average, and no single document is proven to be selected rightly.",
+    )
+
+
 SPECIAL_TERMS: dict[str, Terms] = {
     "td4eval": Terms(
         "heuristic",
@@ -151,6 +164,7 @@ SPECIAL_TERMS: dict[str, Terms] = {
         f"{_SHARE} is at most alpha times the true share of nulls, for any number of documents and whatever the "
         f"classifier learnt. {_ON_AVERAGE}",
     ),
+    "bound": terms_of_bound(Fraction(95, 100)),
 }
 """Terms of the procedures that read more than the rank counts of one detector."""
 

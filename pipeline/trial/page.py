@@ -63,10 +63,22 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int) -> V
     contradicted = []
     for row in failed:
         at = "".join(f", {names[setting]} {row[setting]}" for setting in settings)
+        share = f"the share of wrong documents was {cell(row, 'fdr')} on average, and its target is {row['target']:g}"
+        if row["procedure"] == "bound":
+            share = (
+                f"the share of wrong documents exceeded {row['target']:g} in more repeats than its confidence allows"
+            )
         contradicted.append(
-            f"Selection {row['selection']} ({row['procedure']}{at}): the share of wrong documents was "
-            f"{cell(row, 'fdr')} on average, and its target is {row['target']:g}. It cannot be relied on here."
+            f"Selection {row['selection']} ({row['procedure']}{at}): {share}. It cannot be relied on here."
         )
+    for row in readable(rows, settings):
+        if row.get("bound_contradicted"):
+            at = "".join(f", {names[setting]} {row[setting]}" for setting in settings)
+            contradicted.append(
+                f"Selection {row['selection']} ({row['procedure']}{at}): its bounds failed in a share "
+                f"{cell(row, 'bound_fails')} of the repeats, more than their confidence allows. They cannot be relied "
+                "on here."
+            )
     repeats = sorted({row["repeats"] for row in rows})
     extent = (
         "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "

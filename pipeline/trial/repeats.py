@@ -30,6 +30,8 @@ ROWS_SCHEMA = pa.schema(
         ("null_share", pa.float64()),
         ("strict_selected", pa.int64()),
         ("guarantee", pa.string()),
+        ("wrong_at_most", pa.int64()),
+        ("sought_at_least", pa.int64()),
     ]
 )
 
@@ -79,13 +81,15 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
     """Hold one verdict against the truth: a row of the table of repeats.
 
     A false selection is an untrained document where members are sought, a trained one where clean documents are. The
-    null share is that of the audited documents, quarantined ones included: what the estimates of it aim at.
+    null share is that of the audited documents, quarantined ones included: what the estimates of it aim at. The bounds
+    are null where there are none.
     """
     members = int(pool.trained[repeat.split.audit].sum())
     audited = int(repeat.split.audit.size)
     chosen = int(verdict.selected.sum())
     trained = int(pool.trained[repeat.audited][verdict.selected].sum())
     sought, false = (members, chosen - trained) if selection.direction == "members" else (audited - members, trained)
+    bound = verdict.answer.bound
     return {
         "repeat": repeat.number,
         "selection": selection.name,
@@ -99,6 +103,8 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
         "null_share": (audited - sought) / audited,
         "strict_selected": verdict.answer.strict.n_selected,
         "guarantee": verdict.answer.guarantee,
+        "wrong_at_most": None if bound is None else bound.wrong_at_most,
+        "sought_at_least": None if bound is None else bound.members_at_least,
     }
 
 

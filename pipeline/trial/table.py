@@ -13,6 +13,7 @@ from pipeline.audit.detection import UNDEFINED, Estimate
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.trial.bounds import HEADERS, audit_bounds, bound_cells, exceeds, shown_audit_bounds, shown_bounds
 from pipeline.trial.intervals import mean_interval
 
 
@@ -22,7 +23,8 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
     FDR is the mean, over repeats, of the share of the selected that is false (0 where nothing is selected); power the
     mean share of the sought documents that is selected. FDR is None where no audited document was null, power where
     none was sought. `contradicted` says whether the target lies below the lower end of the FDR's interval: then the
-    repeats contradict the promise. False proves nothing: other repeats may contradict it.
+    repeats contradict the promise (of procedure bound: whether the target is exceeded too often). False proves nothing:
+    other repeats may contradict it.
 
     Args:
         settings: of the point.
@@ -41,6 +43,9 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     false_share = (numbers("n_false") / np.maximum(selected, 1))[with_nulls]
     power = ((selected - numbers("n_false"))[with_sought]) / sought[with_sought]
     fdr = _estimate(false_share)
+    contradicted = None if fdr.low is None else bool(fdr.low > selection.alpha)
+    if contradicted is not None and selection.procedure == "bound":  # which promises nothing of the average
+        contradicted = exceeds(_estimate((false_share > selection.alpha).astype(np.float64)), selection)
     return {
         **shown(settings),
         "selection": selection.name,
@@ -54,12 +59,13 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "selected": float(selected.mean()),
         "target": selection.alpha,
         **spread("fdr", fdr),
-        "contradicted": None if fdr.low is None else bool(fdr.low > selection.alpha),
+        "contradicted": contradicted,
         **spread("power", _estimate(power)),
         "null_share": float(numbers("null_share").mean()),
         **spread(
             "null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if selection.estimates else UNDEFINED
         ),
+        **bound_cells(selection, repeats),
     }
 
 
@@ -91,13 +97,24 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
         "true": right,
         "share_false": (len(selected) - right) / len(selected) if selected and sought < len(audited) else None,
         "power": right / sought if sought else None,
+        **audit_bounds(summary, sought),
     }
 
 
 def audit_table(rows: Sequence[Row]) -> Table:
     """The audits' own selections for a terminal."""
     table = Table("audit", "selection", "procedure", _detectors(), title="The audits held against the truth")
-    for name in ("alpha", "audited", "trained in", "selected", "right", "share false", "power"):
+    for name in (
+        "alpha",
+        "audited",
+        "trained in",
+        "selected",
+        "right",
+        "share false",
+        "power",
+        "wrong at most",
+        HEADERS[-1],
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         shares = ["not defined" if row[name] is None else f"{row[name]:.3f}" for name in ("share_false", "power")]
@@ -107,6 +124,7 @@ def audit_table(rows: Sequence[Row]) -> Table:
             f"{row['alpha']:g}",
             *counts,
             *shares,
+            *shown_audit_bounds(row),
         )
     return table
 
@@ -131,7 +149,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str], models: int = 
     over = f"over re-splits of these documents, {'this model' if models == 1 else 'these models'}"
     title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals {over}"
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
-    for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate"):
+    for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate", *HEADERS):
         table.add_column(name, justify="right")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
@@ -147,9 +165,10 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str], models: int = 
             f"{row['audited']:.1f}",
             f"{row['null_share']:.3f}",
             cell(row, "null_estimate"),
+            *shown_bounds(row),
         )
-    if any(row["contradicted"] for row in rows):
-        table.caption = "! the repeats contradict the target"
+    if any(row["contradicted"] or row["bound_contradicted"] for row in rows):
+        table.caption = "! the repeats contradict the target, or the confidence of the bound"
     return table
 
 

@@ -37,7 +37,7 @@ from pipeline.trial.documents import Documents, check_inputs, read_documents
 from pipeline.trial.page import PAGE, trial_page
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
-from pipeline.trial.repeats import Pool, measure, pool_of
+from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure, pool_of
 from pipeline.trial.splits import draw_split
 
 
@@ -228,7 +228,7 @@ class _Trial:
         """The repeats over one model's scores, computed once for the same question."""
         settings = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
         roles = {str(role): amount for role, amount in config.roles().items()}
-        name = f"repeats/{_digest([audit.key, index, settings, roles, __version__])}.parquet"
+        name = f"repeats/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
         if not self.store.exists(name):
             self.store.write_table(name, measure(audit.pool, config, index))
         return self.store.read_table(name)

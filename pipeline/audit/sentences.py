@@ -1,0 +1,51 @@
+"""What a bound says of one list and of all audited documents, in sentences that claim no more than it does."""
+
+from __future__ import annotations
+
+from pipeline.audit.summary import Summary
+from pipeline.selection.bounds import Bound
+
+VOID = "No bound is stated: a check contradicts what it rests on."
+UNTESTED = ", if what it rests on holds, which was not tested"
+
+
+def bound_sentence(summary: Summary) -> str | None:
+    """How many of the selected are wrong at most, and how many of all audited documents are of the kind sought.
+
+    None where the selection has no bound; a sentence without any number where its promise is not supported.
+    """
+    bound = summary.bound
+    if bound is None:
+        return None
+    if summary.supported is False:
+        return VOID
+    condition = UNTESTED if summary.supported is None else ""
+    sure, known = sureness(bound), known_clause(summary, bound)
+    if not summary.n_selected:
+        return f"With {sure} {known}{condition}."
+    if bound.wrong_at_most >= summary.n_selected:
+        more = f" With {sure} {known}{condition}." if bound.members_at_least else ""
+        return f"With {sure} {wrong_clause(summary, bound)}.{more}"
+    return f"With {sure} {wrong_clause(summary, bound)}, and {known}{condition}."
+
+
+def sureness(bound: Bound) -> str:
+    """The confidence of a bound in words: 95% confidence."""
+    return f"{100 * bound.confidence:.6g}% confidence"
+
+
+def wrong_clause(summary: Summary, bound: Bound) -> str:
+    """At most how many of the selected are wrong; there is at least one."""
+    wrong, these = bound.wrong_at_most, f"these {summary.n_selected:,}"
+    if wrong >= summary.n_selected:
+        return f"it cannot be excluded that all of {these} are wrong"
+    return f"at most {wrong:,} of {these} {'is' if wrong == 1 else 'are'} wrong"
+
+
+def known_clause(summary: Summary, bound: Bound) -> str:
+    """At least how many of all audited documents are of the kind sought."""
+    kind = "trained on" if summary.direction == "members" else "not trained on"
+    least, audited = bound.members_at_least, f"of the {summary.n_audit:,} audited documents"
+    if least == 0:
+        return f"it cannot be said that any {audited} was {kind}"
+    return f"at least {least:,} {audited} {'was' if least == 1 else 'were'} {kind}"

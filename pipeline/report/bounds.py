@@ -1,0 +1,42 @@
+"""What a report says of the bounds of its answers: of one list, of all audited documents, and of what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.audit.sentences import UNTESTED, VOID, known_clause, sureness, wrong_clause
+from pipeline.audit.summary import Summary
+
+
+def bound_clause(summary: Summary) -> str:
+    """What the first sentence says of this one list; nothing without a bound, or where a check speaks against it."""
+    bound = summary.bound
+    if bound is None or summary.supported is False or not summary.n_selected:
+        return ""
+    condition = UNTESTED if summary.supported is None else ""
+    return f"; with {sureness(bound)} {wrong_clause(summary, bound)}{condition}"
+
+
+def bound_text(summary: Summary) -> str | None:
+    """How many of all audited documents are of the kind sought, and on what that and the first sentence rest."""
+    bound = summary.bound
+    if bound is None or summary.supported is False:
+        return None if bound is None else VOID
+    null = "not trained on" if summary.direction == "members" else "trained on"
+    return (
+        f"With {sureness(bound)} {known_clause(summary, bound)}, selected or not. Bounds are about the documents at "
+        f"hand and fail in at most {100 * (1 - bound.confidence):.6g}% of such audits, if the audited documents that "
+        f"were {null} and the calibration documents are exchangeable, all of them together."
+    )
+
+
+def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
+    """What a bound adds to the average, and what it does not."""
+    if not any(summary.bound and summary.supported is not False for summary in summaries):
+        return []
+    return [
+        "What is said with a confidence in section 1 is about this one list and these audited documents. It says how "
+        "many are wrong at most and not which, and the confidence is that of the whole statement, not of any document. "
+        "It rests on the calibration documents as the average does, and fails too where audited documents are near "
+        "copies of one another."
+    ]

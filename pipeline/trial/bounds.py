@@ -1,0 +1,67 @@
+"""Bounds beside the truth: over repeats of an audit, what was said of each list and how often it was wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.audit.detection import UNDEFINED, Estimate
+from pipeline.audit.summary import Summary
+from pipeline.config.selection import SelectionConfig
+from pipeline.report.tables import Row, spread
+from pipeline.trial.intervals import mean_interval
+
+HEADERS = ("bound", "bound fails", "sought, at least")
+
+
+def bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
+    """What the bounds of one selection said, on average over repeats, and the share of repeats in which they fail.
+
+    A bound fails where more of the selected are wrong than it says, or fewer of the audited are of the kind sought.
+    `bound` is the mean of its share of the selected, 0 where none are, as for the share that is wrong; all None for a
+    selection without bounds. `bound_contradicted` says that the bounds fail more often than their confidence allows.
+    """
+    names = ("n_selected", "n_false", "n_sought", "wrong_at_most", "sought_at_least")
+    if repeats["wrong_at_most"].null_count:
+        cells = {"bound": None, "sought": None, "sought_at_least": None, **spread("bound_fails", UNDEFINED)}
+        return {**cells, "bound_contradicted": None}
+    selected, false, sought, wrong, least = (np.asarray(repeats[name].to_numpy(), dtype=np.float64) for name in names)
+    fails = ((false > wrong) | (sought < least)).astype(np.float64)
+    failing = Estimate(float(fails.mean()), *mean_interval(fails))
+    return {
+        "bound": float((wrong / np.maximum(selected, 1)).mean()),
+        "sought": float(sought.mean()),
+        "sought_at_least": float(least.mean()),
+        **spread("bound_fails", failing),
+        "bound_contradicted": exceeds(failing, selection),
+    }
+
+
+def exceeds(failing: Estimate, selection: SelectionConfig) -> bool:
+    """Whether what may happen in a share 1 - confidence of audits happened more often, by the whole interval."""
+    return failing.low is not None and bool(failing.low > 1 - selection.confidence)
+
+
+def shown_bounds(row: Row) -> list[str]:
+    """The cells of a row for a terminal, below `HEADERS`."""
+    if row["bound"] is None:
+        return ["-", "-", "-"]
+    interval = f"[{row['bound_fails_low']:.3f}, {row['bound_fails_high']:.3f}]"
+    fails = f"{row['bound_fails']:.3f} {interval}" + (" !" if row["bound_contradicted"] else "")
+    return [f"{row['bound']:.3f}", fails, f"{row['sought_at_least']:.1f} of {row['sought']:.1f}"]
+
+
+def audit_bounds(summary: Summary, sought: int) -> dict[str, Any]:
+    """The bounds of one audit's selection, beside the number of documents of the kind sought; None without bounds."""
+    bound = summary.bound
+    wrong, least = (None, None) if bound is None else (bound.wrong_at_most, bound.members_at_least)
+    return {"wrong_at_most": wrong, "sought": sought, "sought_at_least": least}
+
+
+def shown_audit_bounds(row: Row) -> list[str]:
+    """The cells of an audit's row for a terminal: wrong at most, and sought at least of how many there are."""
+    if row["wrong_at_most"] is None:
+        return ["-", "-"]
+    return [str(row["wrong_at_most"]), f"{row['sought_at_least']} of {row['sought']}"]

@@ -1,0 +1,344 @@
+"""Bounds of one list: the envelope against all orders, lists against a scan of all numbers of nulls, sentences."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import seenset
+from pipeline.audit.sentences import VOID, bound_sentence
+from pipeline.audit.summary import Summary
+from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
+from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
+from pipeline.selection import RankCounts, envelope
+from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, why_unbounded, wrong_in_list
+from pipeline.selection.envelope import Envelope, probability_of_keeping
+from ray_jobs.terminal import print_summaries
+
+SURE = Fraction(95, 100)
+TENTH = Fraction(1, 10)
+
+
+def share_exceeding(envelope: Envelope, k: int, limits: np.ndarray) -> float:
+    """Of all orders of n calibration documents and k nulls, the share in which nulls exceed a limit at some level."""
+    n, exceeding, orders = envelope.n, 0, 0
+    for places in combinations(range(n + k), k):  # where the nulls stand
+        ranks = np.array(places) - np.arange(k) + 1  # 1 + the calibration documents before each
+        counts = np.array([(ranks <= level).sum() for level in envelope.levels])
+        exceeding += bool((counts > limits).any())
+        orders += 1
+    return exceeding / orders
+
+
+@pytest.mark.parametrize("delta", [Fraction(1, 20), Fraction(1, 3)])
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (4, 1), (5, 6), (8, 4), (3, 9)])
+def test_of_all_orders_at_most_a_share_delta_exceeds_the_envelope(n: int, k: int, delta: Fraction) -> None:
+    envelope = Envelope.of(n, k, 1 - delta)
+    limits = envelope.most(k)
+    share = share_exceeding(envelope, k, limits)
+    assert share <= delta
+    counted = 1 - probability_of_keeping(n, k, envelope.levels, limits[None])[0]
+    assert counted == pytest.approx(share, abs=1e-12)
+
+
+@pytest.mark.parametrize("confidence", [Fraction(8, 10), SURE, Fraction(999, 1000)])
+@pytest.mark.parametrize("n", [20, 200, 2_000])
+def test_the_envelope_is_exceeded_by_at_most_a_share_delta_of_draws_by_count(n: int, confidence: Fraction) -> None:
+    for k in (1, 5, 64, 300, 1_500, 5_000):  # the last ones of n = 2,000 are simulated
+        envelope = Envelope.of(n, k, confidence)
+        kept = probability_of_keeping(n, k, envelope.levels, envelope.most(k)[None])[0]
+        assert 1 - kept <= float(1 - confidence) * (1 + 1e-9)
+        if n > 1 and k >= 300:
+            assert 1 - kept >= 0.8 * float(1 - confidence) or k * n > 2_000_000  # and it is not much too wide
+
+
+@pytest.mark.parametrize("n", [5, 60, 300])
+def test_the_envelope_grows_with_the_number_of_nulls(n: int) -> None:
+    envelope = Envelope.of(n, 2_000, SURE)
+    before = envelope.most(0)
+    for k in [*range(1, 120), *range(130, 2_000, 95)]:
+        limits = envelope.most(k)
+        assert (limits >= before).all(), k
+        before = limits
+
+
+def random_counts(rng: np.random.Generator, n: int, nulls: int, members: int) -> tuple[RankCounts, np.ndarray]:
+    """Rank counts of nulls by Polya's urn and of members anywhere; and the nulls' own counts."""
+    own = rng.multinomial(nulls, rng.dirichlet(np.ones(n + 1)))
+    places = np.minimum(n, rng.geometric(rng.choice([0.02, 0.2, 0.9]), size=members) - 1)
+    return RankCounts(own + np.bincount(places, minlength=n + 1)), own
+
+
+def largest_consistent(counts: RankCounts, envelope: Envelope) -> int:
+    """By trying every number of nulls."""
+    above = counts.m - np.cumsum(counts.counts)[envelope.levels - 1]
+    return max(k for k in range(counts.m + 1) if (k <= envelope.most(k) + above).all())
+
+
+def test_the_number_of_nulls_is_the_largest_that_a_scan_finds_consistent() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        n, nulls, members = (int(rng.integers(1, most)) for most in (40, 100, 100))
+        counts, _ = random_counts(rng, n, nulls, members)
+        envelope = Envelope.of(n, counts.m, SURE)
+        assert bounds_of_lists(counts, SURE).nulls == largest_consistent(counts, envelope)
+
+
+def test_where_the_nulls_keep_within_the_envelope_every_bound_is_true() -> None:
+    """The proof of docs/guarantee.md, on counts in which members lie anywhere: no list and no threshold is excepted."""
+    rng = np.random.default_rng(1)
+    kept = 0
+    for _ in range(200):
+        n, nulls, members = int(rng.integers(1, 80)), int(rng.integers(0, 150)), int(rng.integers(1, 150))
+        counts, own = random_counts(rng, n, nulls, members)
+        envelope = Envelope.of(n, counts.m, SURE)
+        if not (np.cumsum(own)[envelope.levels - 1] <= envelope.most(nulls)).all():
+            continue
+        kept += 1
+        lists = bounds_of_lists(counts, SURE)
+        assert nulls <= lists.nulls
+        assert (np.cumsum(own) <= lists.wrong).all()
+        assert (lists.wrong <= np.cumsum(counts.counts)).all()
+    assert kept > 150
+
+
+def test_the_sharper_bound_is_never_above_the_published_one() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        counts, _ = random_counts(rng, 50, 60, 60)
+        for rank in (1, 5, 20, 51):
+            bound = wrong_in_list(counts, rank, SURE)
+            assert bound.wrong_at_most <= bound.published_wrong_at_most <= counts.at_most(rank)
+            assert bound.right_at_least == counts.at_most(rank) - bound.wrong_at_most <= bound.members_at_least
+
+
+def test_documents_without_a_score_are_counted_as_hypotheses_and_never_as_listed() -> None:
+    counts = RankCounts.of(np.ones(400, dtype=int), 50).with_quarantined(5)
+    everything = wrong_in_list(counts, 51, SURE, unlisted=5)
+    assert everything.wrong_at_most + everything.right_at_least == 400
+    assert everything.members_at_least <= 400
+    none = wrong_in_list(counts, 0, SURE)
+    assert (none.wrong_at_most, none.right_at_least, none.published_wrong_at_most) == (0, 0, 0)
+    assert none.members_at_least == everything.members_at_least > 300
+
+
+def test_the_longest_list_is_the_last_one_that_keeps_alpha() -> None:
+    rng = np.random.default_rng(3)
+    lengths = set()
+    for _ in range(40):
+        counts, _ = random_counts(rng, 60, 80, 160)
+        for alpha in (TENTH, Fraction(3, 10)):
+            lists = bounds_of_lists(counts, SURE)
+            holding = [
+                rank
+                for rank in range(1, 62)
+                if counts.at_most(rank) and lists.wrong_at(rank) <= alpha * counts.at_most(rank)
+            ]
+            rank = longest_list(counts, alpha, SURE)
+            assert rank == max(holding, default=0)
+            lengths.add(rank)
+    assert len(lengths) > 5
+
+
+def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
+    rng = np.random.default_rng(4)
+    shortest = 10**9
+    for _ in range(150):
+        n, m = 60, 240
+        members = int(rng.integers(10, 200))
+        counts, _ = random_counts(rng, n, m - members, members)
+        rank = longest_list(counts, Fraction(1, 5), SURE)
+        if rank:
+            shortest = min(shortest, counts.at_most(rank))
+    assert fewest_in_list(60, 240, Fraction(1, 5), SURE) <= shortest < 240
+
+
+def test_nothing_can_be_selected_where_the_fewest_exceed_the_audited() -> None:
+    assert fewest_in_list(1, 100, TENTH, SURE) > 100
+    assert longest_list(RankCounts.of(np.ones(100, dtype=int), 1), TENTH, SURE) == 0
+
+
+def test_a_bound_does_not_depend_on_what_was_asked_before() -> None:
+    counts, _ = random_counts(np.random.default_rng(5), 3_000, 1_500, 500)  # simulated
+    first = wrong_in_list(counts, 100, SURE)
+    wrong_in_list(counts, 100, Fraction(9, 10))
+    for cached in (envelope._height, envelope._chances, envelope._levels):
+        cached.cache_clear()
+    assert wrong_in_list(counts, 100, SURE) == first
+
+
+def test_a_confidence_that_the_draws_cannot_show_bounds_nothing() -> None:
+    counts = RankCounts.of(np.ones(5_000, dtype=int), 3_000)
+    bound = wrong_in_list(counts, 1, Fraction(99_999, 100_000))
+    assert (bound.wrong_at_most, bound.members_at_least) == (5_000, 0)
+
+
+# --- through a selection
+
+
+def scores(members: int = 150, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.normal(2.5, 1, members), rng.normal(size=300 - members)]), rng.normal(size=200)
+
+
+@pytest.mark.parametrize("settings", [{}, {"calibration": "conditional"}, {"procedure": "ptdi"}, {"procedure": "by"}])
+def test_every_selection_by_ranks_has_the_bound_of_its_list(settings: dict) -> None:
+    audited, unseen = scores()
+    found = seenset.select(audited, unseen=unseen, **settings)
+    bound = found.summary.bound
+    assert bound is not None
+    assert bound.confidence == 0.95
+    assert bound.wrong_at_most + bound.right_at_least == found.summary.n_selected
+    assert int(found.selected[150:].sum()) <= bound.wrong_at_most
+    assert 80 < bound.members_at_least <= 150
+
+
+def test_a_higher_confidence_says_less() -> None:
+    audited, unseen = scores()
+    bounds = [seenset.select(audited, unseen=unseen, confidence=c).summary.bound for c in (0.8, 0.95, 0.99)]
+    wrong = [bound.wrong_at_most for bound in bounds if bound is not None]
+    least = [bound.members_at_least for bound in bounds if bound is not None]
+    assert wrong == sorted(wrong)
+    assert least == sorted(least, reverse=True)
+    assert wrong[0] < wrong[2]
+
+
+def test_procedure_bound_selects_the_longest_list_of_which_a_share_alpha_can_be_wrong() -> None:
+    audited, unseen = scores()
+    summary = seenset.select(audited, unseen=unseen, procedure="bound", alpha=0.1, confidence=0.9).summary
+    assert summary.bound is not None
+    assert 0 < summary.bound.wrong_at_most <= 0.1 * summary.n_selected
+    assert summary.minimum_selectable <= summary.n_selected
+    assert (summary.strict.procedure, summary.strict.n_selected) == ("bound", summary.n_selected)
+    assert "90% confidence" in summary.promise
+    assert "at most 10% would give" in summary.promise
+    assert "average" not in summary.promise.replace("no average", "")
+    longer = seenset.select(audited, unseen=unseen, procedure="bh", alpha=0.1).summary
+    assert summary.n_selected < longer.n_selected  # which bounds an average
+
+
+def test_the_clean_direction_counts_clean_documents() -> None:
+    audited, unseen = scores()
+    members = seenset.select(audited, unseen=unseen).summary
+    clean = seenset.select(-audited, seen=-unseen, direction="clean").summary
+    assert clean.bound == members.bound
+    assert "were not trained on" in (bound_sentence(clean) or "")
+    assert "were trained on" in (bound_sentence(members) or "")
+
+
+UNBOUNDED = [
+    ({"procedure": "td4eval"}, "only with reconformal"),
+    ({"procedure": "ktd"}, "does not select by ranks"),
+    ({"calibration": "by_group"}, "among the same ones"),
+    ({"ties": "random"}, "independently of one another"),
+]
+
+
+@pytest.mark.parametrize(("settings", "why"), UNBOUNDED)
+def test_a_selection_that_no_theorem_covers_has_no_bound_and_says_why(settings: dict, why: str) -> None:
+    selection = SelectionConfig(name="one", detectors=["loss"], **settings)
+    assert why in (why_unbounded(selection) or "")
+
+
+def test_td4eval_has_a_bound_once_its_statistic_is_ranked_anew() -> None:
+    audited, unseen = scores()
+    assert seenset.select(audited, unseen=unseen, procedure="td4eval").summary.bound is None
+    anew = seenset.select(audited, unseen=unseen, procedure="td4eval", reconformal=True).summary.bound
+    assert anew is not None
+    assert anew.members_at_least > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"confidence": 1.0}, r"confidence: must be in \(0, 1\), got 1.0"),
+        ({"confidence": 0}, r"confidence: must be in \(0, 1\), got 0"),
+        ({"confidence": "high"}, r"confidence: must be a number in \(0, 1\), got 'high'"),
+        (
+            {"confidence": 0.9, "procedure": "td4eval"},
+            "no bound at confidence 0.9 can be had, because procedure td4eval",
+        ),
+        ({"confidence": 0.9, "ties": "random"}, "no bound at confidence 0.9 can be had, because ties: random"),
+        ({"procedure": "bound", "ties": "random"}, "procedure bound cannot be had, because ties: random"),
+        ({"procedure": "bound", "calibration": "conditional"}, "takes calibration pooled, got conditional"),
+    ],
+)
+def test_a_bound_that_cannot_be_had_is_refused_in_one_line(settings: dict, message: str) -> None:
+    audited, unseen = scores()
+    with pytest.raises(UserError, match=message):
+        seenset.select(audited, unseen=unseen, **settings)
+
+
+def test_random_ties_have_no_bound_where_none_was_asked_for() -> None:
+    audited, unseen = scores()
+    assert seenset.select(audited, unseen=unseen, ties="random").summary.bound is None
+
+
+# --- sentences
+
+
+def summary(**changes: object) -> Summary:
+    audited, unseen = scores()
+    made = seenset.select(audited, unseen=unseen, procedure="bh").summary
+    return made.model_copy(update={"supported": True, **changes})
+
+
+def with_bound(made: Summary, **changes: int) -> Summary:
+    assert made.bound is not None
+    values = {name: getattr(made.bound, name) for name in type(made.bound).__slots__}
+    return made.model_copy(update={"bound": type(made.bound)(**{**values, **changes})})
+
+
+def test_the_sentence_says_how_many_are_wrong_and_how_many_were_trained_on() -> None:
+    made = with_bound(summary(n_selected=240, n_audit=600), wrong_at_most=38, members_at_least=214)
+    assert bound_sentence(made) == (
+        "With 95% confidence at most 38 of these 240 are wrong, and at least 214 of the 600 audited documents were "
+        "trained on."
+    )
+    assert bound_clause(made) == "; with 95% confidence at most 38 of these 240 are wrong"
+    assert "fail in at most 5% of such audits" in (bound_text(made) or "")
+
+
+def test_what_is_not_supported_is_not_said_with_a_confidence() -> None:
+    made = summary(supported=False)
+    assert made.bound is not None
+    assert bound_sentence(made) == bound_text(made) == VOID
+    assert bound_clause(made) == ""
+    assert bounds_not_covered([made]) == []
+    assert not any(character.isdigit() for character in VOID)
+
+
+def test_the_command_prints_the_sentence_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    made = with_bound(summary(n_selected=240, n_audit=600), wrong_at_most=38, members_at_least=214)
+    print_summaries([made, summary(supported=False, name="void")])
+    printed = capsys.readouterr().out
+    assert "selection: With 95% confidence at most 38 of these 240 are wrong, and at least 214 of the 600" in printed
+    assert f"void: {VOID}" in printed
+    assert printed.count("confidence") == 1
+
+
+def test_what_was_not_tested_is_said_under_its_condition() -> None:
+    assert (bound_sentence(summary(supported=None)) or "").endswith(", which was not tested.")
+    assert bound_clause(summary(supported=None)).endswith(", which was not tested")
+    assert "not tested" not in (bound_sentence(summary()) or "")
+
+
+def test_a_bound_that_bounds_nothing_says_so() -> None:
+    made = summary(n_selected=12, n_audit=600)
+    nothing = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=0))
+    assert nothing == "With 95% confidence it cannot be excluded that all of these 12 are wrong."
+    some = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=30)) or ""
+    assert some.startswith(nothing)
+    assert "at least 30 of the 600 audited documents were trained on" in some
+    empty = with_bound(summary(n_selected=0, n_audit=600), wrong_at_most=0, members_at_least=0)
+    assert bound_sentence(empty) == (
+        "With 95% confidence it cannot be said that any of the 600 audited documents was trained on."
+    )
+    one = with_bound(summary(n_selected=0, n_audit=600), wrong_at_most=0, members_at_least=1)
+    assert "at least 1 of the 600 audited documents was trained on" in (bound_sentence(one) or "")
+    assert bound_sentence(summary(bound=None)) is None
+    assert bound_text(summary(bound=None)) is None

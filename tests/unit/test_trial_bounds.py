@@ -1,0 +1,107 @@
+"""Bounds beside the truth in a trial: what they say, how often they fail, and what is made of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from report_run import summary_of
+
+from pipeline.config.selection import SelectionConfig
+from pipeline.report.tables import as_text
+from pipeline.selection import RankCounts, decide
+from pipeline.selection.bounds import Bound
+from pipeline.selection.in_memory import Scores
+from pipeline.trial.config import build_trial
+from pipeline.trial.page import verification
+from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure
+from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table
+
+
+def pool(n: int = 500, effect: float = 2.5) -> Pool:
+    rng = np.random.default_rng(0)
+    trained = np.arange(n) % 2 == 0
+    scores = Scores({"loss": rng.normal(size=n) + effect * trained}, rng.permutation(n), pa.nulls(n, pa.string()))
+    return Pool([f"d{i}" for i in range(n)], np.arange(n), trained, np.ones(n, dtype=bool), scores)
+
+
+def rows_of(selections: list[dict[str, Any]], repeats: int = 30) -> tuple[list[dict[str, Any]], pa.Table]:
+    settings = {
+        "run": "runs/trial",
+        "model": {"path": "somewhere"},
+        "documents": {"path": "documents.jsonl"},
+        "detectors": ["loss"],
+        "split": {"unseen": 120},
+        "repeats": repeats,
+        "selections": [{"detectors": ["loss"], **selection} for selection in selections],
+    }
+    config, _ = build_trial(settings)
+    table = measure(pool(), config, 0)
+    return selection_rows({}, config.selections, table), table
+
+
+def test_the_bounds_of_a_trial_stand_beside_the_truth() -> None:
+    (bh, bound, ties), table = rows_of(
+        [
+            {"name": "plain", "procedure": "bh"},
+            {"name": "bounded", "procedure": "bound", "alpha": 0.2},
+            {"name": "without", "procedure": "bh", "ties": "random"},
+        ]
+    )
+    assert bh["fdr"] < bh["bound"] < 0.5
+    assert bound["bound"] <= 0.2
+    assert 0 < bh["sought_at_least"] <= bh["sought"] == pytest.approx(table["n_sought"].to_numpy()[0])
+    assert bh["bound_fails"] <= 0.05
+    assert bh["bound_contradicted"] is False
+    assert bound["contradicted"] is False
+    assert {ties[name] for name in ("bound", "sought_at_least", "bound_fails", "bound_contradicted")} == {None}
+    text = as_text([selection_table([bh, bound, ties], [])])
+    assert f"{bh['sought_at_least']:.1f} of {bh['sought']:.1f}" in text
+    assert "sought, at least" in text
+
+
+def broken(table: pa.Table, **columns: int) -> pa.Table:
+    for name, value in columns.items():
+        table = table.set_column(ROWS_SCHEMA.names.index(name), name, pa.array(np.full(len(table), value), pa.int64()))
+    return table
+
+
+@pytest.mark.parametrize("columns", [{"wrong_at_most": 0, "n_false": 9}, {"sought_at_least": 370, "n_sought": 300}])
+def test_bounds_that_fail_too_often_are_contradicted_and_named(columns: dict[str, int]) -> None:
+    rows, table = rows_of([{"name": "plain", "procedure": "bh"}])
+    assert verification(rows, [], 1).contradicted == []
+    selection = SelectionConfig(name="plain", detectors=["loss"])
+    (row,) = selection_rows({}, [selection], broken(table, **columns))
+    assert row["bound_fails"] == 1
+    assert row["bound_contradicted"] is True
+    assert any("its bounds failed in a share 1.000" in sentence for sentence in verification([row], [], 1).contradicted)
+    assert "!" in as_text([selection_table([row], [])])
+
+
+def test_of_procedure_bound_only_lists_with_more_than_alpha_wrong_contradict_the_target() -> None:
+    """Its share of wrong documents may exceed alpha in one list of twenty, by any amount: the average says nothing."""
+    _, table = rows_of([{"name": "one", "procedure": "bound", "alpha": 0.2}], repeats=60)
+    selection = SelectionConfig(name="one", detectors=["loss"], procedure="bound", alpha=0.2)
+    (kept,) = selection_rows({}, [selection], broken(table, n_selected=100, n_false=20))
+    assert kept["fdr"] == pytest.approx(0.2)
+    assert kept["contradicted"] is False
+    (failed,) = selection_rows({}, [selection], broken(table, n_selected=100, n_false=21))
+    assert failed["contradicted"] is True
+    (sentence,) = (s for s in verification([failed], [], 1).contradicted if "target" in s or "exceeded" in s)
+    assert "exceeded 0.2 in more repeats than its confidence allows" in sentence
+
+
+def test_the_audit_of_a_trial_shows_its_bounds_beside_the_truth() -> None:
+    selection = SelectionConfig(name="plain", detectors=["loss"])
+    counts = RankCounts.of(np.array([1] * 30 + [50] * 10), 99)
+    made = summary_of(selection, counts, decide("bh", counts, selection.exact_alpha))
+    summary = made.model_copy(update={"bound": Bound(0.95, 4, 26, 27, 9)})
+    audited = [f"d{i}" for i in range(40)]
+    row = audit_row(summary, audited[:30], audited, set(audited[:29]))
+    assert (row["wrong_at_most"], row["sought_at_least"], row["sought"]) == (4, 27, 29)
+    assert "27 of 29" in as_text([audit_table([{"audit": "a", **row}])])
+    without = audit_row(made.model_copy(update={"bound": None}), audited[:30], audited, set(audited[:29]))
+    assert without["wrong_at_most"] is None
+    assert "-" in as_text([audit_table([{"audit": "a", **without}])])
