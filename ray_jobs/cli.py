@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | evaluate | status | select | report | trial | schema."""
+"""The command: seenset init | plan | run | evaluate | status | select | verdict | report | trial | schema."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ MAX_REPORTS = 8
 FAIL_HELP = (
     "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
 )
+TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that is not supported."
 ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
 TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
 StatusPath = Annotated[
@@ -170,6 +171,29 @@ def select(
         terminal.print_history(run)
     if fail_if_selected and (code := exit_code_of(summaries)):
         raise typer.Exit(int(code))
+
+
+@app.command()
+def verdict(
+    run: RunPath,
+    blocks: Annotated[
+        str | None,
+        typer.Option("--blocks", metavar="group|family", help="What the permutation test moves whole."),
+    ] = None,
+    json_: AsJson = False,
+    fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
+) -> None:
+    """Was this collection trained on? At least so many of its documents, and a test of it as a whole."""
+    from pipeline.audit.collection import block_kind
+    from ray_jobs.verdict import give_verdict
+
+    answer = give_verdict(run, block_kind(blocks))
+    if json_:
+        terminal.print_json(answer.plain())
+    else:
+        terminal.print_verdict(answer)
+    if fail_if_trained and answer.exit_code:
+        raise typer.Exit(int(answer.exit_code))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pipeline.audit.evaluation import Evaluation
     from pipeline.audit.summary import Summary
+    from pipeline.audit.verdict import CollectionVerdict
     from pipeline.trial.progress import TrialStatus
 
 
@@ -136,6 +137,21 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         bounded = bound_sentence(summary)
         for remark in [*summary.remarks, *([bounded] if bounded else [])]:
             screen.print(f"{summary.name}: {remark}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_verdict(verdict: CollectionVerdict) -> None:
+    """The verdict on a collection: the answer, why nobody should act on it, and the numbers that it rests on."""
+    screen = console()
+    head, *others = verdict.sentences
+    screen.print(Text(head, style="bold red" if verdict.answer == "not supported" else "bold"), soft_wrap=True)
+    for reason in verdict.reasons:
+        mark = "NOT SUPPORTED" if verdict.supported is False else "not tested"
+        screen.print(f"{mark}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    for sentence in others:
+        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    if verdict.blind.ok:
+        screen.print(f"blind test: {verdict.blind.sentence}", markup=False, highlight=False, soft_wrap=True)
+    print(f"verdict: {verdict.run}/verdict.json")
 
 
 def print_history(run: str) -> None:

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.audit.verdict import CollectionVerdict
     from pipeline.config.audit import AuditConfig
     from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, REFERENCE, Evidence, detector
     from pipeline.detectors.likelihood import mean_of_all, mean_of_lowest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pipeline.selection.rank_counts import RankCounts
     from pipeline.selection.step_up import step_up
     from seenset.notebook import Selected, score, select
-    from seenset.runs import Run, RunSelection, audit, open_run, trial
+    from seenset.runs import Run, RunSelection, audit, open_run, trial, verdict
     from seenset.support import UnsupportedWarning
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "LOWERCASE",
     "REFERENCE",
     "AuditConfig",
+    "CollectionVerdict",
     "Decision",
     "Evidence",
     "RankCounts",
@@ -53,9 +55,11 @@ __all__ = [
     "select",
     "step_up",
     "trial",
+    "verdict",
 ]
 
 _HOMES = {
+    "pipeline.audit.verdict": ("CollectionVerdict",),
     "pipeline.config.audit": ("AuditConfig",),
     "pipeline.detectors.base": ("FORWARD", "GRADIENT", "LOWERCASE", "REFERENCE", "Evidence", "detector"),
     "pipeline.detectors.likelihood": ("mean_of_all", "mean_of_lowest"),
@@ -64,7 +68,7 @@ _HOMES = {
     "pipeline.selection.rank_counts": ("RankCounts",),
     "pipeline.selection.step_up": ("step_up",),
     "seenset.notebook": ("Selected", "score", "select"),
-    "seenset.runs": ("Run", "RunSelection", "audit", "open_run", "trial"),
+    "seenset.runs": ("Run", "RunSelection", "audit", "open_run", "trial", "verdict"),
     "seenset.support": ("UnsupportedWarning",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -11,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
+from pipeline.audit.collection import block_kind
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import Summary
+from pipeline.audit.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import placed
 from pipeline.store.files import Store
@@ -22,7 +25,8 @@ from pipeline.trial.trial import TrialOutcome
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.trial import run_trial
-from seenset.support import warn_of_unsupported
+from ray_jobs.verdict import give_verdict
+from seenset.support import UnsupportedWarning, warn_of_unsupported
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -142,6 +146,28 @@ def trial(
         load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))
     )
     return run_trial(*source, Console(), quiet, limit)
+
+
+def verdict(run: str | PathLike[str] | Run, *, blocks: str | None = None) -> CollectionVerdict:
+    """Was this collection trained on? A count of its documents, and a permutation test of it as a whole.
+
+    As `seenset verdict`: no model is touched; verdict.json is written, and the report anew if there is one.
+
+    Args:
+        run: A finished run, or its directory. It needs unseen documents.
+        blocks: What the test moves whole: `group` or `family`; by default groups where documents have one.
+
+    Returns:
+        The verdict. `UnsupportedWarning` where one of both says that the collection was trained on, and a check
+        contradicts it or could not be made.
+
+    Raises:
+        UserError: no unseen documents, too few for the test, or not a finished run.
+    """
+    answer = give_verdict(run.path if isinstance(run, Run) else str(run), block_kind(blocks))
+    if answer.answer == "not supported":
+        warnings.warn(" ".join([answer.sentences[0], *answer.reasons]), UnsupportedWarning, stacklevel=2)
+    return answer
 
 
 def _mapping(

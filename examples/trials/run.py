@@ -40,6 +40,7 @@ NAMES = (
     "knockoffs",
     "fsd",
     "samia",
+    "verdict",
     SYSTEMS,
 )
 PASSAGES = 600

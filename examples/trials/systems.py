@@ -81,7 +81,8 @@ def columns_of(entry: Any) -> set[str]:
 
 
 def _table(config: TrialConfig, seconds: dict[str, float]) -> Table:
-    title = f"{len(config.selections)} systems on one contaminated model, {config.repeats} repeats, 95% intervals"
+    scope = "95% intervals over re-splits of these documents, this model (AUC: over documents)"
+    title = f"{len(config.selections)} systems on one contaminated model, {config.repeats} repeats, {scope}"
     table = Table("system", "procedure", title=title)
     for name in ("AUC", "target", "FDR", "power", "seconds"):
         table.add_column(name, justify="right")

@@ -51,39 +51,53 @@ def blind(calibration: Sequence[str], audit: Sequence[str], seed: int) -> Blind 
         seed: of the folds.
     """
     guesses = blind_scores(calibration, audit, seed)
-    if guesses is None:
-        return None
+    return None if guesses is None else auc_interval(guesses[: len(calibration)], guesses[len(calibration) :])
+
+
+def auc_interval(calibration: np.ndarray, audit: np.ndarray) -> Blind:
+    """The AUC of guesses, larger for audited ones, with its 99% interval by Hanley & McNeil (1982).
+
+    Args:
+        calibration: guesses of the null role, float64, (n,), of independent documents or blocks of them.
+        audit: guesses of the audited ones, float64, (m,).
+    """
     from sklearn.metrics import roc_auc_score
 
     labels = np.r_[np.zeros(len(calibration), dtype=int), np.ones(len(audit), dtype=int)]
-    auc = float(roc_auc_score(labels, guesses))
+    auc = float(roc_auc_score(labels, np.r_[calibration, audit]))
     error = Z99 * _hanley_mcneil(auc, len(audit), len(calibration))
     return Blind(auc, max(0.0, auc - error), min(1.0, auc + error), len(calibration), len(audit))
 
 
-def blind_scores(first: Sequence[str], second: Sequence[str], seed: int) -> np.ndarray | None:
+def blind_scores(
+    first: Sequence[str], second: Sequence[str], seed: int, blocks: Sequence[int] | None = None
+) -> np.ndarray | None:
     """How much the words of each text look like those of the second kind, by a classifier that never read that text.
 
     Args:
         first: texts of one kind.
         second: texts of the other.
         seed: of the folds.
+        blocks: of each text of both kinds, if there are any; then it never read a text of the same block either.
 
     Returns:
-        float64, (first + second,), larger for the second kind; None with fewer than 20 texts of either.
+        float64, (first + second,), larger for the second kind; None with fewer than 20 texts (blocks) of either.
     """
-    if min(len(first), len(second)) < LEAST:
+    numbers = range(len(first) + len(second)) if blocks is None else blocks
+    if min(len(set(numbers[: len(first)])), len(set(numbers[len(first) :]))) < LEAST:
         return None
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, cross_val_predict
 
     texts = [text[:CHARACTERS] for text in (*first, *second)]
     labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
     words = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2").transform(texts)
     model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
-    return np.asarray(cross_val_predict(model, words, labels, cv=folds, method="decision_function"))
+    kind = StratifiedKFold if blocks is None else StratifiedGroupKFold
+    folds = kind(FOLDS, shuffle=True, random_state=seed % 2**32)
+    guesses = cross_val_predict(model, words, labels, groups=blocks, cv=folds, method="decision_function")
+    return np.asarray(guesses)
 
 
 def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:

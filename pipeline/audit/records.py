@@ -11,6 +11,7 @@ from pipeline.errors import UserError
 from pipeline.store.files import Store
 
 MANIFEST_FILE = "manifest.json"
+VERDICT_FILE = "verdict.json"
 
 
 class Record(BaseModel):

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.audit.allocation import KEYS_FILE, trained_beginning, trained_text
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.history import HISTORY, Command, note_answers
+from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
 from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
@@ -56,6 +57,7 @@ def select_all(
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
+    scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     columns = sorted({column for selection in config.selections for column in selection.detectors})
     if not columns:
         note_answers(scored.store, config, command, [])

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue
 from pipeline.audit.manifest import Provenance
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
+from pipeline.audit.verdict import CollectionVerdict
 
 CheckVerdict = Literal["failed", "limited", "passed", "noted"]
 
@@ -142,6 +143,9 @@ class Report(VersionedRecord):
     notices: list[str] = Field(description="What a reader must know before the first answer.")
     model: ModelReport = Field(description="The audited model.")
     selections: list[SelectionReport] = Field(description="The answers, in the order of the configuration.")
+    verdict: CollectionVerdict | None = Field(
+        None, description="Whether the collection was trained on; null where seenset verdict was not asked."
+    )
     not_covered: list[str] = Field(description="What the guarantee does not mean.")
     history: HistoryReport | None = Field(description="What the run was asked so far; null where nothing was noted.")
     documents: list[RoleCount] = Field(description="How many documents of each role there are.")

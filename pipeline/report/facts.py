@@ -18,6 +18,7 @@ from pipeline.audit.records import parse_part
 from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
 from pipeline.audit.status import SCORING, RunState, read_status
 from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
 from pipeline.corpus.shard import Shard
@@ -61,6 +62,7 @@ class RunFacts:
     n_receipts: int
     state: RunState | None
     selections: tuple[SelectionFacts, ...]
+    verdict: CollectionVerdict | None  # of the whole collection
     missing: tuple[str, ...]  # selections that were asked for and are not made
     history: tuple[HistoryEntry, ...]
     roles: tuple[RoleCount, ...]
@@ -90,6 +92,7 @@ def read_facts(store: Store) -> RunFacts:
         n_receipts=len(receipts),
         state=None if status is None else status.state,
         selections=made,
+        verdict=read_verdict(store),
         missing=tuple(name for name in names if name not in {selection.name for selection in made}),
         history=tuple(read_history(store)),
         roles=tuple(_role_counts(receipts, duplicates)),

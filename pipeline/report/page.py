@@ -57,6 +57,17 @@ def write_report(store: Store, texts: bool = True) -> str:
     return f"{store.url}/report/report.html"
 
 
+def rewrite_report(store: Store) -> None:
+    """Write the report anew where there is one, with texts or without them as it was.
+
+    Raises:
+        UserError: as `write_report`.
+    """
+    earlier = store.read_json("report/report.json")
+    if isinstance(earlier, dict):
+        write_report(store, texts=earlier.get("texts") is not False)
+
+
 # --- contents
 
 
@@ -69,6 +80,7 @@ def _report(run: RunFacts, excerpts: dict[_Place, str] | None, figures: dict[str
         notices=wording.notices(run),
         model=_model(run),
         selections=[_selection(run, selection, excerpts, figures[selection.name]) for selection in run.selections],
+        verdict=run.verdict,
         not_covered=wording.not_covered(run.selections),
         history=wording.history_report(run.history),
         documents=list(run.roles),

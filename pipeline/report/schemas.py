@@ -14,6 +14,7 @@ from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import VersionedRecord
 from pipeline.audit.status import Status
 from pipeline.audit.summary import Summary
+from pipeline.audit.verdict import CollectionVerdict
 from pipeline.report.contents import Report
 from pipeline.store.files import to_json
 
@@ -24,6 +25,7 @@ RECORDS: dict[str, type[VersionedRecord]] = {
     "report": Report,
     "evaluation": Evaluation,
     "history": HistoryEntry,
+    "verdict": CollectionVerdict,
 }
 """The files by name, and what they hold."""
 

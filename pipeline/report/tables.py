@@ -45,7 +45,7 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     """The figures of an evaluation for a terminal."""
     rows = evaluation_rows(evaluation)
     settings = ["group"] if any(row.group is not None for row in evaluation.rows) else []
-    title = f"Seen against unseen documents, {evaluation.confidence:.0%} intervals"
+    title = f"Seen against unseen documents, {evaluation.confidence:.0%} intervals over documents, this model"
     return detector_table(rows, settings, title, ("seen", "unseen"))
 
 
@@ -161,6 +161,8 @@ def cell(row: Row, name: str) -> str:
     """A number with its interval."""
     if row[name] is None:
         return "not defined" if name != "null_estimate" else "-"
+    if row[f"{name}_low"] is None:
+        return f"{row[name]:.3f} (no interval)"
     return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.detection import UNDEFINED, Estimate
+from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
-from pipeline.report.tables import Row, spread
-from pipeline.trial.intervals import mean_interval
+from pipeline.report.tables import Row, cell, spread
+from pipeline.trial.intervals import by_model, contradicts, estimate_of
 
 HEADERS = ("bound", "bound fails", "sought, at least")
 
@@ -29,27 +29,21 @@ def bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
         return {**cells, "bound_contradicted": None}
     selected, false, sought, wrong, least = (np.asarray(repeats[name].to_numpy(), dtype=np.float64) for name in names)
     fails = ((false > wrong) | (sought < least)).astype(np.float64)
-    failing = Estimate(float(fails.mean()), *mean_interval(fails))
+    failing = by_model(fails, repeats["model"].to_numpy())
     return {
         "bound": float((wrong / np.maximum(selected, 1)).mean()),
         "sought": float(sought.mean()),
         "sought_at_least": float(least.mean()),
-        **spread("bound_fails", failing),
-        "bound_contradicted": exceeds(failing, selection),
+        **spread("bound_fails", estimate_of(failing)),
+        "bound_contradicted": contradicts(failing, 1 - selection.confidence),
     }
-
-
-def exceeds(failing: Estimate, selection: SelectionConfig) -> bool:
-    """Whether what may happen in a share 1 - confidence of audits happened more often, by the whole interval."""
-    return failing.low is not None and bool(failing.low > 1 - selection.confidence)
 
 
 def shown_bounds(row: Row) -> list[str]:
     """The cells of a row for a terminal, below `HEADERS`."""
     if row["bound"] is None:
         return ["-", "-", "-"]
-    interval = f"[{row['bound_fails_low']:.3f}, {row['bound_fails_high']:.3f}]"
-    fails = f"{row['bound_fails']:.3f} {interval}" + (" !" if row["bound_contradicted"] else "")
+    fails = cell(row, "bound_fails") + (" !" if row["bound_contradicted"] else "")
     return [f"{row['bound']:.3f}", fails, f"{row['sought_at_least']:.1f} of {row['sought']:.1f}"]
 
 

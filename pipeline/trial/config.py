@@ -71,6 +71,9 @@ class TrialConfig(Section):
     models: int = Field(1, ge=1, description="Contaminated models, each with a random part and a seed of its own.")
     split: SplitConfig = SplitConfig()
     repeats: int = Field(100, ge=1, description="Splits of the documents over each model's scores.")
+    verdict: bool = Field(
+        False, description="Whether each repeat is asked too whether the whole collection was trained on (`unseen`)."
+    )
     detectors: list[DetectorEntry] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"], min_length=1, description="As in an audit."
     )
@@ -89,6 +92,12 @@ class TrialConfig(Section):
     def _one_adapter(self) -> TrialConfig:
         if self.model.adapter is not None and self.contaminate.method != "full":
             raise ValueError("model.adapter must be null where contaminate.method is an adapter too: merge it first")
+        return self
+
+    @model_validator(mode="after")
+    def _with_members(self) -> TrialConfig:
+        if self.verdict and all(selection.direction != "members" for selection in self.selections):
+            raise ValueError("verdict asks for members: give a selection of direction members, or set verdict: false")
         return self
 
     @property

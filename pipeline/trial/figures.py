@@ -99,7 +99,11 @@ def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Tic
         defined = [row for row in rows if row[figure] is not None]
         x = np.array([places[row[axis]] for row in defined]) + offset
         y = np.array([row[figure] for row in defined])
-        low, high = (np.array([row[f"{figure}_{end}"] for row in defined]) for end in ("low", "high"))
+        ends = (
+            [row[figure] if row[f"{figure}_{end}"] is None else row[f"{figure}_{end}"] for row in defined]
+            for end in ("low", "high")
+        )
+        low, high = (np.array(end) for end in ends)
         spread = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
         style = "-" if numeric else "none"
         axes.errorbar(

@@ -13,6 +13,7 @@ from pipeline.report.tables import Row, cell, labels, page_table, readable
 from pipeline.report.templates import data_uri, render
 from pipeline.report.wording import model_name
 from pipeline.trial.config import TrialConfig
+from pipeline.trial.intervals import LEAST_MODELS
 
 PAGE = "trial.html"
 UNVERIFIED = (
@@ -80,11 +81,16 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int) -> V
                 "on here."
             )
     repeats = sorted({row["repeats"] for row in rows})
+    splits = f"{' or '.join(f'{n:,}' for n in repeats)} random splits of these documents"
     extent = (
         "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "
-        f"The average is over {' or '.join(f'{n:,}' for n in repeats)} random splits of these documents, given the "
-        f"scores of {_counted(models, 'contaminated model')}."
+        f"The average is over {splits}, given the scores of {_counted(models, 'contaminated model')}."
     )
+    if models > 1:
+        extent = (
+            "A target is contradicted where the repeats of all models together contradict that each model keeps it. "
+            f"Figures are averages over {_counted(models, 'contaminated model')}, of {splits} each. {_over(models)}"
+        )
     proved = all(row["guarantee"] == "finite-sample" for row in rows)
     return Verification(headline, contradicted, extent, [*UNVERIFIED, *(() if proved else (NOT_PROMISED,))])
 
@@ -116,6 +122,16 @@ def trial_page(
         facts=facts,
         left_out=", ".join(f"{why.replace('_', ' ')} {n:,}" for why, n in sorted(facts["left_out"].items())),
         reports=reports,
+    )
+
+
+def _over(models: int) -> str:
+    """What the intervals over several models assume."""
+    if models < LEAST_MODELS:
+        return f"Of fewer than {LEAST_MODELS} models there is no interval over models: each model has one of its own."
+    return (
+        "Their intervals are over models, and take it that the models' figures scatter about normally; each model has "
+        "one of its own too, over its splits."
     )
 
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from scipy.stats import rankdata, spearmanr
 
 from pipeline.errors import UserError, nearest
-from pipeline.report.tables import Row, labels, readable, shown
+from pipeline.report.tables import Row, cell, labels, readable, shown
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.intervals import mean_interval
+from pipeline.trial.intervals import mean_interval, models_interval
 from pipeline.trial.repeats import Pool, repeats
 
 COLUMNS = ("model", "item", "correct")
@@ -76,7 +76,8 @@ def ranking_rows(
 
     A row a selection and model: its mean accuracy over the repeats on each set of items and its rank there (1 is
     best, ties share), and Spearman's correlation with the ranking on the truly clean items, a mean over the repeats
-    with its 95% interval. Repeats in which nothing was selected count as a correlation of 0.
+    with its 95% interval: over re-splits of one contaminated model, over models of several (`models_interval`; none of
+    two). Repeats in which nothing was selected count as a correlation of 0.
 
     Raises:
         UserError: no selection of direction clean, or an audited item that a model has no result for.
@@ -84,17 +85,18 @@ def ranking_rows(
     chosen = [i for i, selection in enumerate(config.selections) if selection.direction == "clean"]
     if not chosen:
         raise UserError("--ranking needs a selection with direction clean; all of this trial seek members")
-    accuracies: dict[int, list[np.ndarray]] = {i: [] for i in chosen}
+    accuracies: dict[int, list[list[np.ndarray]]] = {i: [[] for _ in pools] for i in chosen}
     for model, pool in enumerate(pools):
         for repeat in repeats(pool, config, model):
             _complete(results, pool, repeat.split.audit)
             for i in chosen:
                 selected = repeat.audited[repeat.verdicts[i].selected]
                 clean = repeat.split.audit[~pool.trained[repeat.split.audit]]
-                accuracies[i].append(_accuracies(results, [repeat.split.audit, selected, clean]))
+                accuracies[i][model].append(_accuracies(results, [repeat.split.audit, selected, clean]))
     rows: list[Row] = []
     for i in chosen:
-        rows += _rows(settings, config.selections[i].name, results.models, np.stack(accuracies[i]))
+        samples = [np.stack(sample) for sample in accuracies[i]]
+        rows += _rows(settings, config.selections[i].name, results.models, samples)
     return rows
 
 
@@ -113,9 +115,15 @@ def _accuracies(results: Results, sets: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([results.correct[:, items].mean(axis=1) if items.size else nothing for items in sets])
 
 
-def _rows(settings: Mapping[str, Any], selection: str, models: Sequence[str], accuracies: np.ndarray) -> list[Row]:
-    """Rows of one selection from float64 (repeats, sets, models)."""
-    correlations = {name: np.array([_spearman(a[s], a[2]) for a in accuracies]) for s, name in enumerate(ITEMS[:2])}
+def _rows(
+    settings: Mapping[str, Any], selection: str, models: Sequence[str], samples: Sequence[np.ndarray]
+) -> list[Row]:
+    """Rows of one selection from float64 (repeats, sets, models) of each contaminated model."""
+    accuracies = np.concatenate(samples)
+    correlations = {
+        name: [np.array([_spearman(a[s], a[2]) for a in sample]) for sample in samples]
+        for s, name in enumerate(ITEMS[:2])
+    }
     means = np.nanmean(np.where(np.isnan(accuracies).all(axis=0), 0, accuracies), axis=0)
     rows = []
     for m, model in enumerate(models):
@@ -124,9 +132,11 @@ def _rows(settings: Mapping[str, Any], selection: str, models: Sequence[str], ac
             row[f"accuracy_{name}"] = float(means[s, m])
             row[f"rank_{name}"] = float(rankdata(-means[s])[m])
         for name, values in correlations.items():
-            low, high = mean_interval((values + 1) / 2)
-            row.update({f"spearman_{name}": float(values.mean())})
-            row.update({f"spearman_{name}_low": 2 * low - 1, f"spearman_{name}_high": 2 * high - 1})
+            shares = [(one + 1) / 2 for one in values]
+            interval = mean_interval(shares[0]) if len(shares) == 1 else models_interval(shares)
+            low, high = (None, None) if interval is None else (2 * end - 1 for end in interval)
+            row.update({f"spearman_{name}": float(np.mean([one.mean() for one in values]))})
+            row.update({f"spearman_{name}_low": low, f"spearman_{name}_high": high})
         rows.append(row)
     return rows
 
@@ -155,10 +165,6 @@ def ranking_tables(rows: Sequence[Row], settings: Sequence[str]) -> list[Table]:
         head = [*(row[s] for s in settings), row["selection"]]
         table.add_row(*head, row["model"], *(f"{row[f'accuracy_{s}']:.3f} ({row[f'rank_{s}']:g})" for s in ITEMS))
         if tuple(head) != before:
-            cells = [
-                f"{row[f'spearman_{s}']:.3f} [{row[f'spearman_{s}_low']:.3f}, {row[f'spearman_{s}_high']:.3f}]"
-                for s in ITEMS[:2]
-            ]
-            agreement.add_row(*head, *cells)
+            agreement.add_row(*head, *(cell(row, f"spearman_{s}") for s in ITEMS[:2]))
             before = tuple(head)
     return [table, agreement]

@@ -7,24 +7,30 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from rich.table import Column, Table
 
-from pipeline.audit.detection import UNDEFINED, Estimate
+from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
-from pipeline.trial.bounds import HEADERS, audit_bounds, bound_cells, exceeds, shown_audit_bounds, shown_bounds
-from pipeline.trial.intervals import mean_interval
+from pipeline.trial.bounds import HEADERS, audit_bounds, bound_cells, shown_audit_bounds, shown_bounds
+from pipeline.trial.intervals import LEAST_MODELS, by_model, contradicts, estimate_of
 
 
 def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
     """A row for each selection: realised FDR and power with 95% intervals beside the target.
 
+    Of one model the intervals are over re-splits of these documents, this model. Of several models the figures are
+    means over models and the intervals over models (`models_interval`; None of two); `fdr_spread` and `power_spread`
+    are the standard deviation between models, None of one.
+
     FDR is the mean, over repeats, of the share of the selected that is false (0 where nothing is selected); power the
     mean share of the sought documents that is selected. FDR is None where no audited document was null, power where
     none was sought. `contradicted` says whether the target lies below the lower end of the FDR's interval: then the
-    repeats contradict the promise (of procedure bound: whether the target is exceeded too often). False proves nothing:
-    other repeats may contradict it.
+    repeats contradict the promise (of procedure bound: whether the target is exceeded too often). With several models,
+    whether the repeats of all contradict that each model keeps the target (`mean_exceeds`). False proves nothing: other
+    repeats may contradict it.
 
     Args:
         settings: of the point.
@@ -34,6 +40,23 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
     return [_selection_row(settings, s, repeats.filter(_mask_of(repeats, s.name))) for s in selections]
 
 
+def model_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
+    """A row for each selection and model, as `selection_rows` makes them of one model, with its number from 1.
+
+    Args:
+        settings: of the point.
+        selections: of the point.
+        repeats: as for `selection_rows`.
+    """
+    rows = []
+    for selection in selections:
+        named = repeats.filter(_mask_of(repeats, selection.name))
+        for model in dict.fromkeys(named["model"].to_pylist()):
+            one = named.filter(pc.equal(named["model"], model))
+            rows.append({**_selection_row(settings, selection, one), "model": model + 1})
+    return rows
+
+
 def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repeats: pa.Table) -> Row:
     def numbers(name: str) -> np.ndarray:
         return np.asarray(repeats[name].to_numpy(), dtype=np.float64)
@@ -41,11 +64,16 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     selected, sought, audited = numbers("n_selected"), numbers("n_sought"), numbers("n_audit")
     with_nulls, with_sought = sought < audited, sought > 0
     false_share = (numbers("n_false") / np.maximum(selected, 1))[with_nulls]
-    power = ((selected - numbers("n_false"))[with_sought]) / sought[with_sought]
-    fdr = _estimate(false_share)
-    contradicted = None if fdr.low is None else bool(fdr.low > selection.alpha)
-    if contradicted is not None and selection.procedure == "bound":  # which promises nothing of the average
-        contradicted = exceeds(_estimate((false_share > selection.alpha).astype(np.float64)), selection)
+    model = repeats["model"].to_numpy()
+    models = np.unique(model).size
+    false_by_model = by_model(false_share, model[with_nulls])
+    power = by_model(((selected - numbers("n_false"))[with_sought]) / sought[with_sought], model[with_sought])
+    fdr = estimate_of(false_by_model)
+    contradicted = contradicts(false_by_model, selection.alpha)
+    if selection.procedure == "bound":  # which promises nothing of the average
+        exceeding = (false_share > selection.alpha).astype(np.float64)
+        contradicted = contradicts(by_model(exceeding, model[with_nulls]), 1 - selection.confidence)
+    null_estimate = np.clip(numbers("null_proportion"), 0, 1)
     return {
         **shown(settings),
         "selection": selection.name,
@@ -53,24 +81,26 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "direction": selection.direction,
         "detectors": ", ".join(selection.detectors),
         "guarantee": repeats["guarantee"][0].as_py(),
-        "repeats": len(repeats),
+        "models": models,
+        "repeats": len(repeats) // models,
         "audited": float(audited.mean()),
         "calibration": float(numbers("n_calibration").mean()),
         "selected": float(selected.mean()),
         "target": selection.alpha,
         **spread("fdr", fdr),
+        "fdr_spread": _between(false_by_model),
         "contradicted": contradicted,
-        **spread("power", _estimate(power)),
+        **spread("power", estimate_of(power)),
+        "power_spread": _between(power),
         "null_share": float(numbers("null_share").mean()),
-        **spread(
-            "null_estimate", _estimate(np.clip(numbers("null_proportion"), 0, 1)) if selection.estimates else UNDEFINED
-        ),
+        **spread("null_estimate", estimate_of(by_model(null_estimate, model)) if selection.estimates else UNDEFINED),
         **bound_cells(selection, repeats),
     }
 
 
-def _estimate(values: np.ndarray) -> Estimate:
-    return Estimate(float(values.mean()), *mean_interval(values)) if values.size else UNDEFINED
+def _between(samples: Sequence[np.ndarray]) -> float | None:
+    """Standard deviation of the models' means; None of fewer than two."""
+    return float(np.std([values.mean() for values in samples], ddof=1)) if len(samples) > 1 else None
 
 
 def _mask_of(repeats: pa.Table, name: str) -> pa.Array:
@@ -143,13 +173,13 @@ def to_arrow(rows: Sequence[Row]) -> pa.Table:
     return pa.table(columns)
 
 
-def selection_table(rows: Sequence[Row], settings: Sequence[str], models: int = 1) -> Table:
-    """The selections' rows for a terminal; `models` is how many contaminated models the repeats are of."""
-    total = sorted({row["repeats"] for row in rows})
-    over = f"over re-splits of these documents, {'this model' if models == 1 else 'these models'}"
-    title = f"Selections held against the truth, {', '.join(map(str, total))} repeats, 95% intervals {over}"
+def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
+    """The selections' rows for a terminal."""
+    several = max((row["models"] for row in rows), default=1) > 1
+    title = f"Selections held against the truth, {interval_scope(rows)}"
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
-    for name in ("target", "FDR", "power", "selected", "audited", "null share", "its estimate", *HEADERS):
+    spreads = ("FDR between models", "power between models") if several else ()
+    for name in ("target", "FDR", "power", *spreads, "selected", "audited", "null share", "its estimate", *HEADERS):
         table.add_column(name, justify="right")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
@@ -161,6 +191,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str], models: int = 
             f"{row['target']:g}",
             cell(row, "fdr") + (" !" if row["contradicted"] else ""),
             cell(row, "power"),
+            *(_deviation(row[f"{name}_spread"]) for name in ("fdr", "power") if several),
             f"{row['selected']:.1f}",
             f"{row['audited']:.1f}",
             f"{row['null_share']:.3f}",
@@ -170,6 +201,43 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str], models: int = 
     if any(row["contradicted"] or row["bound_contradicted"] for row in rows):
         table.caption = "! the repeats contradict the target, or the confidence of the bound"
     return table
+
+
+def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
+    """The rows of `model_rows` for a terminal."""
+    title = f"The same by model, {interval_scope([{**row, 'models': 1} for row in rows])}"
+    table = Table(*labels(settings), "selection", "model", title=title)
+    for name in ("target", "FDR", "power", "selected"):
+        table.add_column(name, justify="right")
+    for head, row in blocks_of(table, rows, [*settings, "selection"]):
+        mark = " !" if row["contradicted"] else ""
+        figures = (f"{row['target']:g}", cell(row, "fdr") + mark, cell(row, "power"), f"{row['selected']:.1f}")
+        table.add_row(*head, str(row["model"]), *figures)
+    return table
+
+
+def interval_scope(rows: Sequence[Row]) -> str:
+    """What the intervals of rows are over."""
+    repeats = ", ".join(map(str, sorted({row["repeats"] for row in rows})))
+    models = sorted({row["models"] for row in rows})
+    if models in ([], [1]):
+        return f"{repeats} repeats, 95% intervals over re-splits of these documents, this model"
+    names = " or ".join(map(str, models))
+    if max(models) < LEAST_MODELS:
+        return f"{names} models of {repeats} repeats; of fewer than {LEAST_MODELS} models there is no interval"
+    freedom = " or ".join(str(count - 1) for count in models)
+    return f"{names} models of {repeats} repeats, 95% intervals over models (Student's t, {freedom} degrees of freedom)"
+
+
+def detector_title(rows: Sequence[Row]) -> str:
+    """The title of the detectors' table: what its intervals are over."""
+    models = sorted({row["models"] for row in rows})
+    given = "this model" if models == [1] else f"these {' or '.join(map(str, models))} models"
+    return f"Trained against untrained documents, 95% intervals over documents, {given}"
+
+
+def _deviation(value: float | None) -> str:
+    return "-" if value is None else f"sd {value:.3f}"
 
 
 def _detectors() -> Column:

@@ -31,6 +31,7 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
 from pipeline.trial import figures, table
+from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
 from pipeline.trial.documents import Documents, check_inputs, read_documents
@@ -136,15 +137,23 @@ class _Trial:
         audited = [[self.audit(point.config, index) for index in range(point.config.models)] for point in points]
         selections: list[Row] = []
         rankings: list[Row] = []
+        by_model: list[Row] = []
+        collections: list[Row] = []
         for number, (point, audits) in enumerate(zip(points, audited, strict=True)):
             shown = ", ".join(f"{path}={value}" for path, value in point.settings.items())
             self.say(f"repeats: point {number + 1} of {len(points)} {shown}".rstrip())
             repeats = pa.concat_tables(self.repeats(point.config, a, index) for index, a in enumerate(audits))
             selections += table.selection_rows(point.settings, point.config.selections, repeats)
+            if point.config.models > 1:
+                by_model += table.model_rows(point.settings, point.config.selections, repeats)
+            if point.config.verdict:
+                measured = [self.collections(point.config, a, index) for index, a in enumerate(audits)]
+                collections += collection_rows(point.settings, pa.concat_tables(measured))
             if item_results is not None:
                 rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
             self.progress.end_point()
-        return self.write(points, audited, selections, rankings)
+        rows = {"selections": selections, "by_model": by_model, "collections": collections, "rankings": rankings}
+        return self.write(points, audited, rows)
 
     # --- one contaminated model and its audit
 
@@ -226,11 +235,26 @@ class _Trial:
 
     def repeats(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
         """The repeats over one model's scores, computed once for the same question."""
+        return self.once("repeats", measure, config, audit, index)
+
+    def collections(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
+        """The verdicts of the repeats over one model's scores, computed once for the same question."""
+        return self.once("collections", measure_collections, config, audit, index)
+
+    def once(
+        self,
+        folder: str,
+        measured: Callable[[Pool, TrialConfig, int], pa.Table],
+        config: TrialConfig,
+        audit: _Audit,
+        index: int,
+    ) -> pa.Table:
+        """A table of the repeats over one model's scores, computed unless it is there."""
         settings = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
         roles = {str(role): amount for role, amount in config.roles().items()}
-        name = f"repeats/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
+        name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
         if not self.store.exists(name):
-            self.store.write_table(name, measure(audit.pool, config, index))
+            self.store.write_table(name, measured(audit.pool, config, index))
         return self.store.read_table(name)
 
     # --- what it comes to
@@ -263,22 +287,21 @@ class _Trial:
         self,
         points: Sequence[Point],
         audited: Sequence[Sequence[_Audit]],
-        selections: list[Row],
-        rankings: list[Row],
+        repeated: dict[str, list[Row]],
     ) -> TrialOutcome:
         """Write rows, tables, figures and the page."""
         detectors, varied = self.detectors(points, audited)
-        settings = list(points[0].settings)
+        settings, selections = list(points[0].settings), repeated["selections"]
         audits = [row for audit in self.audits.values() for row in audit.rows]
         tables = [
-            detector_table(
-                detectors, varied, "Trained against untrained documents, 95% intervals over documents like these"
-            ),
+            detector_table(detectors, varied, table.detector_title(detectors)),
             table.audit_table(audits),
-            table.selection_table(selections, settings, self.base.models),
-            *ranking_tables(rankings, settings),
+            table.selection_table(selections, settings),
+            *([table.model_table(repeated["by_model"], settings)] if repeated["by_model"] else []),
+            *([collection_table(repeated["collections"], settings)] if repeated["collections"] else []),
+            *ranking_tables(repeated["rankings"], settings),
         ]
-        rows = {"detectors": detectors, "audits": audits, "selections": selections, "rankings": rankings}
+        rows = {"detectors": detectors, "audits": audits, **repeated}
         for name, table_rows in rows.items():
             if table_rows:
                 self.store.write_json(f"{name}.json", table_rows)
@@ -308,12 +331,12 @@ class _Trial:
     def selection_image(self, rows: Sequence[Row], settings: Sequence[str]) -> FigureImage:
         """Realised FDR and power of the selections."""
         over = f" over {labels(settings)[0]}" if settings else ""
+        scope = table.interval_scope(rows)
         return FigureImage(
             file="selections.png",
             title="The selections held against the truth",
-            alt=f"Share of wrong documents with its target, and power, of each selection{over}, with 95% intervals.",
-            caption="A target below the whole interval is contradicted by the repeats. Intervals are over re-splits of "
-            "these documents, not over other documents or other models.",
+            alt=f"Share of wrong documents, its target, and power, of each selection{over}: {scope}.",
+            caption="A target below the whole interval is contradicted by the repeats.",
             png=figures.sweep_figure(rows, settings),
         )
 

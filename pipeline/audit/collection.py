@@ -1,0 +1,215 @@
+"""A run's audited and unseen documents as one collection each: their scores, and which of them belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.audit.allocation import KEYS_FILE, trained_on
+from pipeline.audit.blind import Blind, auc_interval, blind_diagnostic, blind_scores, sample_documents
+from pipeline.audit.diagnostics import run_blind_test
+from pipeline.audit.records import parse_part
+from pipeline.audit.score_shards import scores_of
+from pipeline.audit.scored import Scored
+from pipeline.audit.select import Each
+from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.verdict import BlockKind
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.documents import id_key
+from pipeline.corpus.families import common_beginnings, families, family_keys
+from pipeline.detectors.registry import parse_detectors
+from pipeline.errors import UserError
+from pipeline.selection.collection import Blocks, joined_blocks, make_blocks
+from pipeline.store.receipts import Receipt
+
+MOST_DOCUMENTS = 200_000
+"""Audited documents that are read; of more, groups and families are drawn by their keys."""
+
+NO_UNSEEN = (
+    "seenset verdict compares the audited documents with unseen ones, and {run} has none: add corpus.unseen, documents "
+    "like the audited ones that the model cannot have seen, and a new run directory, and run seenset run"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collection:
+    """The documents that are compared, unseen ones after audited ones, in the order of their shards."""
+
+    columns: list[str]
+    kind: BlockKind
+    scores: np.ndarray  # float64, (documents, columns)
+    audited: np.ndarray  # bool, (documents,)
+    block: np.ndarray  # int64, (documents,)
+    places: dict[str, dict[int, int]]  # shard -> row -> position
+
+    def blocks(self, seed: int) -> Blocks:
+        """The blocks that can be moved."""
+        return make_blocks(self.scores, self.block, self.audited, seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The documents of one score shard."""
+
+    shard: str
+    row: np.ndarray  # int64, (documents,), as the keys
+    text: np.ndarray
+    prefix: np.ndarray
+    group: np.ndarray  # key of the group
+    grouped: np.ndarray  # bool, (documents,): has a group
+    scores: np.ndarray  # float64, (documents, columns)
+
+
+def block_kind(name: str | None) -> BlockKind | None:
+    """The kind of blocks of this name; None for the default.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if name not in (None, "group", "family"):
+        raise UserError(f"blocks must be group or family, got {name!r}")
+    return cast("BlockKind | None", name)
+
+
+def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: BlockKind | None = None) -> Collection:
+    """Read the scores of all detectors and what belongs together.
+
+    Known documents that an adapter was trained on, and audited ones that are like these, are left out.
+
+    Args:
+        config: of the run.
+        scored: its finished score shards.
+        each: reads the shards.
+        kind: what moves whole, in any case with its near copies; by default groups where documents have one.
+
+    Raises:
+        UserError: no audited or unseen documents, no group where groups are asked for, or damaged scores.
+    """
+    if not scored.of("unseen"):
+        raise UserError(NO_UNSEEN.format(run=scored.store.url))
+    columns = [detector.column for detector in parse_detectors(config.detectors)]
+    parts = {role: _read(scored, role, columns, each) for role in ("audit", "unseen")}
+    for role, read in parts.items():
+        if not sum(part.row.size for part in read):
+            raise UserError(f"no {role} document of {scored.store.url} has scores that can be compared")
+    every = [*parts["audit"], *parts["unseen"]]
+    grouped = np.concatenate([part.grouped for part in every])
+    if kind == "group" and not grouped.any():
+        raise UserError("blocks by group need a column group, which no document of this run has: use --blocks family")
+    kind = kind or ("group" if grouped.any() else "family")
+    text, prefix = (np.concatenate([getattr(part, name) for part in every]) for name in ("text", "prefix"))
+    family = families(family_keys(text, prefix, np.isin(prefix, common_beginnings(text, prefix))))
+    group = np.full(text.size, -1, dtype=np.int64)
+    if kind == "group":
+        keys = np.concatenate([part.group for part in every])[grouped]
+        group[grouped] = np.unique(keys, return_inverse=True)[1]
+    starts = np.cumsum([0, *(part.row.size for part in every)])
+    return Collection(
+        columns=columns,
+        kind=kind,
+        scores=np.concatenate([part.scores for part in every]),
+        audited=np.arange(text.size) < sum(part.row.size for part in parts["audit"]),
+        block=joined_blocks(family, group),
+        places={
+            part.shard: dict(zip(part.row.tolist(), range(start, start + part.row.size), strict=True))
+            for part, start in zip(every, starts.tolist(), strict=False)
+        },
+    )
+
+
+def _read(scored: Scored, role: str, columns: Sequence[str], each: Each) -> list[_Part]:
+    """The documents of a role, of the audited ones at most about MOST_DOCUMENTS."""
+    receipts = scored.of(role)
+    total = sum(receipt.n_scored for receipt in receipts)
+    share = min(1.0, MOST_DOCUMENTS / total) if role == "audit" and total else 1.0
+    keys = scored.store.read_table(KEYS_FILE) if role == "audit" and scored.store.exists(KEYS_FILE) else None
+
+    def part_of(receipt: Receipt) -> _Part:
+        table = scored.table(receipt, ["row", "text_key", "prefix_key", "group", *columns])
+        text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
+        group, grouped = _group_keys(table["group"])
+        keep = np.ones(text.size, dtype=bool) if keys is None else ~trained_on(text, prefix, keys)
+        if share < 1:  # keys are uniform; of a block all documents or none
+            keep &= np.where(grouped, group, prefix).view(np.uint64) < np.uint64(share * 2**64)
+        matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
+        arrays = (table["row"].to_numpy(), text, prefix, group, grouped, matrix)
+        return _Part(receipt.shard, *(array[keep] for array in arrays))
+
+    order = {receipt.shard: place for place, receipt in enumerate(receipts)}
+    return sorted(each(receipts, part_of), key=lambda part: order[part.shard])
+
+
+def _group_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Keys of the groups, int64, 0 for none, and which documents have one, bool; both (documents,)."""
+    grouped = np.asarray(pc.is_valid(column).to_numpy(zero_copy_only=False), dtype=bool)
+    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    keys = np.array([id_key(name) for name in encoded.dictionary.to_pylist()], dtype=np.int64)
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return np.where(grouped, keys[codes] if keys.size else 0, 0).astype(np.int64), grouped
+
+
+def blind_collection(collection: Collection, scored: Scored, seed: int) -> BlindDiagnostic:
+    """Whether the words alone tell the unseen documents from the audited ones, in blocks where these are groups.
+
+    Documents of one author are alike in words. A classifier that reads some of them and guesses the others would
+    know the author and not the role, so the blocks that it guesses are never among those that it read, and count once.
+
+    Raises:
+        UserError: the file of an earlier test is damaged.
+    """
+    if collection.kind == "family":
+        return run_blind_test(scored, "unseen", seed)
+    name = "diagnostics/blind-unseen-groups.json"
+    if (earlier := scored.store.read_json(name)) is not None:
+        return parse_part(BlindDiagnostic, earlier, f"{scored.store.url}/{name}")
+    try:
+        test = _blind_groups(collection, scored, seed)
+    except UserError as error:
+        sentence = f"Whether the words of unseen and audited documents differ was not tested: {error}."
+        return BlindDiagnostic(ok=None, sentence=sentence)
+    diagnostic = blind_diagnostic(test, "unseen")
+    scored.store.write_json(name, diagnostic.plain())
+    return diagnostic
+
+
+def _blind_groups(collection: Collection, scored: Scored, seed: int) -> Blind | None:
+    """The test of block means of guesses; None with too few blocks.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
+    mixed = _mixed(collection)
+    texts: dict[str, list[str]] = {}
+    blocks: dict[str, list[int]] = {}
+    for role in ("unseen", "audit"):
+        shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
+        places = [(collection.places[s.id].get(d.row), d.text) for s, d in sample_documents(shards)]
+        kept = [(int(collection.block[at]), text) for at, text in places if at is not None]
+        blocks[role] = [block for block, _ in kept if not mixed[block]]
+        texts[role] = [text for block, text in kept if not mixed[block]]
+    guesses = blind_scores(texts["unseen"], texts["audit"], seed, [*blocks["unseen"], *blocks["audit"]])
+    if guesses is None:
+        return None
+    ends = len(texts["unseen"])
+    unseen, audit = _means(guesses[:ends], blocks["unseen"]), _means(guesses[ends:], blocks["audit"])
+    return auc_interval(unseen, audit)
+
+
+def _mixed(collection: Collection) -> np.ndarray:
+    """Which blocks stand in both roles, bool, (blocks,)."""
+    in_role = [
+        np.bincount(collection.block[mask], minlength=collection.block.max() + 1) > 0
+        for mask in (collection.audited, ~collection.audited)
+    ]
+    return np.asarray(in_role[0] & in_role[1])
+
+
+def _means(values: np.ndarray, blocks: Iterable[int]) -> np.ndarray:
+    """The mean of each block's values."""
+    _, block = np.unique(np.fromiter(blocks, dtype=np.int64), return_inverse=True)
+    return np.asarray(np.bincount(block, values) / np.bincount(block))

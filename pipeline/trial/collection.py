@@ -1,0 +1,147 @@
+"""A trial of the verdict on a collection: over repeats, what shows that it was trained on, and what alarms falsely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.table import Table
+
+from pipeline.audit.detection import UNDEFINED
+from pipeline.audit.verdict import LEVEL
+from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.selection.collection import joined_blocks, make_blocks, permutation_test
+from pipeline.selection.in_memory import answer_all
+from pipeline.trial.config import TrialConfig
+from pipeline.trial.intervals import by_model, estimate_of
+from pipeline.trial.repeats import Pool, repeats
+from pipeline.trial.table import interval_scope
+
+COLLECTIONS = ("audited", "never trained on")
+"""The audited documents; and those of them alone that the model was not trained on, of which nothing is true."""
+
+COLLECTIONS_SCHEMA = pa.schema(
+    [
+        ("model", pa.int64()),
+        ("repeat", pa.int64()),
+        ("collection", pa.string()),
+        ("n_audit", pa.int64()),
+        ("n_members", pa.int64()),
+        ("selection", pa.string()),
+        ("n_selected", pa.int64()),
+        ("at_least", pa.int64()),
+        ("p_value", pa.float64()),
+    ]
+)
+
+
+def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
+    """The verdict on each collection of every repeat over one model's scores (`COLLECTIONS_SCHEMA`).
+
+    `at_least` is the count of the first selection that seeks members; null where it bounds none. The permutation test
+    reads all detectors; groups move whole where the trial's documents have some, otherwise families.
+
+    Raises:
+        UserError: too few documents for the permutation test: says how many it takes.
+    """
+    seeking = next(selection for selection in config.selections if selection.direction == "members")
+    columns = np.stack([pool.scores.columns[column] for column in sorted(pool.scores.columns)], axis=1)
+    block = joined_blocks(pool.family, _groups(pool))
+    rows = []
+    for repeat in repeats(pool, config, model):
+        unseen = repeat.split.unseen[pool.scored[repeat.split.unseen]]
+        untrained = repeat.audited[~pool.trained[repeat.audited]]
+        for collection, audited in zip(COLLECTIONS, (repeat.audited, untrained), strict=True):
+            quarantined = repeat.quarantined if collection == COLLECTIONS[0] else 0
+            seed = config.seed + repeat.number
+            roles = {"audit": audited, "unseen": unseen, "seen": repeat.split.seen}
+            (verdict,) = answer_all([seeking], pool.scores, roles, quarantined, seed)  # type: ignore[arg-type]
+            at = np.concatenate([audited, unseen])
+            numbers = np.unique(block[at], return_inverse=True)[1]
+            made = make_blocks(columns[at], numbers, np.arange(at.size) < audited.size, seed)
+            bound = verdict.answer.bound
+            rows.append(
+                {
+                    "model": model,
+                    "repeat": repeat.number,
+                    "collection": collection,
+                    "n_audit": int(audited.size) + quarantined,
+                    "n_members": int(pool.trained[audited].sum()),
+                    "selection": seeking.name,
+                    "n_selected": int(verdict.selected.sum()),
+                    "at_least": None if bound is None else bound.members_at_least,
+                    "p_value": permutation_test(made, seed).p_value,
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=COLLECTIONS_SCHEMA)
+
+
+def _groups(pool: Pool) -> np.ndarray:
+    """The group of each document, int64, -1 for none."""
+    if pool.scores.groups is None:
+        return np.full(pool.family.size, -1, dtype=np.int64)
+    codes = pool.scores.groups.dictionary_encode().indices
+    return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def collection_rows(settings: Mapping[str, Any], measured: pa.Table) -> list[Row]:
+    """A row for each collection: how often the count and the test show that it was trained on.
+
+    Args:
+        settings: of the point.
+        measured: `COLLECTIONS_SCHEMA`, of all its models.
+    """
+    return [
+        _row(settings, name, measured.filter(pc.equal(measured["collection"], name)))
+        for name in dict.fromkeys(measured["collection"].to_pylist())
+    ]
+
+
+def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
+    model = measured["model"].to_numpy()
+    counted = measured["at_least"].null_count == 0
+    at_least = measured["at_least"].to_numpy() if counted else np.zeros(len(measured))
+    by_count = estimate_of(by_model((at_least > 0).astype(np.float64), model)) if counted else UNDEFINED
+    p_values = measured["p_value"].to_numpy()
+    models = np.unique(model).size
+    return {
+        **shown(settings),
+        "collection": name,
+        "models": models,
+        "repeats": len(measured) // models,
+        "audited": float(pc.mean(measured["n_audit"]).as_py()),
+        "trained": float(pc.mean(measured["n_members"]).as_py()),
+        "selection": measured["selection"][0].as_py(),
+        "selected": float(pc.mean(measured["n_selected"]).as_py()),
+        "selecting_nothing": float(np.mean(measured["n_selected"].to_numpy() == 0)),
+        "at_least": float(at_least.mean()) if counted else None,
+        **spread("by_count", by_count),
+        "p_median": float(np.median(p_values)),
+        **spread("by_test", estimate_of(by_model((p_values <= LEVEL).astype(np.float64), model))),
+    }
+
+
+def collection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
+    """The rows of `collection_rows` for a terminal."""
+    table = Table(*labels(settings), "collection", title=f"Was the collection trained on? {interval_scope(rows)}")
+    for name in ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it"):
+        table.add_column(name, justify="right")
+    for name in ("median p", f"test shows it (p <= {LEVEL:g})"):
+        table.add_column(name, justify="right")
+    for head, row in blocks_of(table, rows, settings):
+        table.add_row(
+            *head,
+            row["collection"],
+            f"{row['audited']:.1f}",
+            f"{row['trained']:.1f}",
+            f"{row['selected']:.1f} ({row['selection']})",
+            f"{row['selecting_nothing']:.2f}",
+            "-" if row["at_least"] is None else f"{row['at_least']:.1f}",
+            "-" if row["by_count"] is None else cell(row, "by_count"),
+            f"{row['p_median']:.2g}",
+            cell(row, "by_test"),
+        )
+    return table

@@ -1,0 +1,35 @@
+"""The driver of a verdict on a collection: reads the scores of a finished run, touches no model."""
+
+from __future__ import annotations
+
+from pipeline.audit.description import build_config
+from pipeline.audit.judge import judge_collection
+from pipeline.audit.manifest import read_run
+from pipeline.audit.scored import check_budget, read_scored
+from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
+from pipeline.report import rewrite_report
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from ray_jobs.selection import each
+
+
+def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict:
+    """Was the collection of a finished run trained on? Written to verdict.json, and into the report if there is one.
+
+    Args:
+        run: the run directory, a local path or an fsspec URL.
+        blocks: what moves whole; by default groups where documents have one, else families of near copies.
+
+    Raises:
+        UserError: not a run directory, an unfinished run (exit 3), no unseen documents, or too few of them.
+    """
+    store = Store(run)
+    manifest, shards = read_run(store)
+    config = build_config(manifest.config.model_dump(mode="json", by_alias=True))
+    with RunLock(store):
+        scored = read_scored(store, shards)
+        check_budget(config, scored)
+        verdict = judge_collection(config, scored, manifest.limit, each, blocks)
+        write_verdict(store, verdict)
+        rewrite_report(store)
+    return verdict

@@ -1,0 +1,159 @@
+"""Several contaminated models: repeats over one are no further models, and what an interval is over is said."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from pipeline.config.selection import SelectionConfig
+from pipeline.trial.figures import sweep_figure
+from pipeline.trial.intervals import mean_exceeds, mean_interval, models_interval
+from pipeline.trial.page import verification
+from pipeline.trial.repeats import ROWS_SCHEMA
+from pipeline.trial.table import (
+    detector_title,
+    interval_scope,
+    model_rows,
+    model_table,
+    selection_rows,
+    selection_table,
+)
+
+RUNS = 300
+LEVEL = 0.95
+ERROR = math.sqrt(LEVEL * (1 - LEVEL) / RUNS)
+"""Standard error of the share of intervals that cover, where they cover at their level."""
+
+MEMBERS = SelectionConfig(name="members", detectors=["loss"], procedure="bh", alpha=0.1)
+
+
+def shares(rng: np.random.Generator, models: int, spread: float, repeats: int = 30, mean: float = 0.3) -> list[Any]:
+    """Shares in [0, 1] of the repeats of several models, whose means scatter normally about the mean."""
+    means = np.clip(rng.normal(mean, spread, models), 0.02, 0.98)
+    return [rng.beta(6 * mean, 6 * (1 - mean), repeats) for mean in means]
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.1])
+def test_the_interval_over_models_covers_where_one_over_all_repeats_does_not(spread: float) -> None:
+    """Student's interval over normal means covers exactly at its level: four standard errors below is once in 30,000.
+
+    Repeats of all models in one row are taken for draws with one mean: that covers too rarely, and collapses.
+    """
+    rng = np.random.default_rng(0)
+    covered = concatenated = collapsed = 0
+    for run in range(RUNS):
+        samples = shares(rng, 3, spread)
+        interval = models_interval(samples)
+        assert interval is not None
+        covered += interval[0] <= 0.3 <= interval[1]
+        if spread > 0.05 and run < 60:
+            low, high = mean_interval(np.concatenate(samples))
+            concatenated += low <= 0.3 <= high
+            collapsed += (low, high) == (0, 1)
+    assert covered / RUNS > LEVEL - 4 * ERROR
+    if spread > 0.05:
+        assert (concatenated - collapsed) / 60 < 0.85
+
+
+def test_models_that_agree_by_chance_leave_the_width_of_their_own_intervals() -> None:
+    low, high = models_interval([np.zeros(30)] * 4) or (math.nan, math.nan)
+    assert low == 0
+    assert high == mean_interval(np.zeros(30))[1] > 0.05
+    assert models_interval([np.zeros(30)] * 2) is None
+
+
+def test_models_that_keep_a_target_contradict_it_as_rarely_as_they_may() -> None:
+    """A true bound is contradicted with a probability of at most 2.5%, whatever the models' means below it."""
+    rng = np.random.default_rng(1)
+    error = math.sqrt(0.025 * 0.975 / RUNS)
+    means = np.repeat([0.1, 0.02, 0.1], 30)
+    wrong = sum(mean_exceeds(rng.binomial(4, means) / 4, 0.1) for _ in range(RUNS))
+    assert wrong / RUNS <= 0.025 + 4 * error
+    assert mean_exceeds(np.repeat([0.05, 0.6, 0.6], 30), 0.1)
+    assert not mean_exceeds(np.empty(0), 0.1)
+
+
+def repeats_of(models: list[list[int]]) -> pa.Table:
+    """The rows of models whose repeats select ten documents, so many of them wrongly."""
+    rows = []
+    for model, false in enumerate(models):
+        for repeat, n_false in enumerate(false):
+            rows.append(
+                {
+                    "model": model,
+                    "repeat": repeat,
+                    "selection": "members",
+                    "n_audit": 100,
+                    "n_members": 50,
+                    "n_calibration": 80,
+                    "n_selected": 10,
+                    "n_false": n_false,
+                    "n_sought": 50,
+                    "null_proportion": 1.0,
+                    "null_share": 0.5,
+                    "strict_selected": 10,
+                    "guarantee": "finite-sample",
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=ROWS_SCHEMA)
+
+
+def shown(table: Any) -> str:
+    buffer = io.StringIO()
+    Console(file=buffer, width=300).print(table)
+    return " ".join(buffer.getvalue().split())
+
+
+def test_of_three_models_the_table_says_what_its_intervals_are_over_and_how_far_models_differ() -> None:
+    repeats = repeats_of([[0, 1] * 20, [1, 1] * 20, [2, 3] * 20])
+    (row,) = selection_rows({}, [MEMBERS], repeats)
+    assert (row["models"], row["repeats"]) == (3, 40)
+    assert row["fdr"] == pytest.approx((0.05 + 0.1 + 0.25) / 3)
+    assert row["fdr_spread"] == pytest.approx(np.std([0.05, 0.1, 0.25], ddof=1))
+    assert row["fdr_low"] == 0
+    assert row["fdr_high"] > 0.3
+    assert row["contradicted"], "the third model's repeats contradict that it keeps the target"
+    page = shown(selection_table([row], []))
+    assert "3 models of 40 repeats, 95% intervals over models (Student's t, 2 degrees of freedom)" in page
+    assert "sd 0.104" in page
+    rows = model_rows({}, [MEMBERS], repeats)
+    assert [(one["model"], one["fdr"], one["contradicted"]) for one in rows] == [
+        (1, 0.05, False),
+        (2, pytest.approx(0.1), False),
+        (3, pytest.approx(0.25), True),
+    ]
+    assert rows[0]["fdr_high"] == mean_interval(np.tile([0, 0.1], 20))[1]
+    assert "40 repeats, 95% intervals over re-splits of these documents, this model" in shown(model_table(rows, []))
+    assert sweep_figure([row], []).startswith(b"\x89PNG")
+
+
+def test_of_one_model_nothing_is_said_between_models_and_of_two_no_interval_is_given() -> None:
+    (one,) = selection_rows({}, [MEMBERS], repeats_of([[0, 1] * 10]))
+    assert one["fdr_spread"] is None
+    assert interval_scope([one]) == "20 repeats, 95% intervals over re-splits of these documents, this model"
+    assert "between models" not in shown(selection_table([one], []))
+    (two,) = selection_rows({}, [MEMBERS], repeats_of([[0, 1] * 10, [1, 1] * 10]))
+    assert (two["fdr_low"], two["contradicted"]) == (None, False)
+    assert "0.075 (no interval)" in shown(selection_table([two], []))
+    assert "of fewer than 3 models there is no interval" in interval_scope([two])
+    assert sweep_figure([two], []).startswith(b"\x89PNG")
+
+
+def test_the_page_of_several_models_says_what_its_figures_are_over() -> None:
+    (row,) = selection_rows({}, [MEMBERS], repeats_of([[0, 1] * 20] * 3))
+    extent = verification([row], [], 3).extent
+    assert "averages over 3 contaminated models, of 40 random splits of these documents each" in extent
+    assert "scatter about normally" in extent
+    assert "fewer than 3 models" in verification([row], [], 2).extent
+    assert "scatter" not in verification([row], [], 1).extent
+
+
+def test_the_detectors_title_says_given_which_models() -> None:
+    assert detector_title([{"models": 1}]).endswith("over documents, this model")
+    assert detector_title([{"models": 3}]).endswith("over documents, these 3 models")

@@ -1,0 +1,241 @@
+"""The verdict on a collection: its words, its exit codes, what it refuses, and that no failed check hides in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from rich.console import Console
+
+import seenset
+from pipeline.audit.blind import blind, blind_scores
+from pipeline.audit.description import load_config
+from pipeline.audit.records import VERDICT_FILE
+from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.verdict import CollectionVerdict, MemberCount, read_verdict
+from pipeline.errors import ExitCode, UserError
+from pipeline.report.contents import Report
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.audit import run_audit, select_again
+from ray_jobs.cli import main
+from ray_jobs.progress import Reporter
+from ray_jobs.verdict import give_verdict
+
+APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The run of 60 audited and 60 unseen documents, which no model was trained on."""
+    root = tmp_path_factory.mktemp("verdict")
+    for role in ("audit", "unseen"):
+        rows = [{"id": f"{role}-{i}", "text": f"{role[0]} {i} is number {i * i} of them."} for i in range(60)]
+        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    audit = {
+        "run": str(root / "run"),
+        "model": {"path": str(tiny_model_folder)},
+        "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in ("audit", "unseen")},
+        "detectors": ["loss", "zlib"],
+        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
+    }
+    (root / "audit.yaml").write_text(yaml.safe_dump(audit))
+    run_audit(load_config(str(root / "audit.yaml")), Reporter(Console(), quiet=True))
+    return root / "run"
+
+
+@pytest.fixture
+def store(finished: Path, tmp_path: Path) -> Store:
+    """A copy of that run whose words are alike."""
+    shutil.copytree(finished, tmp_path / "run")
+    store = Store(str(tmp_path / "run"))
+    store.write_json("diagnostics/blind-unseen.json", ALIKE.plain())
+    return store
+
+
+def set_scores(store: Store, shift: float, groups: Callable[[str, int], str | None] = lambda role, row: None) -> None:
+    """Normal scores, with audited ones higher by a shift, and groups by role and row."""
+    rng = np.random.default_rng(0)
+    for receipt in read_receipts(store, "score"):
+        table = store.read_table(receipt.data)
+        common = rng.normal(size=len(table))
+        for column in ("loss", "zlib"):
+            values = common + 0.5 * rng.normal(size=len(table)) + shift * (receipt.role == "audit")
+            table = table.set_column(table.column_names.index(column), column, pa.array(values))
+        names = pa.array([groups(receipt.role, row) for row in table["row"].to_pylist()], pa.string())
+        table = table.set_column(table.column_names.index("group"), "group", names)
+        store.write_table(receipt.data, table)
+
+
+def count(monkeypatch: pytest.MonkeyPatch, at_least: int, supported: bool | None = True) -> None:
+    """Let the selection count so many, as one whose procedure bounds them does."""
+    made = MemberCount(
+        selection="members", detectors=["loss"], confidence=0.95, at_least=at_least, n_audit=60, supported=supported
+    )
+    monkeypatch.setattr("pipeline.audit.judge.count_of", lambda summary: made)
+
+
+def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -> None:
+    set_scores(store, 0)
+    verdict = give_verdict(store.url)
+    assert verdict.answer == "not shown"
+    assert verdict.supported
+    assert verdict.exit_code == ExitCode.DONE
+    assert verdict.test.p_value > 0.05
+    assert verdict.sentences[0].endswith("That is no proof that it was not.")
+    assert "No selection of this run says how many" in verdict.sentences[1]
+    assert (verdict.test.n_audit, verdict.test.n_unseen, verdict.test.blocks) == (60, 60, "family")
+    assert len(verdict.test.p_values) == 10
+    assert read_verdict(store) == verdict
+    assert give_verdict(store.url) == verdict
+
+
+def test_a_collection_whose_scores_are_higher_was_trained_on_if_its_words_are_alike(store: Store) -> None:
+    set_scores(store, 1.5)
+    verdict = give_verdict(store.url)
+    assert (verdict.answer, verdict.supported, verdict.reasons) == ("trained on", True, [])
+    assert verdict.test.p_value == pytest.approx(2e-4)
+    assert verdict.exit_code == ExitCode.SELECTED
+    for outcome, supported in ((APART, False), (UNTESTED, None)):
+        store.write_json("diagnostics/blind-unseen.json", outcome.plain())
+        verdict = give_verdict(store.url)
+        assert (verdict.answer, verdict.supported, verdict.reasons) == ("not supported", supported, [outcome.sentence])
+        assert verdict.exit_code == ExitCode.UNSUPPORTED
+        assert verdict.sentences[0].startswith("Not supported: ")
+
+
+def test_lower_scores_are_no_sign_of_training(store: Store) -> None:
+    set_scores(store, -1.5)
+    verdict = give_verdict(store.url)
+    assert verdict.test.p_value < 0.001
+    assert (verdict.answer, verdict.supported) == ("not supported", False)
+    assert "training raises scores" in verdict.reasons[0]
+
+
+def test_the_count_of_the_first_selection_stands_beside_the_test(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_scores(store, 0)
+    count(monkeypatch, 7)
+    verdict = give_verdict(store.url)
+    assert verdict.answer == "trained on"
+    assert "With 95% confidence at least 7 of the 60 audited documents were trained on" in verdict.sentences[1]
+    assert "one of the two for at most 0.1." in verdict.sentences[3]
+    count(monkeypatch, 7, supported=False)
+    assert give_verdict(store.url).answer == "not supported"
+    count(monkeypatch, 0)
+    assert give_verdict(store.url).answer == "not shown"
+
+
+def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    set_scores(store, 1.5)
+    with pytest.raises(SystemExit) as ended:
+        main(["verdict", store.url, "--json", "--fail-if-trained"])
+    assert ended.value.code == 4
+    printed = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
+    assert printed == read_verdict(store)
+    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    with pytest.raises(SystemExit) as ended:
+        main(["verdict", store.url, "--fail-if-trained"])
+    assert ended.value.code == 5
+    text = capsys.readouterr().out
+    assert text.startswith("Not supported: ")
+    assert "NOT SUPPORTED: Their words differ." in text
+    assert "p = 0.0002" in text
+    with pytest.raises(SystemExit) as ended:
+        main(["verdict", store.url, "--blocks", "paragraph"])
+    assert ended.value.code == 2
+    assert "blocks must be group or family, got 'paragraph'" in capsys.readouterr().err
+
+
+def test_the_python_interface_gives_the_record_and_warns(store: Store) -> None:
+    set_scores(store, 1.5)
+    assert seenset.verdict(store.url).answer == "trained on"
+    run = seenset.open_run(store.url)
+    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    with pytest.warns(seenset.UnsupportedWarning, match="Their words differ"):
+        assert seenset.verdict(run).supported is False
+
+
+def test_the_report_shows_the_verdict_and_a_new_question_takes_it_away(store: Store) -> None:
+    set_scores(store, 1.5)
+    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    select_again(store.url, [], texts=False)
+    give_verdict(store.url)
+    report = Report.model_validate(store.read_json("report/report.json"))
+    assert report.verdict == read_verdict(store)
+    assert not report.texts, "the report has no more texts than before"
+    page = store.read("report/report.html").decode()
+    assert "The whole collection" in page
+    assert "Do not act on this verdict." in page
+    select_again(store.url, ["selections.0.alpha=0.1"], texts=False)
+    assert not store.exists(VERDICT_FILE)
+    assert "The whole collection" not in store.read("report/report.html").decode()
+
+
+def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: Store) -> None:
+    set_scores(store, 0, groups=lambda role, row: f"{role} {row // 4}")
+    with pytest.raises(UserError, match="at least 20 blocks of audited and 20 of unseen documents, and has 15 audited"):
+        give_verdict(store.url)
+    verdict = give_verdict(store.url, "family")
+    assert verdict.test.blocks == "family"
+    with pytest.raises(UserError, match="at least 20 blocks"):
+        give_verdict(store.url)
+    assert read_verdict(store) == verdict, "a question that is refused takes no answer away"
+    shards = store.read_json("shards.json")
+    assert shards is not None
+    store.write_json("shards.json", [shard for shard in shards if shard["role"] != "unseen"])
+    with pytest.raises(UserError, match=r"has none: add corpus\.unseen"):
+        give_verdict(store.url)
+
+
+def test_groups_move_whole_and_one_in_both_roles_is_left_out(store: Store) -> None:
+    set_scores(store, 0, groups=lambda role, row: "shared" if row < 6 else f"{role} {row // 2}")
+    test = give_verdict(store.url).test
+    assert (test.blocks, test.n_mixed, test.n_audit_blocks, test.n_unseen_blocks) == ("group", 12, 27, 27)
+    set_scores(store, 0)
+    with pytest.raises(UserError, match="no document of this run has"):
+        give_verdict(store.url, "group")
+
+
+def test_an_author_whose_words_a_classifier_knows_is_no_difference_between_the_roles() -> None:
+    """48 authors with words of their own, each wholly in one role: read by document the classifier knows them all."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{author}x{word}" for word in rng.integers(0, 5, 12)) for author in range(48) for _ in range(4)]
+    blocks = [author for author in range(48) for _ in range(4)]
+    knowing = blind(texts[:96], texts[96:], 0)
+    assert knowing is not None
+    assert not knowing.ok
+    guesses = blind_scores(texts[:96], texts[96:], 0, blocks)
+    assert guesses is not None
+    above = (guesses[96:, None] > guesses[None, :96]).mean() + (guesses[96:, None] == guesses[None, :96]).mean() / 2
+    assert above < 0.6
+    assert blind_scores(texts[:40], texts[96:], 0, [*blocks[:40], *blocks[96:]]) is None, "ten authors are too few"
+
+
+def test_the_words_of_groups_are_compared_by_group(store: Store, tmp_path: Path) -> None:
+    set_scores(store, 0, groups=lambda role, row: f"{role} {row // 2}")
+    verdict = give_verdict(store.url)
+    assert verdict.blind.ok is not None
+    assert (verdict.blind.n_calibration, verdict.blind.n_audit) == (30, 30)
+    assert store.exists("diagnostics/blind-unseen-groups.json")
+
+
+def plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_the_record_is_read_as_it_was_written(store: Store) -> None:
+    set_scores(store, 0)
+    verdict = give_verdict(store.url)
+    written = store.read_json(VERDICT_FILE)
+    assert written == plain(verdict.plain())
+    assert written is not None
+    assert written["schema"] == 1
