@@ -42,6 +42,15 @@ Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only th
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the selected.")]
 FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
 
+MatchedFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--matched",
+        metavar="FOLDER",
+        help="Write the calibration documents whose words resemble the audited to FOLDER, as Parquet to calibrate on.",
+    ),
+]
+
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
@@ -54,9 +63,16 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 @app.command()
-def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
+def plan(
+    config: ConfigPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    limit: Limit = None,
+    matched: MatchedFolder = None,
+) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     planned = _planned(config, set_, limit)
+    from pipeline.audit.apart import write_matched
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
     from pipeline.audit.precheck import plan_checks
@@ -74,6 +90,10 @@ def plan(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limi
         check_paraphraser(audit.paraphraser, weights_of(audit.model))
     check_log_probs(log_prob_stages(audit))
     facts = {**forecast(planned, model), "checks": checks}
+    if matched is not None:
+        subsets = write_matched(planned, matched)
+        facts["matched"] = [subset.facts() for subset in subsets]
+        facts["checks"]["lines"] += [f"matched: {subset.sentence()}" for subset in subsets]
     if json_:
         terminal.print_json(facts)
     else:
@@ -229,9 +249,11 @@ def trial(
     """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
+    from pipeline.trial.shift import check_shifts
 
     described, points = load_trial(config, set_ or ())
     check_inputs(described, points)
+    check_shifts(points)
     from ray_jobs.trial import run_trial
 
     console = terminal.console(errors=json_)

@@ -14,6 +14,7 @@ import torch
 from pipeline.audit.description import check_settings
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.summary import Summary, make_summary
+from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, Calibration, Direction, SelectionConfig
@@ -29,6 +30,7 @@ from pipeline.passes.gradient import gradient_norms
 from pipeline.selection.conformal import Ties
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.weighted import weight_levels
 from pipeline.stages.base import Entry, Output
 from pipeline.stages.process import work_through
 from pipeline.stages.score import BATCH_TOKENS
@@ -202,7 +204,8 @@ def select(
         alpha: Largest share of the selected that may be wrong, in (0, 1).
         direction: `members` finds what was trained on, `clean` the reverse.
         detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
-        calibration: Rank among all known documents, those of the column `group`, or for the known ones at hand.
+        calibration: Rank among all known documents, those of the column `group`, for the known ones at hand, or
+            weighted by the column `weight`: how much more often such a document is audited than known, on any scale.
         delta: Of calibration conditional: share of calibration sets for which the guarantee may fail.
         lambda_: Where Storey's estimate counts the p-values of nulls, in (0, 1); by default by how many calibrate.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
@@ -265,15 +268,26 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
         everything["group"].combine_chunks() if "group" in everything.column_names else None,
+        {NULL_ROLE[selection.direction]: _weights(everything)} if selection.calibration == "weighted" else None,
     )
     audited = where["audit"]
     quarantined = int((~audited).sum())
     (verdict,) = answer_all([selection], documents, roles, quarantined, seed)
     selected, p_values = np.zeros(audited.size, dtype=bool), np.ones(audited.size)
     selected[audited], p_values[audited] = verdict.selected, verdict.p
-    diagnostics = diagnose_scores(verdict.answer, NULL_ROLE[selection.direction])
+    role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
+    diagnostics = diagnose_scores(verdict.answer, role)
+    if effective is not None:
+        weighting = weighting_diagnostic(effective, verdict.answer.n_calibration, role)
+        diagnostics = diagnostics.model_copy(update={"weighting": weighting})
     summary = make_summary(selection, verdict.answer, diagnostics, int(selected.sum()), quarantined)
     return Selected(selected, p_values, summary)
+
+
+def _weights(table: pa.Table) -> np.ndarray:
+    """The weights of all documents on one scale, int64."""
+    values = table["weight"].to_numpy()
+    return weight_levels(values, float(np.nanmax(values, initial=0.0)))
 
 
 def _table_of(value: Any, role: Role) -> pa.Table:
@@ -301,7 +315,8 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     Raises:
         UserError: an unknown column, or several to choose from.
     """
-    known = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
+    floats = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
+    known = [name for name in floats if name != "weight"]
     columns = known if names is None else list(names)
     for role, table in tables.items():
         for column in columns or ["score"]:
@@ -327,11 +342,17 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
         for name in ("audit", role):
             if "group" not in tables[name].column_names:
                 raise UserError(f"calibration by_group needs a column group, which the {name} documents do not have")
+    if selection.calibration == "weighted":
+        for name in tables:
+            if "weight" not in tables[name].column_names:
+                raise UserError(f"calibration weighted needs a column weight, which the {name} documents do not have")
 
 
 def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
     """The columns that a selection reads, each of one type in every table."""
     kinds = dict.fromkeys(selection.detectors, pa.float64())
+    if selection.calibration == "weighted":
+        kinds["weight"] = pa.float64()
     names = ["doc_id", *(["group"] if selection.calibration == "by_group" else [])]
     schema = pa.schema([*((name, pa.string()) for name in names), *kinds.items()])
     return table.select(schema.names).cast(schema)

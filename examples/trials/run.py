@@ -22,6 +22,7 @@ from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
 from examples.trials.family import make_family
 from examples.trials.systems import run_systems
+from examples.trials.wikimia import make_wikimia
 from pipeline.errors import ExitCode, UserError
 from pipeline.trial.config import TrialConfig, load_trial
 
@@ -41,6 +42,7 @@ NAMES = (
     "fsd",
     "samia",
     "verdict",
+    "shift",
     SYSTEMS,
 )
 PASSAGES = 600
@@ -49,7 +51,7 @@ console = Console()
 
 
 def prepare(config: TrialConfig) -> None:
-    """Make the missing inputs of a trial: passages, benchmark, models trained from scratch.
+    """Make the missing inputs of a trial: passages, benchmark, WikiMIA, models trained from scratch.
 
     Raises:
         UserError: too few passages in the installed packages.
@@ -57,6 +59,9 @@ def prepare(config: TrialConfig) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     if "benchmark.jsonl" in config.documents.paths[0]:
         make_benchmark(WORK / "benchmark.jsonl", WORK / "pupils")
+        return
+    if Path(config.documents.paths[0]).name == "wikimia.jsonl":
+        make_wikimia(WORK / "wikimia.jsonl")
         return
     passages = ensure_passages(WORK, PASSAGES, seed=0)
     if few := re.fullmatch(r"passages_(\d+)\.jsonl", Path(config.documents.paths[0]).name):

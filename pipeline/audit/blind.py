@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,8 +66,7 @@ def auc_interval(calibration: np.ndarray, audit: np.ndarray) -> Blind:
 
     labels = np.r_[np.zeros(len(calibration), dtype=int), np.ones(len(audit), dtype=int)]
     auc = float(roc_auc_score(labels, np.r_[calibration, audit]))
-    error = Z99 * _hanley_mcneil(auc, len(audit), len(calibration))
-    return Blind(auc, max(0.0, auc - error), min(1.0, auc + error), len(calibration), len(audit))
+    return Blind(auc, *interval_of(auc, len(audit), len(calibration)), len(calibration), len(audit))
 
 
 def blind_scores(
@@ -86,18 +86,39 @@ def blind_scores(
     numbers = range(len(first) + len(second)) if blocks is None else blocks
     if min(len(set(numbers[: len(first)])), len(set(numbers[len(first) :]))) < LEAST:
         return None
-    from sklearn.feature_extraction.text import HashingVectorizer
-    from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, cross_val_predict
 
-    texts = [text[:CHARACTERS] for text in (*first, *second)]
     labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
-    words = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2").transform(texts)
-    model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
+    words = word_counts([*first, *second])
     kind = StratifiedKFold if blocks is None else StratifiedGroupKFold
     folds = kind(FOLDS, shuffle=True, random_state=seed % 2**32)
-    guesses = cross_val_predict(model, words, labels, groups=blocks, cv=folds, method="decision_function")
+    guesses = cross_val_predict(word_model(), words, labels, groups=blocks, cv=folds, method="decision_function")
     return np.asarray(guesses)
+
+
+def word_counts(texts: Sequence[str]) -> Any:
+    """Hashed counts of the words of each text's beginning: sparse, (documents, FEATURES), rows of length 1."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2")
+    return vectorizer.transform(text[:CHARACTERS] for text in texts)
+
+
+def word_model(strength: float = 10.0) -> Any:
+    """The classifier of the test, not fitted: both kinds count the same, whatever their numbers.
+
+    Args:
+        strength: how far it may follow single words; the inverse of the penalty on their coefficients.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression(C=strength, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
+
+
+def interval_of(auc: float, positives: int, negatives: int) -> tuple[float, float]:
+    """The 99% interval of an AUC (Hanley & McNeil 1982), within [0, 1]."""
+    error = Z99 * _hanley_mcneil(auc, positives, negatives)
+    return max(0.0, auc - error), min(1.0, auc + error)
 
 
 def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:

@@ -182,6 +182,11 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
             f"{where}: procedure ptdi_known_members compares mean scores over all groups and takes calibration pooled "
             "or conditional, got by_group; known_members takes it"
         )
+    if selection.calibration == "weighted" and selection.procedure in TWO_SIDED:
+        raise UserError(
+            f"{where}: procedure {selection.procedure} compares p-values of two kinds of known documents, and "
+            "calibration weighted weighs one of them: take another procedure, or calibration pooled"
+        )
     if selection.procedure == "ktd" and selection.direction != "members":
         raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
     _check_bound(selection, where)

@@ -18,8 +18,8 @@ from pipeline.audit.summary import (
     SymmetryDiagnostic,
 )
 from pipeline.errors import UserError
-from pipeline.selection.engine import Answer
 from pipeline.selection.knockoff import SignSymmetry
+from pipeline.selection.passes import Answer
 
 
 def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: BlindDiagnostic, role: str) -> Diagnostics:

@@ -139,6 +139,9 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
             figures |= _by_share(rule, known, m, figures, role, basis)
         elif selection.procedure not in get_args(Procedure):
             figures |= _of_plugin(selection.procedure, needed, n, m, role)
+    if selection.calibration == "weighted":  # what they weigh is not known before they are read
+        figures["sentence"] = figures["sentence"].replace("With ", "If all weighed the same, with ", 1)
+        figures["ok"] = figures["ok"] or None
     if at_most:  # which documents of a group there are is not known before they are read
         figures["sentence"] = figures["sentence"].replace("With ", "With at most ", 1)
     return {**facts, **figures}

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import SAMPLED_TEXTS, blind_test
+from pipeline.audit.apart import advice, calibrating
+from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, blind_test
 from pipeline.audit.forecast import outlooks
 from pipeline.audit.overlap import LIKE_PAIRS, overlap_diagnostic, shared_error, short_id
 from pipeline.audit.plan import Plan
@@ -22,7 +23,7 @@ from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.audit.score_shards import Keys, alike, overlapping, repeated
 from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, LikePair, OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import ROLES, Role
+from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import id_key, read_shard, text_keys
 from pipeline.corpus.shard import Shard
@@ -129,6 +130,7 @@ def check_before_scoring(plan: Plan, store: Store, say: Callable[[str], None]) -
     earlier = filed_precheck(store, plan.shards, plan.config.seed)
     checked = earlier or check_documents(plan, RUN)
     check_shared(checked, plan.config)
+    check_weighable(checked, plan.config)
     if earlier is None:
         store.write_json(_file(plan.shards, plan.config.seed), checked.plain())
     lines = remarks(checked, plan.config)
@@ -153,13 +155,18 @@ def _at_least(count: int, plan: Plan, role: Role) -> int:
 def plan_checks(plan: Plan) -> dict[str, Any]:
     """What `seenset plan` says of the documents: the checks, "scope" (how many were read) and "lines" (one a check).
 
+    "words" are those that tell a known role from the audited documents, where such a test failed.
+
     Raises:
-        UserError: as `check_shared`.
+        UserError: as `check_shared` and `check_weighable`.
     """
     checked = check_documents(plan, PLAN)
     check_shared(checked, plan.config)
+    check_weighable(checked, plan.config)
     scope = f"{checked.scope}, words of at most {PLAN.texts:,} of each role"
-    return {**checked.plain(), "scope": scope, "lines": _lines(checked, plan.config)}
+    help_towards = advice(plan, checked.blind, PLAN.texts)
+    lines = [*_lines(checked, plan.config), *help_towards.lines]
+    return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}
 
 
 def check_shared(checked: Precheck, config: AuditConfig) -> None:
@@ -168,11 +175,28 @@ def check_shared(checked: Precheck, config: AuditConfig) -> None:
     Raises:
         UserError: a role that calibrates a selection has some, and the config does not say `overlap: drop`.
     """
-    for role in _calibrating(config):
+    for role in calibrating(config):
         shared = checked.overlap.get(role)
         if shared is not None and shared.n_calibration and config.overlap == "error":
             error = shared_error(shared.n_calibration, checked.documents[role], role, shared.n_audit)
             raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
+
+
+def check_weighable(checked: Precheck, config: AuditConfig) -> None:
+    """Stop at documents that are too few to be weighed by their words, before any is scored.
+
+    Raises:
+        UserError: fewer than 20 of either kind.
+    """
+    for selection in config.selections:
+        role = NULL_ROLE[selection.direction]
+        test = checked.blind.get(role)
+        if selection.calibration == "weighted" and test is not None and test.auc is None:
+            counts = f"{checked.documents.get(role, 0)} and {checked.documents.get('audit', 0)}"
+            raise UserError(
+                f"selection {selection.name}: calibration weighted needs at least {LEAST} {role} and {LEAST} audited "
+                f"documents to learn how their words differ, got {counts}"
+            )
 
 
 def remarks(checked: Precheck, config: AuditConfig) -> list[str]:
@@ -183,11 +207,20 @@ def remarks(checked: Precheck, config: AuditConfig) -> list[str]:
 def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
     """A line for each check, those that did not pass with the word for it before."""
     checks: list[Diagnostic | None] = [checked.duplicates]
-    for role in _calibrating(config):
-        checks += [checked.overlap.get(role), checked.blind.get(role)]
+    for role in calibrating(config):
+        checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
     words = {True: "", None: _NOTE, False: _WARNING}
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
     return [*(f"{_WARNING}{line}" for line in checked.damaged), *lines]
+
+
+def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
+    """The blind test; no warning where every selection of the role weighs its documents, which is to repair that."""
+    kinds = {s.calibration for s in config.selections if NULL_ROLE[s.direction] == role}
+    if test is None or test.ok is not False or kinds != {"weighted"}:
+        return test
+    sentence = f"{test.sentence} So much for the documents as they are; the weights by their words are to repair that."
+    return test.model_copy(update={"ok": None, "sentence": sentence})
 
 
 def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck | None:
@@ -205,12 +238,6 @@ def _file(shards: Sequence[Shard], seed: int) -> str:
     content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
     digest = hashlib.sha256(json.dumps([seed, content], sort_keys=True).encode()).hexdigest()
     return f"diagnostics/documents-{digest[:12]}.json"
-
-
-def _calibrating(config: AuditConfig) -> list[Role]:
-    """The roles that calibrate a selection."""
-    needed = {NULL_ROLE[selection.direction] for selection in config.selections}
-    return [role for role in ROLES if role in needed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
-from pipeline.selection.engine import Batch
+from pipeline.selection.passes import Batch
 from pipeline.stages.process import QUARANTINE_SCHEMA
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store

@@ -17,6 +17,8 @@ from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
 from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
+from pipeline.audit.weighing import weighting_diagnostic
+from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
@@ -25,8 +27,8 @@ from pipeline.corpus.families import common_beginnings
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
-from pipeline.selection.engine import NOBODY, Answer, Ask, Asking, Batch, answer
-from pipeline.selection.passes import together
+from pipeline.selection.engine import answer
+from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
 from pipeline.store.receipts import Receipt
 
 EXCERPT = 200
@@ -73,10 +75,14 @@ def select_all(
         span = span + part
     overlaps: dict[Role, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
     blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
+    weighted = [NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"]
+    weights = {role: weigh_run(scored, role, config.seed, each) for role in dict.fromkeys(weighted)}
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
-        questions.append(_Question(config, selection, scored, overlaps[role], blind_tests[role], span, limit, texts))
+        weighing = weights[role] if selection.calibration == "weighted" else None
+        tests = (overlaps[role], blind_tests[role], weighing)
+        questions.append(_Question(config, selection, scored, *tests, span, limit, texts))
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
@@ -194,6 +200,7 @@ class _Question:
     scored: Scored
     overlap: Overlap  # of the null role
     blind_test: BlindDiagnostic  # of the null role
+    weights: RunWeights | None  # of calibration weighted
     span: Span  # of all scores
     limit: int | None
     texts: bool  # whether the selected are shown by how they begin
@@ -222,13 +229,15 @@ class _Question:
 
     def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
         """A shard of audit documents as this selection sees it."""
-        return batch_of(table, self.selection.detectors, self.grouped, receipt.data)
+        batch = batch_of(table, self.selection.detectors, self.grouped, receipt.data)
+        return batch if self.weights is None else replace(batch, weights=self.weights.of(table, receipt))
 
     def known(self) -> Batch:
         """The null role's documents that calibrate."""
         batch = self.scored.batches(self.null_role, self.selection.detectors, self.grouped)
         groups = batch.groups.filter(pa.array(self.overlap.keep)) if batch.groups is not None else None
-        return Batch(batch.matrix[self.overlap.keep], groups, batch.keys[self.overlap.keep])
+        weights = self.weights.of_role()[self.overlap.keep] if self.weights is not None else None
+        return Batch(batch.matrix[self.overlap.keep], groups, batch.keys[self.overlap.keep], weights)
 
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
@@ -268,6 +277,10 @@ class _Question:
     def summarise(self, answer: Answer, judged: _Judged) -> Summary:
         """The summary of the answer."""
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
+        if self.weights is not None and answer.effective is not None:
+            before, after = self.blind_test, self.weights.blind
+            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, self.null_role, before, after)
+            diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting})
         n_selected = len(judged.selected)
         return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
 

@@ -12,7 +12,7 @@ from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import ExitCode
 from pipeline.selection.bounds import Bound
-from pipeline.selection.engine import Answer
+from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.store.files import Store
 
@@ -87,6 +87,18 @@ class SymmetryDiagnostic(Diagnostic):
     p_value: float = Field(description="Of the hypothesis that they are; small ones contradict it.")
 
 
+class WeightingDiagnostic(Diagnostic):
+    """What weights by words leave of the calibration documents, and what they repair."""
+
+    effective: float = Field(
+        description="Calibration documents of equal weight that count as much: (sum w)^2 / sum w^2."
+    )
+    auc_before: float | None = Field(
+        None, description="AUC of the blind classifier without weights; null if not tested."
+    )
+    auc_after: float | None = Field(None, description="AUC of the blind classifier with weights; null if not tested.")
+
+
 class Diagnostics(Record):
     """The checks of a selection, by name."""
 
@@ -104,6 +116,10 @@ class Diagnostics(Record):
     )
     sign_symmetry: SymmetryDiagnostic | None = Field(
         None, description="The assumption of the knockoff filter; null for every other procedure."
+    )
+    weighting: WeightingDiagnostic | None = Field(
+        None,
+        description="What calibration weighted rests on; null for every other. `blind` is then the test with weights.",
     )
 
     def by_name(self) -> dict[str, Diagnostic]:
@@ -131,7 +147,7 @@ class Summary(VersionedRecord):
     direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
     alpha: float = Field(description="Largest share of the selected that may be wrong, as asked for, in (0, 1).")
     detectors: list[str] = Field(description="Score columns that the selection reads.")
-    calibration: str = Field(description="How p-values were calibrated: pooled, by_group or conditional.")
+    calibration: str = Field(description="How p-values were calibrated: pooled, by_group, conditional or weighted.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_calibration: int = Field(description="Documents of known membership that the p-values were calibrated on.")
     n_quarantined: int = Field(
@@ -180,9 +196,13 @@ class Summary(VersionedRecord):
     @property
     def remarks(self) -> list[str]:
         """What a reader of the numbers must know of the promise, a line each; empty where nothing contradicts it."""
+        weighting = self.diagnostics.weighting
+        weighed = (
+            [] if weighting is None or weighting.ok is False else [f"no guarantee is proved. {weighting.sentence}"]
+        )
         if self.supported is False:
-            return [f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons]
-        return [] if self.supported else [f"not tested: {self.diagnostics.blind.sentence}"]
+            return [*(f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons), *weighed]
+        return weighed if self.supported else [f"not tested: {self.diagnostics.blind.sentence}", *weighed]
 
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""

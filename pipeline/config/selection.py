@@ -11,7 +11,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.yaml import NAME, Section
 
 Direction = Literal["members", "clean"]
-Calibration = Literal["pooled", "by_group", "conditional"]
+Calibration = Literal["pooled", "by_group", "conditional", "weighted"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
@@ -76,7 +76,9 @@ class SelectionConfig(Section):
     )
 
     calibration: Calibration = Field(
-        "pooled", description="Rank among all known documents, those of the group, or for the known ones at hand."
+        "pooled",
+        description="Rank among all known documents, those of the group, for the known ones at hand, or weighted by "
+        "how much their words resemble those of the audited.",
     )
     delta: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
         0.1, description="conditional: share of calibration sets for which the guarantee may fail."

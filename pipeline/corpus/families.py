@@ -51,7 +51,9 @@ def families(keys: np.ndarray) -> np.ndarray:
     return np.unique(np.asarray(keys, dtype=np.int64), return_inverse=True)[1].astype(np.int64)
 
 
-def draw_families(pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw_families(
+    pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator, lean: np.ndarray | None = None
+) -> np.ndarray:
     """Draw at most `count` documents at random, whole families at a time, as many as the families allow.
 
     A family that no longer fits is passed over. Where every family is one document, exactly min(count, pool) are
@@ -62,13 +64,15 @@ def draw_families(pool: np.ndarray, family: np.ndarray, count: int, rng: np.rand
         family: int64, (documents,), from `families`.
         count: how many, >= 0.
         rng: source of randomness.
+        lean: float, (documents,): documents are then drawn one after another with odds of exp(lean), a family with
+            the mean of its own; without it each with the same.
 
     Returns:
         bool, (documents,), a subset of the pool.
     """
     members = np.flatnonzero(pool)
     names, sizes = np.unique(family[members], return_counts=True)
-    order = rng.permutation(names.size)
+    order = rng.permutation(names.size) if lean is None else _leaning_order(family[members], lean[members], rng)
     totals = np.cumsum(sizes[order])
     fit = int(np.searchsorted(totals, count, side="right"))
     taken = list(order[:fit])
@@ -82,3 +86,10 @@ def draw_families(pool: np.ndarray, family: np.ndarray, count: int, rng: np.rand
     chosen = np.zeros(pool.size, dtype=bool)
     chosen[members[np.isin(family[members], names[np.asarray(taken, dtype=np.int64)])]] = True
     return chosen
+
+
+def _leaning_order(family: np.ndarray, lean: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The families, by name, in the order in which they are drawn: the largest of lean plus Gumbel noise first."""
+    codes, sizes = np.unique(family, return_inverse=True, return_counts=True)[1:]
+    means = np.bincount(codes, weights=lean) / sizes
+    return np.argsort(-(means + rng.gumbel(size=means.size)), kind="stable")

@@ -16,6 +16,7 @@ from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.selection.knockoff import fewest
+from pipeline.selection.promises import NOTHING_PROVED
 from pipeline.selection.resolution import Rule, known_needed
 
 
@@ -75,6 +76,8 @@ def _support_sentence(summary: Summary) -> str:
         why = (
             "their words alone tell the audited from the calibration documents, so they differ in more than membership"
         )
+    if summary.calibration == "weighted" and summary.diagnostics.blind.ok is False:
+        why = "even with the weights their words alone tell the audited from the calibration documents"
     return f"Not supported: {why}. "
 
 
@@ -97,6 +100,11 @@ def _terms(summary: Summary) -> str:
             f"guaranteed at this size, and the share can be higher. {_strict_sentence(summary)} Even the approximation "
             f"needs this to hold: {summary.assumption}"
         )
+    if summary.calibration == "weighted":
+        return (
+            f"No guarantee is proved where weights are estimated from words: the procedure ({summary.procedure}) aims "
+            f"at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests on this: {summary.assumption}"
+        )
     return (
         f"No guarantee is proved for this procedure ({summary.procedure}): it aims at {alpha}, and {share} can be "
         f"higher. {_strict_sentence(summary)} It was built on this assumption: {summary.assumption}"
@@ -109,7 +117,7 @@ def _void_terms(summary: Summary, share: str) -> str:
         f"Nothing is promised of this selection: {share} can be anything. The procedure ({summary.procedure}) aims at "
         f"{percent(summary.alpha)}, and that rests on what a check of this run speaks against: {summary.assumption}"
     )
-    if summary.strict.procedure == summary.procedure:
+    if summary.strict.procedure in (summary.procedure, NOTHING_PROVED.procedure):
         return text
     failed = [check.name for check in checks(summary) if check.verdict == "failed"]
     if failed == ["sign_symmetry"]:  # of the knockoff filter alone
@@ -119,6 +127,8 @@ def _void_terms(summary: Summary, share: str) -> str:
 
 def _strict_sentence(summary: Summary) -> str:
     strict = summary.strict
+    if strict.procedure == NOTHING_PROVED.procedure:
+        return "With estimated weights no procedure has a guarantee, so no strict answer stands beside this one."
     return (
         f"The procedure with a {strict.guarantee} guarantee ({strict.procedure}) selects "
         f"{strict.n_selected:,} of {summary.n_audit:,}."

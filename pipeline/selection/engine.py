@@ -9,87 +9,41 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.config.selection import ESTIMATING, SelectionConfig
 from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.errors import UserError
 from pipeline.selection import fusion, knockoff
 from pipeline.selection.adadetect import fit_discriminant, fit_score
-from pipeline.selection.bounds import Bound, bound_of, decide_by_bound, fewest_in_list
+from pipeline.selection.bounds import bound_of, decide_by_bound, fewest_in_list
 from pipeline.selection.conditional import simes_grid
 from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 from pipeline.selection.moments import Moments
+from pipeline.selection.passes import Answer, Ask, Asking, Batch, Judge
 from pipeline.selection.procedures import Decision, decide, decide_by_scores, needs_known, strict
-from pipeline.selection.promises import SPECIAL_TERMS, Guarantee, StrictAnswer, filter_terms, learnt_terms
+from pipeline.selection.promises import (
+    NOTHING_PROVED,
+    SPECIAL_TERMS,
+    StrictAnswer,
+    filter_terms,
+    learnt_terms,
+)
 from pipeline.selection.proportion import KnownMembers, known_scores
 from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.resolution import PLAIN, Basis, Rule, known_needed
+from pipeline.selection.resolution import Basis, Rule, known_needed
 from pipeline.selection.split import Sample, halves
 from pipeline.selection.step_up import minimum_selectable, step_up
+from pipeline.selection.weighted import calibrate_weighted, least_ranks, ranks_by_weight, weighted_resolution
 
-Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Documents of one role or shard, in order."""
-
-    matrix: np.ndarray  # float64, (documents, detectors), finite
-    groups: pa.ChunkedArray | None
-    keys: np.ndarray  # int64 hashes of the ids, (documents,)
-
-    @property
-    def first(self) -> np.ndarray:
-        """Scores of the first detector."""
-        return self.matrix[:, 0]
-
-
-NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One pass over the audit shards: a function of each, and how two of its results become one."""
-
-    of_shard: Callable[[Batch], Any]
-    merge: Callable[[Any, Any], Any] = operator.add
-
-
-Asking = Generator[Ask, Any, T]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """The decision on the audit documents, and its terms."""
-
-    judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
-    n_calibration: int
-    m: int  # audit documents, quarantined ones included
-    threshold: float | None  # the largest p-value selected; None for the knockoff filter
-    null_proportion: float
-    guarantee: Guarantee
-    assumption: str
-    promise: str
-    details: dict[str, float]
-    resolution: Callable[[int], tuple[int, int | None]]  # m -> fewest selectable, known documents needed for 1%
-    strict: StrictAnswer
-    factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
-    weights: list[float] | None = None
-    symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
-    basis: Basis = PLAIN  # what `resolution` refers to
-    counts: RankCounts | None = None  # where ranks decide: of the audit documents
-    rank: int = 0  # where ranks decide: of the last that is selected
-    bound: Bound | None = None  # of the selected, those without scores left out
 
 
 def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -107,8 +61,9 @@ def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, q
     Raises:
         UserError: no calibration documents where they are needed, groups without any, no audit documents.
     """
+    plain = _weighted if selection.calibration == "weighted" else _ranked
     kinds = {"td4eval": _td4eval, "ktd": _ktd, "adadetect": _adadetect, "bound": _bounded}
-    decided = yield from kinds.get(selection.procedure, _ranked)(selection, seed, known, others, quarantined)
+    decided = yield from kinds.get(selection.procedure, plain)(selection, seed, known, others, quarantined)
     bound = None if decided.counts is None else bound_of(selection, decided.counts, decided.rank, quarantined)
     return replace(decided, bound=bound)
 
@@ -220,6 +175,34 @@ def _bounded(selection: SelectionConfig, seed: int, known: Batch, others: Batch,
 
 def _resolution(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, int]:
     return minimum_selectable(grid, m, rule.alpha, factor), known_needed(rule, m, max(1, m // 100), factor)
+
+
+def _weighted(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+    if known.weights is None:
+        raise UserError(f"selection {selection.name}: calibration weighted needs a weight of every document")
+    calibration = calibrate_weighted(known.first, known.weights)
+    grid = calibration.grid
+
+    def rank(batch: Batch) -> np.ndarray:
+        assert batch.weights is not None
+        weights, direction = batch.weights, selection.direction
+        return ranks_by_weight(batch.first, weights, calibration, direction, selection.ties, batch.keys, seed)
+
+    def count(batch: Batch) -> np.ndarray:
+        assert batch.weights is not None
+        both = (rank(batch), least_ranks(batch.weights, calibration))
+        return np.stack([RankCounts.of(places, grid).counts for places in both])
+
+    counted = yield Ask(count)
+    rows = counted if counted is not None else np.zeros((2, grid.size), dtype=np.int64)
+    counts, least = (RankCounts(row, grid).with_quarantined(quarantined) for row in rows)
+    decision = decide(selection.procedure, counts, selection.exact_alpha)
+    return replace(
+        _of_decision(decision, counts, partial(_judge_ranks, rank, grid, decision.rank)),
+        resolution=lambda _: weighted_resolution(least, decision.alpha, decision.factor),
+        strict=NOTHING_PROVED,
+        effective=calibration.effective,
+    )
 
 
 def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:

@@ -25,6 +25,7 @@ class Grid:
     n: int  # calibration documents, of all groups
     groups: int = 1
     delta: Fraction | None = None  # given: valid for all but this share of calibration sets, else on average over them
+    weighted: bool = False  # whether calibration documents count by weights, so that a rank is no number of documents
 
     def __post_init__(self) -> None:
         for name in ("numerators", "denominators"):
@@ -69,6 +70,7 @@ class Grid:
         """Whether ranks mean the same in both."""
         return self is other or (
             (self.n, self.groups, self.delta) == (other.n, other.groups, other.delta)
+            and self.weighted == other.weighted
             and np.array_equal(self.numerators, other.numerators)
             and np.array_equal(self.denominators, other.denominators)
         )

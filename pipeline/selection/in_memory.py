@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
-from pipeline.selection.engine import NOBODY, Answer, Ask, Batch, answer
-from pipeline.selection.passes import together
+from pipeline.selection.engine import answer
+from pipeline.selection.passes import NOBODY, Answer, Ask, Batch, together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +22,8 @@ class Scores:
     columns: Mapping[str, np.ndarray]  # detector column -> float64, (documents,), finite
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
     groups: pa.Array | None = None
+    weights: Mapping[Role, np.ndarray] | None = None
+    """Of calibration weighted: null role -> int64, (documents,), from `weighted.weight_levels`."""
 
     def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
         """The documents at these positions, with the columns that a selection reads."""
@@ -29,7 +31,10 @@ class Scores:
         groups = None
         if self.groups is not None and selection.calibration == "by_group":
             groups = pa.chunked_array([self.groups.take(pa.array(positions))])
-        return Batch(matrix, groups, self.keys[positions])
+        weights = None
+        if self.weights is not None and selection.calibration == "weighted":
+            weights = self.weights[NULL_ROLE[selection.direction]][positions]
+        return Batch(matrix, groups, self.keys[positions], weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

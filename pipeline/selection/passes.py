@@ -1,11 +1,77 @@
-"""Several selections at once: one pass over the audit shards serves all that still need one."""
+"""What a selection asks of the audit shards and what it answers; several at once share each pass over them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from pipeline.selection.engine import Answer, Ask, Asking
+import numpy as np
+import pyarrow as pa
+
+from pipeline.selection import knockoff
+from pipeline.selection.bounds import Bound
+from pipeline.selection.promises import Guarantee, StrictAnswer
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.resolution import PLAIN, Basis
+
+Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Documents of one role or shard, in order."""
+
+    matrix: np.ndarray  # float64, (documents, detectors), finite
+    groups: pa.ChunkedArray | None
+    keys: np.ndarray  # int64 hashes of the ids, (documents,)
+    weights: np.ndarray | None = None  # int64, (documents,), from `weight_levels`; of calibration weighted
+
+    @property
+    def first(self) -> np.ndarray:
+        """Scores of the first detector."""
+        return self.matrix[:, 0]
+
+
+NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One pass over the audit shards: a function of each, and how two of its results become one."""
+
+    of_shard: Callable[[Batch], Any]
+    merge: Callable[[Any, Any], Any] = operator.add
+
+
+Asking = Generator[Ask, Any, T]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The decision on the audit documents, and its terms."""
+
+    judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
+    n_calibration: int
+    m: int  # audit documents, quarantined ones included
+    threshold: float | None  # the largest p-value selected; None for the knockoff filter
+    null_proportion: float
+    guarantee: Guarantee
+    assumption: str
+    promise: str
+    details: dict[str, float]
+    resolution: Callable[[int], tuple[int, int | None]]  # m -> fewest selectable, known documents needed for 1%
+    strict: StrictAnswer
+    factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
+    weights: list[float] | None = None
+    symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
+    basis: Basis = PLAIN  # what `resolution` refers to
+    counts: RankCounts | None = None  # where ranks decide: of the audit documents
+    rank: int = 0  # where ranks decide: of the last that is selected
+    bound: Bound | None = None  # of the selected, those without scores left out
+    effective: float | None = None  # number of calibration documents that as much rests on; of calibration weighted
 
 
 def together(

@@ -227,6 +227,20 @@ def _probability(delta: Fraction) -> str:
     return short if Fraction(short) == 1 - delta else f"1 - {float(delta)!r}"
 
 
+_WEIGHTED = Terms(
+    "heuristic",
+    f"The weights are right: given its words, an audited document {_NULLS} scores like a calibration document, its "
+    "weight is how much more often such words stand among the audited documents than among those that calibrate, and "
+    "its words do not tell which audited documents have the property searched for.",
+    f"{_SHARE} is not promised to stay at or below alpha: the weights are estimated, and where they are wrong it can "
+    "exceed alpha. With right weights it stayed at or below alpha in the simulations that come with this program, and "
+    f"a theorem says so as numbers grow. {_ON_AVERAGE}",
+)
+
+NOTHING_PROVED = StrictAnswer("none", 0, None, "finite-sample")
+"""The strict answer where no procedure has a guarantee: the empty list."""
+
+
 def terms_of(procedure: str, grid: Grid) -> Terms:
     """A procedure's terms for p-values calibrated in the way that the grid records.
 
@@ -234,6 +248,8 @@ def terms_of(procedure: str, grid: Grid) -> Terms:
     promise about the average over calibration sets into one about the calibration documents at hand, which
     fails for a share delta of them; they add nothing to the promise of the other procedures.
     """
+    if grid.weighted:
+        return _WEIGHTED
     terms = TERMS[procedure]
     if grid.delta is not None and terms.guarantee == "finite-sample":
         sure = (

@@ -35,6 +35,26 @@ class ContaminationConfig(FinetuneConfig):
     )
 
 
+BY_WORDS = "classifier"
+"""A shift along what words tell apart, and no column."""
+
+
+class ShiftConfig(Section):
+    """How the documents that calibrate differ from those that are audited."""
+
+    by: str = Field(
+        BY_WORDS,
+        description="Column of the documents whose large values calibrate, such as a year; or classifier: the two "
+        "halves that their words set apart most.",
+    )
+    strength: float = Field(
+        1.0,
+        allow_inf_nan=False,
+        description="A document one standard deviation further along calibrates with e^strength times the odds; 0: no "
+        "shift; below 0 the small values calibrate.",
+    )
+
+
 class SplitConfig(Section):
     """Which documents calibrate and which are audited; drawn anew in every repeat. Whole numbers are documents."""
 
@@ -50,6 +70,9 @@ class SplitConfig(Section):
         None, description="Share of the audited that was trained in; by default as it comes."
     )
     label_noise: float = Field(0.0, ge=0, lt=1, description="Share of the calibration documents whose label is wrong.")
+    shift: ShiftConfig | None = Field(
+        None, description="Calibrates on documents that differ from the audited ones; by default they are alike."
+    )
 
 
 class TrialConfig(Section):
@@ -104,6 +127,12 @@ class TrialConfig(Section):
     def work_folder(self) -> str:
         """Where contaminated models and their audits are."""
         return self.work if self.work is not None else self.run
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether repeats read the words of the documents: to weigh them, or to say what a shift contradicts."""
+        weighted = any(selection.calibration == "weighted" for selection in self.selections)
+        return weighted or self.split.shift is not None
 
     def roles(self) -> dict[Role, Amount]:
         """How many documents calibrate in each known role: as the trial says, else as a selection needs."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config.corpus import CorpusConfig
+from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.corpus.documents import read_shard, text_keys
 from pipeline.corpus.families import common_beginnings, families, family_keys
 from pipeline.corpus.inputs import find_inputs
@@ -44,6 +44,10 @@ class Documents:
         """SHA-256 of the documents."""
         content = json.dumps([self.ids, self.texts, self.groups], ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()
+
+    def read(self, changed: TransformConfig | None) -> list[str]:
+        """The texts as an audit with this text transform reads them."""
+        return self.texts if changed is None else [transform(text, changed) for text in self.texts]
 
     def table(self, positions: np.ndarray) -> pa.Table:
         """The documents at these positions, as an audit reads them: columns id, text and group."""

@@ -23,6 +23,11 @@ UNVERIFIED = (
     "on their own, as the configuration below says; what was read once in pretraining leaves weaker traces.",
     "That the promise holds. Repeats can contradict a target; where they do not, it is not proved.",
 )
+SHIFTED = (
+    "That the calibration documents of an audit resemble its audited ones. Here they were made to differ, by the shift "
+    "that the configuration below gives, so no promise that assumes it was made; another shift does something else.",
+    *UNVERIFIED[1:],
+)
 NOT_PROMISED = (
     "That a procedure without a finite-sample guarantee keeps its target elsewhere: what it did here, it does not "
     "promise."
@@ -39,13 +44,14 @@ class Verification:
     unverified: list[str]
 
 
-def verification(rows: Sequence[Row], settings: Sequence[str], models: int) -> Verification:
+def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shifted: bool = False) -> Verification:
     """Put the rows of the selections into sentences that claim no more than the repeats show.
 
     Args:
         rows: from `pipeline.trial.table.selection_rows`, of all points.
         settings: of the sweep.
         models: contaminated models of a point.
+        shifted: whether calibration documents were made to differ at some point.
     """
     tested = [row for row in rows if row["contradicted"] is not None]
     failed = [row for row in readable(rows, settings) if row["contradicted"]]
@@ -92,7 +98,8 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int) -> V
             f"Figures are averages over {_counted(models, 'contaminated model')}, of {splits} each. {_over(models)}"
         )
     proved = all(row["guarantee"] == "finite-sample" for row in rows)
-    return Verification(headline, contradicted, extent, [*UNVERIFIED, *(() if proved else (NOT_PROMISED,))])
+    unverified = [*(SHIFTED if shifted else UNVERIFIED), *(() if proved else (NOT_PROMISED,))]
+    return Verification(headline, contradicted, extent, unverified)
 
 
 def trial_page(
@@ -113,10 +120,11 @@ def trial_page(
         images: the figures.
         reports: addresses of the audits' reports.
     """
+    shifted = config.split.shift is not None or any(path.startswith("split.shift") for path in settings)
     return render(
         "trial.html",
         model=model_name(config.model),
-        verification=verification(facts["selections"], settings, config.models),
+        verification=verification(facts["selections"], settings, config.models, shifted),
         tables=[page_table(table) for table in tables],
         figures=[(image, data_uri(image.png)) for image in images],
         facts=facts,

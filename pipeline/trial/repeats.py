@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.trial.checks import NO_CHECKS, WordChecks, weigh_repeat
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.splits import Split, draw_split
 
@@ -32,6 +34,8 @@ ROWS_SCHEMA = pa.schema(
         ("guarantee", pa.string()),
         ("wrong_at_most", pa.int64()),
         ("sought_at_least", pa.int64()),
+        ("effective", pa.float64()),
+        ("supported", pa.bool_()),
     ]
 )
 
@@ -49,6 +53,8 @@ class Pool:
     scored: np.ndarray  # bool, (documents,); False: quarantined, or trained an adapter
     scores: Scores  # of all documents; NaN where not scored
     finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
+    places: Mapping[str, np.ndarray] = field(default_factory=dict)  # by of a shift -> `shift.positions`
+    words: Any = None  # of all documents, from `checks.words_of`; None where no selection weighs and nothing shifts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +66,7 @@ class Repeat:
     audited: np.ndarray  # int64 positions in the pool
     quarantined: int
     verdicts: list[Verdict]
+    checks: WordChecks
 
 
 def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
@@ -68,13 +75,19 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
     Raises:
         UserError: too few documents for a split, or a selection that cannot be answered.
     """
-    known = config.roles()
+    known, shift = config.roles(), config.split.shift
+    lean = None if shift is None else shift.strength * pool.places[shift.by]
     for number in range(config.repeats):
-        drawn = draw_split(pool.trained, pool.family, known, config.split, config.seed, model, number, pool.finetuned)
+        drawn = draw_split(
+            pool.trained, pool.family, known, config.split, config.seed, model, number, pool.finetuned, lean
+        )
         roles = {role: _scored(pool, drawn.of(role)) for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
-        verdicts = answer_all(config.selections, pool.scores, roles, quarantined, config.seed + number)
-        yield Repeat(number, drawn, roles["audit"], quarantined, verdicts)
+        scores, checks, seed = pool.scores, NO_CHECKS, config.seed + number
+        if pool.words is not None and config.reads_words:
+            scores, checks = weigh_repeat(scores, pool.words, roles, config.selections, seed)
+        verdicts = answer_all(config.selections, scores, roles, quarantined, seed)
+        yield Repeat(number, drawn, roles["audit"], quarantined, verdicts, checks)
 
 
 def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdict) -> dict[str, object]:
@@ -105,6 +118,8 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
         "guarantee": verdict.answer.guarantee,
         "wrong_at_most": None if bound is None else bound.wrong_at_most,
         "sought_at_least": None if bound is None else bound.members_at_least,
+        "effective": verdict.answer.effective,
+        "supported": repeat.checks.supported(selection, verdict),
     }
 
 

@@ -81,12 +81,16 @@ def draw_split(
     model: int,
     repeat: int,
     finetuned: Mapping[Role, np.ndarray] | None = None,
+    lean: np.ndarray | None = None,
 ) -> Split:
     """Draw the documents that calibrate and those that are audited, in one repeat over one contaminated model.
 
     Guaranteed where no two documents share a family: given the model and its scores, every choice of the calibration
     documents among the untrained (trained, for `seen`) is equally likely, so the audited nulls are exchangeable with
     them. That is the assumption of every finite-sample guarantee, made true by design, unless `label_noise` breaks it.
+
+    With `lean` it is broken: who calibrates is drawn with odds of exp(lean), and the audited documents lean the other
+    way, the trained and the untrained ones alike, because as large a share of either is taken away.
 
     Args:
         trained: bool, (documents,).
@@ -98,6 +102,7 @@ def draw_split(
         repeat: which repeat, from 0.
         finetuned: bool, (documents,), for each known role: its documents that the audit's adapters were trained on.
             They are the same in every repeat and get no role in it.
+        lean: float, (documents,), of a shift; None for documents that are alike.
 
     Raises:
         UserError: too few trained or untrained documents: says how many are needed.
@@ -106,6 +111,7 @@ def draw_split(
     free = np.ones(trained.size, dtype=bool)
     for excluded in (finetuned or {}).values():
         free &= ~excluded
+    offered = free.copy()
     roles: dict[str, np.ndarray] = {}
     rights: dict[Role, np.ndarray] = {"unseen": ~trained, "seen": trained}
     for role, right in rights.items():
@@ -113,13 +119,33 @@ def draw_split(
         if finetuned is not None and role in finetuned:
             count = max(0, count - int(finetuned[role].sum()))
         wrong = round(config.label_noise * count)
-        chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role])
-        chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} with label noise", _OTHER_KIND[role])
+        chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role], lean)
+        chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} with label noise", _OTHER_KIND[role], lean)
         _check_drawn(chosen, free & (right if wrong < count else ~right), family, count, f"split.{role}")
         free &= ~chosen
         roles[role] = chosen
+    if lean is not None:
+        free &= ~_left_out(offered, free, trained, family, lean, rng)
     audited = _audited(free, trained, family, config, rng)
     return Split(*(np.flatnonzero(mask) for mask in (audited, roles["unseen"], roles["seen"])))
+
+
+def _left_out(
+    offered: np.ndarray,
+    free: np.ndarray,
+    trained: np.ndarray,
+    family: np.ndarray,
+    lean: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Who gets no role, so that the trained and the untrained that are left lean alike; bool, (documents,)."""
+    kinds = [kind for kind in (trained, ~trained) if (offered & kind).any()]
+    share = max((offered & ~free & kind).sum() / (offered & kind).sum() for kind in kinds)
+    left_out = np.zeros(free.size, dtype=bool)
+    for kind in kinds:
+        more = round(share * int((offered & kind).sum())) - int((offered & ~free & kind).sum())
+        left_out |= draw_families(free & kind, family, max(0, more), rng, lean)
+    return left_out
 
 
 def _audited(
@@ -140,13 +166,19 @@ def _audited(
 
 
 def _take(
-    pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator, setting: str, kind: str
+    pool: np.ndarray,
+    family: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    setting: str,
+    kind: str,
+    lean: np.ndarray | None = None,
 ) -> np.ndarray:
     if count > pool.sum():
         raise UserError(
             f"{setting} needs {count} {kind} documents that nothing else takes, {int(pool.sum())} are there"
         )
-    return draw_families(pool, family, count, rng)
+    return draw_families(pool, family, count, rng, lean)
 
 
 def _check_drawn(chosen: np.ndarray, pool: np.ndarray, family: np.ndarray, count: int, setting: str) -> None:

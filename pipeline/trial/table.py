@@ -93,9 +93,17 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         **spread("power", estimate_of(power)),
         "power_spread": _between(power),
         "null_share": float(numbers("null_share").mean()),
+        "effective": _mean_of(repeats, "effective"),
+        "unsupported": None if (share := _mean_of(repeats, "supported")) is None else 1 - share,
         **spread("null_estimate", estimate_of(by_model(null_estimate, model)) if selection.estimates else UNDEFINED),
         **bound_cells(selection, repeats),
     }
+
+
+def _mean_of(repeats: pa.Table, name: str) -> float | None:
+    """The mean of a column where it is not null; None where it always is."""
+    values = [float(value) for value in repeats[name].to_pylist() if value is not None]
+    return sum(values) / len(values) if values else None
 
 
 def _between(samples: Sequence[np.ndarray]) -> float | None:
@@ -181,6 +189,9 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     spreads = ("FDR between models", "power between models") if several else ()
     for name in ("target", "FDR", "power", *spreads, "selected", "audited", "null share", "its estimate", *HEADERS):
         table.add_column(name, justify="right")
+    extra = [name for name in ("effective", "unsupported") if any(row[name] is not None for row in rows)]
+    for name in extra:
+        table.add_column({"effective": "effective n", "unsupported": "called not supported"}[name], justify="right")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,
@@ -197,6 +208,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             f"{row['null_share']:.3f}",
             cell(row, "null_estimate"),
             *shown_bounds(row),
+            *("" if row[name] is None else f"{row[name]:.{'1f' if name == 'effective' else '0%'}}" for name in extra),
         )
     if any(row["contradicted"] or row["bound_contradicted"] for row in rows):
         table.caption = "! the repeats contradict the target, or the confidence of the bound"

@@ -31,6 +31,7 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
 from pipeline.trial import figures, table
+from pipeline.trial.checks import words_of
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
@@ -39,6 +40,7 @@ from pipeline.trial.page import PAGE, trial_page
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure, pool_of
+from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import draw_split
 
 
@@ -98,6 +100,7 @@ def carry_out(
         UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver holds (75).
     """
     check_inputs(config, points)
+    check_shifts(points)
     store, work = Store(config.run), Store(config.work_folder)
     documents = read_documents(config, limit)
     item_results = read_results(results, documents.ids) if results is not None else None
@@ -105,7 +108,9 @@ def carry_out(
         for folder in {store.root: store, work.root: work}.values():
             locks.enter_context(RunLock(folder))
         with TrialProgress(store, sum(point.config.models for point in points), len(points)) as progress:
-            return _Trial(config, run_audit, say, store, work, documents, progress).run(points, item_results)
+            trial = _Trial(config, run_audit, say, store, work, documents, progress)
+            trial.read_words(points, limit)
+            return trial.run(points, item_results)
 
 
 class _Trial:
@@ -129,6 +134,17 @@ class _Trial:
         self.work = work
         self.documents = documents
         self.audits: dict[str, _Audit] = {}
+        self.places: dict[str, np.ndarray] = {}
+        self.words: dict[str, Any] = {}  # text transform -> words of the documents
+
+    def read_words(self, points: Sequence[Point], limit: int | None) -> None:
+        """Count words and place the documents along the shifts, where a point needs that."""
+        configs = [self.base, *(point.config for point in points)]
+        if any(config.reads_words for config in configs):
+            changes = {repr(config.text_transform): config.text_transform for config in configs}
+            self.words = {name: words_of(self.documents.read(change)) for name, change in changes.items()}
+        for by in dict.fromkeys(config.split.shift.by for config in configs if config.split.shift is not None):
+            self.places[by] = positions(self.base, self.documents, by, limit)
 
     def run(self, points: Sequence[Point], item_results: Results | None) -> TrialOutcome:
         """Every point, then the tables and figures."""
@@ -193,7 +209,8 @@ class _Trial:
         wanted = ["doc_id", "id_key", "group", *columns]
         scores = pa.concat_tables(scored.table(receipt, wanted) for receipt in scored.receipts)
         pool = pool_of(scores, self.documents.ids, self.documents.family, planned.trained, columns)
-        pool = replace(pool, finetuned=self.finetuned(scored))
+        words = self.words.get(repr(config.text_transform))
+        pool = replace(pool, finetuned=self.finetuned(scored), places=self.places, words=words)
         truth = pa.table({"doc_id": self.documents.ids, "trained": planned.trained})
         self.store.write_table(f"truth/{key}.parquet", truth)
         audited = self.work.read_table(f"audits/{key}/input/audit.parquet", ["id"])["id"].to_pylist()
@@ -223,7 +240,10 @@ class _Trial:
         known = self.base.roles()
         folder = f"audits/{key}/input"
         if not self.work.exists(f"{folder}/audit.parquet"):
-            drawn = draw_split(trained, self.documents.family, known, self.base.split, self.base.seed, index, 0)
+            shift = self.base.split.shift
+            lean = None if shift is None else shift.strength * self.places[shift.by]
+            split, seed = self.base.split, self.base.seed
+            drawn = draw_split(trained, self.documents.family, known, split, seed, index, 0, lean=lean)
             rest = np.ones(len(self.documents), dtype=bool)
             for role in known:
                 rest[drawn.of(role)] = False

@@ -1,0 +1,315 @@
+"""Help towards calibration documents that resemble the audited: the words that tell them apart, a matched subset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.audit.blind import (
+    CHARACTERS,
+    LEAST,
+    TOLERANCE,
+    Blind,
+    blind,
+    blind_diagnostic,
+    sample_documents,
+    word_counts,
+    word_model,
+)
+from pipeline.audit.plan import Plan
+from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.weighing import (
+    Weigher,
+    blind_after,
+    blind_weighted,
+    effective_number,
+    fit_weigher,
+    weighted_diagnostic,
+    weighting_diagnostic,
+)
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ROLES, Role
+from pipeline.config.selection import NULL_ROLE
+from pipeline.corpus.documents import Document, id_key, read_shard
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import number_rows
+from pipeline.errors import UserError
+from pipeline.selection.conformal import mix
+from pipeline.selection.split import halves, shuffled
+
+SHOWN_WORDS = 12
+RARE = 3
+"""Documents that a word must stand in to be shown: what fewer share tells documents apart, and not their kinds."""
+
+KEPT_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+"""Quantiles of the calibration documents' odds above which all are kept, the most generous last."""
+
+SAMPLE = 1_000
+"""Texts of each role that a match is learnt from."""
+
+AT_ONCE = 1_000
+_Sampled = Sequence[tuple[Shard, Document]]
+_DRAW, _TEST = 4, 5  # hashes of their own, apart from that of the parts of a weigher
+
+MATCHED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("group", pa.string()),
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("kept_with", pa.float64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TellingWords:
+    """The words by which a classifier tells the documents of a known role from the audited, the strongest first."""
+
+    role: Role
+    audited: list[str]  # more frequent among the audited documents
+    known: list[str]  # more frequent among those of the role
+
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"words that tell them apart: {', '.join(self.audited) or 'none'} (audited); "
+            f"{', '.join(self.known) or 'none'} ({self.role})"
+        )
+
+
+def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count: int = SHOWN_WORDS) -> TellingWords:
+    """The words that the blind classifier goes by: how much each adds to the mean difference of the two kinds.
+
+    Args:
+        known: texts of the role, at least 20.
+        audit: audited texts, at least 20.
+        role: of `known`.
+        count: words of each kind, at most.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.preprocessing import normalize
+
+    vectorizer = CountVectorizer(min_df=RARE)
+    labels = np.r_[np.zeros(len(known), dtype=int), np.ones(len(audit), dtype=int)]
+    try:
+        words = normalize(vectorizer.fit_transform(text[:CHARACTERS] for text in (*known, *audit)))
+    except ValueError:  # no word stands in so many documents
+        return TellingWords(role, [], [])
+    coefficients = word_model().fit(words, labels).coef_[0]
+    more = np.asarray(words[labels == 1].mean(axis=0) - words[labels == 0].mean(axis=0)).ravel()
+    weight = np.where(coefficients * more > 0, np.abs(coefficients * more), 0.0)
+    names = vectorizer.get_feature_names_out()
+    order = [int(place) for place in np.argsort(-weight, kind="stable") if weight[place] > 0]
+    audited = [str(names[place]) for place in order if more[place] > 0]
+    return TellingWords(role, audited[:count], [str(names[place]) for place in order if more[place] < 0][:count])
+
+
+def calibrating(config: AuditConfig) -> list[Role]:
+    """The roles that calibrate a selection."""
+    needed = {NULL_ROLE[selection.direction] for selection in config.selections}
+    return [role for role in ROLES if role in needed]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What `seenset plan` says towards better calibration documents."""
+
+    words: dict[Role, dict[str, list[str]]]  # role -> those more frequent among the audited, and among its own
+    lines: list[str]  # for a person
+
+
+def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) -> Advice:
+    """The words of each known role that the blind test told from the audited documents.
+
+    Where a selection weighs a role, the lines also say what the weights leave of it and repair, in a sample.
+
+    Args:
+        plan: of the audit.
+        blind_tests: of the known roles.
+        texts: most texts of each side.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
+    words: dict[Role, dict[str, list[str]]] = {}
+    lines: list[str] = []
+    weighted = {NULL_ROLE[s.direction] for s in plan.config.selections if s.calibration == "weighted"}
+    for role in calibrating(plan.config):
+        test = blind_tests.get(role)
+        if test is None or test.auc is None:
+            continue
+        known, audit = (sample_documents(_shards(plan, kind), texts) for kind in (role, "audit"))
+        if test.ok is False:
+            telling = telling_words([d.text for _, d in known], [d.text for _, d in audit], role)
+            words[role] = {"audit": telling.audited, role: telling.known}
+            lines.append(telling.line())
+        if role in weighted:
+            lines += _weighted_lines(plan, role, known, audit, test)
+    return Advice(words, lines)
+
+
+def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
+    """What weights would leave of the calibration documents and repair, by a sample."""
+    learnt, seed, total = _weigh(known, audit, plan.config.seed), plan.config.seed, plan.documents(role)[0]
+    effective = effective_number(np.minimum(learnt.odds, learnt.weigher.largest)[~learnt.audited])
+    after = weighted_diagnostic(blind_after(learnt.counts, learnt.audited, learnt.keys, seed), role)
+    outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after)
+    return [f"warning: {each.sentence}" if each.ok is False else each.sentence for each in (outlook, after)]
+
+
+def _shards(plan: Plan, role: str) -> list[Shard]:
+    return [shard for shard in plan.shards if shard.role == role]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Learnt:
+    """The weigher of a sample and what it was learnt from, calibration documents first."""
+
+    weigher: Weigher
+    odds: np.ndarray  # float64, (documents,)
+    counts: Any  # sparse, (documents, features)
+    audited: np.ndarray  # bool, (documents,)
+    keys: np.ndarray  # int64, (documents,)
+
+
+def _weigh(known: _Sampled, audit: _Sampled, seed: int) -> _Learnt:
+    documents = [document for _, document in (*known, *audit)]
+    counts = word_counts([document.text for document in documents])
+    audited = np.arange(len(documents)) >= len(known)
+    keys = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
+    weigher = fit_weigher(counts, audited, keys, seed)
+    return _Learnt(weigher, weigher.odds(counts, keys), counts, audited, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Documents of a known role that were kept because their words resemble those of the audited."""
+
+    role: Role
+    path: str
+    count: int
+    total: int  # readable documents of the role
+    before: Blind | None  # the blind test with all
+    after: Blind | None  # with those that were kept; None where they are too few
+
+    def sentence(self) -> str:
+        """What was kept and what that repairs, for a person."""
+        text = f"{self.path}: {self.count:,} of {self.total:,} {self.role} documents whose words resemble the audited"
+        if self.after is None:
+            return f"{text}; fewer than {LEAST}, too few to calibrate on: look for others"
+        if self.before is not None:
+            text += f"; blind AUC {self.before.auc:.2f} before, {self.after.auc:.2f} with these"
+        if not self.after.ok:
+            return f"{text}: words still tell them apart, so nothing of this set repairs that"
+        use = f"corpus.{self.role}: {{path: {self.path}, id: id}}"
+        return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"
+
+    def facts(self) -> dict[str, Any]:
+        """The same for machines."""
+        tests = {"before": self.before, "after": self.after}
+        plain = {name: blind_diagnostic(test, self.role).plain() for name, test in tests.items()}
+        return {"role": self.role, "path": self.path, "documents": self.count, "of": self.total, **plain}
+
+
+def write_matched(plan: Plan, folder: str) -> list[Matched]:
+    """Write, for each known role that calibrates, the subset of its documents that resembles the audited ones.
+
+    A document is kept with a probability that grows with its odds of being audited by its words, drawn by a hash of
+    its id; the classifier that says so never read it. Half of the audited documents teach it, the others test what it
+    kept. As many are kept as leave the blind AUC within chance where that
+    can be; scores are not read, so that choosing costs nothing of the promise. One Parquet file a role: id, text,
+    group, source, row and the probability. Memory holds few texts at a time.
+
+    Args:
+        plan: of the audit.
+        folder: local folder of the files.
+
+    Raises:
+        UserError: fewer than 20 readable documents of a role, a file that is gone or damaged, a folder that cannot be
+            written.
+    """
+    return [_write_role(plan, role, folder) for role in calibrating(plan.config)]
+
+
+def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
+    shards = number_rows(_shards(plan, role))
+    known, audit = sample_documents(shards, SAMPLE), sample_documents(_shards(plan, "audit"), SAMPLE)
+    if len(known) < LEAST or len(audit) < 2 * LEAST:
+        raise UserError(
+            f"to match {role} documents takes at least {LEAST} of them and {2 * LEAST} audited ones, "
+            f"got {len(known)} and {len(audit)}"
+        )
+    seed = plan.config.seed
+    tested = halves(np.array([id_key(document.doc_id) for _, document in audit], dtype=np.int64), seed)
+    taught = [audit[place] for place in np.flatnonzero(~tested).tolist()]
+    learnt = _weigh(known, taught, seed)
+    certain = _certain(learnt, seed)
+    path = os.path.join(folder, f"{role}.parquet")
+    total, kept = 0, 0
+    sample: list[tuple[int, str]] = []
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(path, MATCHED_SCHEMA) as writer:
+            for some in _windows(shards):
+                table = _kept(some, learnt.weigher, certain, seed)
+                writer.write_table(table)
+                total, kept = total + len(some), kept + len(table)
+                hashes = shuffled(np.array([id_key(name) for name in table["id"].to_pylist()]), seed, _TEST).tolist()
+                sample = sorted([*sample, *zip(hashes, table["text"].to_pylist(), strict=True)])[:SAMPLE]
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    audit_texts = [audit[place][1].text for place in np.flatnonzero(tested).tolist()]
+    texts = [text for _, text in sample]
+    before = blind([document.text for _, document in known], audit_texts, seed)
+    return Matched(role, path, kept, total, before, blind(texts, audit_texts, seed))
+
+
+def _certain(learnt: _Learnt, seed: int) -> float:
+    """The odds from which on a document is kept for certain: the least with which words tell nothing, or the most."""
+    odds, counts, audited = learnt.odds, learnt.counts, learnt.audited
+    strictest = float(np.max(odds[~audited]))
+    best = strictest
+    for share in KEPT_SHARES:
+        limit = float(np.quantile(odds[~audited], share))
+        kept = np.minimum(odds / limit, 1.0)
+        if effective_number(kept[~audited]) < 2:
+            continue
+        if blind_weighted(counts, audited, kept, seed).auc > 0.5 + TOLERANCE:
+            break
+        best = limit
+    return best
+
+
+def _windows(shards: Sequence[Shard]) -> Iterator[list[tuple[Shard, Document]]]:
+    readable = ((shard, document) for shard in shards for document in read_shard(shard) if document.problem is None)
+    while some := list(islice(readable, AT_ONCE)):
+        yield some
+
+
+def _kept(some: Sequence[tuple[Shard, Document]], weigher: Weigher, certain: float, seed: int) -> pa.Table:
+    keys = np.array([id_key(document.doc_id) for _, document in some], dtype=np.int64)
+    share = np.minimum(weigher.odds(word_counts([document.text for _, document in some]), keys) / certain, 1.0)
+    draws = (mix(shuffled(keys, seed, _DRAW)) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    chosen = [(some[place], float(share[place])) for place in np.flatnonzero(draws < share).tolist()]
+    rows = [
+        {
+            "id": document.doc_id,
+            "text": document.text,
+            "group": document.group,
+            "source": shard.name,
+            "row": document.row,
+            "kept_with": chance,
+        }
+        for (shard, document), chance in chosen
+    ]
+    return pa.Table.from_pylist(rows, schema=MATCHED_SCHEMA)

@@ -1,0 +1,135 @@
+"""The weights of a run's documents: learnt once, from a sample, and then one file a score shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.blind import SAMPLED_TEXTS, sample_documents, word_counts
+from pipeline.audit.records import Record, parse_part
+from pipeline.audit.scored import Scored
+from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.weighing import Weigher, blind_after, fit_weigher, weighted_diagnostic
+from pipeline.config.corpus import Role
+from pipeline.corpus.documents import id_key, read_shard, text_keys
+from pipeline.errors import UserError
+from pipeline.store.receipts import Receipt
+
+AT_ONCE = 1_000
+"""Texts that are weighed together; memory holds no more of them."""
+
+WEIGHTS_SCHEMA = pa.schema([("row", pa.int64()), ("weight", pa.int64())])
+
+_Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
+
+
+class Weighting(Record):
+    """That the documents of a run are weighed, and what the weights repair: `diagnostics/weights-<role>.json`."""
+
+    seed: int = Field(description="Seed of the run when they were weighed.")
+    blind: BlindDiagnostic = Field(description="The blind test with the weights.")
+
+
+@dataclass(frozen=True, slots=True)
+class RunWeights:
+    """The weights of the audited documents and of those of a known role, in files of the run."""
+
+    scored: Scored
+    role: Role
+    blind: BlindDiagnostic  # the blind test with the weights
+
+    def of(self, table: pa.Table, receipt: Receipt) -> np.ndarray:
+        """Weights of documents of a score shard, int64, in their order; the table has their column `row`."""
+        weighed = self.scored.store.read_table(_file(self.role, receipt))
+        rows, weights = weighed["row"].to_numpy(), weighed["weight"].to_numpy()
+        order = np.argsort(rows, kind="stable")
+        places = order[np.searchsorted(rows, table["row"].to_numpy(), sorter=order)]
+        return np.asarray(weights[places])
+
+    def of_role(self) -> np.ndarray:
+        """Weights of all documents of the known role, int64, in the order of `Scored.batches`."""
+        parts = [self.of(self.scored.table(receipt, ["row"]), receipt) for receipt in self.scored.of(self.role)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def weigh_run(scored: Scored, role: Role, seed: int, each: _Each) -> RunWeights:
+    """Weigh the audited documents of a run and those of a known role, once; a later selection reads the files.
+
+    The classifier is taught here, with the texts of the blind test; every shard is then weighed by it alone. So the
+    weights do not depend on the number of workers, and memory holds few texts at a time.
+
+    Args:
+        scored: the score shards.
+        role: whose documents calibrate.
+        seed: of the run.
+        each: a function of every shard.
+
+    Raises:
+        UserError: fewer than 20 documents of either role, or texts that are gone or changed since they were scored.
+    """
+    name = f"diagnostics/weights-{role}.json"
+    earlier = scored.store.read_json(name)
+    if earlier is not None:
+        weighting = parse_part(Weighting, earlier, f"{scored.store.url}/{name}")
+        if weighting.seed == seed:
+            return RunWeights(scored, role, weighting.blind)
+        scored.store.remove(name)
+    weigher, blind = _learn(scored, role, seed)
+
+    def weigh(receipt: Receipt) -> int:
+        table = _weights_of(scored, receipt, weigher)
+        scored.store.write_table(_file(role, receipt), table)
+        return len(table)
+
+    for _ in each([*scored.of("audit"), *scored.of(role)], weigh):
+        pass
+    scored.store.write_json(name, Weighting(seed=seed, blind=blind).plain())
+    return RunWeights(scored, role, blind)
+
+
+def _file(role: Role, receipt: Receipt) -> str:
+    return f"weights/{role}/{receipt.shard}.parquet"
+
+
+def _learn(scored: Scored, role: Role, seed: int) -> tuple[Weigher, BlindDiagnostic]:
+    """The weigher, and the blind test with its weights, from a sample of the texts."""
+    shards = list(scored.shards.values())
+    texts: list[str] = []
+    kinds: list[bool] = []
+    keys: list[int] = []
+    for kind in (role, "audit"):
+        sample = sample_documents([shard for shard in shards if shard.role == kind], SAMPLED_TEXTS)
+        texts += [document.text for _, document in sample]
+        keys += [id_key(document.doc_id) for _, document in sample]
+        kinds += [kind == "audit"] * len(sample)
+    words, audited, ids = word_counts(texts), np.array(kinds, dtype=bool), np.array(keys, dtype=np.int64)
+    weigher = fit_weigher(words, audited, ids, seed)
+    return weigher, weighted_diagnostic(blind_after(words, audited, ids, seed), role)
+
+
+def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:
+    """The weights of a shard's scored documents, by row."""
+    table = scored.store.read_table(receipt.data, ["row", "id_key", "text_key"])
+    columns = (table[name].to_pylist() for name in table.column_names)
+    wanted = {row: (key, text_key) for row, key, text_key in zip(*columns, strict=True)}
+    rows: list[int] = []
+    weights = [np.empty(0, dtype=np.int64)]
+    shard = scored.shards[receipt.shard]
+    readable = (document for document in read_shard(shard) if document.row in wanted and document.problem is None)
+    while some := list(islice(readable, AT_ONCE)):
+        if any(text_keys(document.text)[0] != wanted[document.row][1] for document in some):
+            break
+        rows += [document.row for document in some]
+        keys = np.array([wanted[document.row][0] for document in some], dtype=np.int64)
+        weights.append(weigher.weigh([document.text for document in some], keys))
+    if len(rows) < len(wanted):
+        raise UserError(
+            f"calibration weighted reads the texts again, and those of {shard.name} are not the ones that were scored"
+        )
+    return pa.table({"row": rows, "weight": np.concatenate(weights)}, schema=WEIGHTS_SCHEMA)

@@ -1,0 +1,78 @@
+"""What the words say of each repeat of a trial: weights of its documents, and whether its promise is supported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.audit.blind import LEAST, word_counts
+from pipeline.audit.weighing import blind_after, blind_weighted, fit_weigher, weighted_diagnostic
+from pipeline.config.corpus import Role
+from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.selection.in_memory import Scores, Verdict
+from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
+
+
+@dataclass(frozen=True, slots=True)
+class WordChecks:
+    """Whether the words alone tell the calibration documents of each known role from the audited ones."""
+
+    plain: Mapping[Role, bool]  # False: they do; a role with too few documents is missing
+    weighted: Mapping[Role, bool | None]  # the same with weights; None where it could not be tested
+
+    def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
+        """Whether these checks leave the promise of a verdict; None where they were not made."""
+        role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
+        if effective is None:
+            return self.plain.get(role)
+        return False if effective < FEWEST_EFFECTIVE else self.weighted[role]
+
+
+NO_CHECKS = WordChecks({}, {})
+
+
+def words_of(texts: Sequence[str]) -> Any:
+    """Counts of the words of a trial's documents, `blind.word_counts` without columns that no document has."""
+    counts = word_counts(texts)
+    return counts[:, np.unique(counts.indices)]
+
+
+def weigh_repeat(
+    scores: Scores, words: Any, roles: Mapping[Role, np.ndarray], selections: Sequence[SelectionConfig], seed: int
+) -> tuple[Scores, WordChecks]:
+    """The scores of a repeat with the weights that its selections need, and what the words say of it.
+
+    The weights are learnt anew from the documents that calibrate and are audited in this repeat, as an audit does.
+
+    Args:
+        scores: of all documents.
+        words: from `words_of`, of all documents.
+        roles: role -> int64 positions.
+        selections: of the trial.
+        seed: of this repeat.
+
+    Raises:
+        UserError: fewer than 20 documents of either kind to weigh by.
+    """
+    plain: dict[Role, bool] = {}
+    repaired: dict[Role, bool | None] = {}
+    weights: dict[Role, np.ndarray] = {}
+    weighted = {NULL_ROLE[selection.direction] for selection in selections if selection.calibration == "weighted"}
+    for role in dict.fromkeys(NULL_ROLE[selection.direction] for selection in selections):
+        if role not in roles:
+            continue
+        places = np.concatenate([roles[role], roles["audit"]])
+        audited = np.arange(places.size) >= roles[role].size
+        some, keys = words[places], scores.keys[places]
+        if min(roles[role].size, roles["audit"].size) >= LEAST:
+            plain[role] = blind_weighted(some, audited, np.ones(places.size), seed).ok
+        if role in weighted:
+            weigher = fit_weigher(some, audited, keys, seed)
+            levels = weight_levels(weigher.odds(some, keys), weigher.largest)
+            weights[role] = np.ones(scores.keys.size, dtype=np.int64)
+            weights[role][places] = levels
+            repaired[role] = weighted_diagnostic(blind_after(some, audited, keys, seed), role).ok
+    return replace(scores, weights=weights or None), WordChecks(plain, repaired)

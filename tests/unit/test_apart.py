@@ -1,0 +1,113 @@
+"""Help towards calibration documents that resemble the audited: words that tell them apart, a matched subset."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from test_precheck import planned
+from test_weighted import texts
+
+from pipeline.audit.apart import telling_words, write_matched
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.precheck import check_before_scoring, plan_checks
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+
+def dated(made: list[str], word: str, share: float, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return [f"{text} {word}" if rng.random() < share else text for text in made]
+
+
+def plan_of(tmp_path: Path, known: list[str], audit: list[str], **selection: Any) -> Any:
+    chosen = {"name": "members", "detectors": ["loss"], "alpha": 0.2, **selection}
+    return planned(tmp_path, audit, known, selections=[chosen], resources={"shard_bytes": 1 << 16})
+
+
+def test_the_words_that_tell_them_apart_are_named_the_strongest_first() -> None:
+    known = dated(texts(1, 200, 0.1), "twentytwentythree", 0.6, 1)
+    audit = dated(dated(texts(2, 200, 0.1), "twentyfourteen", 0.7, 2), "sometimes", 0.3, 3)
+    telling = telling_words(known, audit, "unseen")
+    assert telling.audited[:2] == ["twentyfourteen", "sometimes"]
+    assert telling.known[0] == "twentytwentythree"
+    assert not any(word.startswith(("1x", "2x")) for word in (*telling.audited, *telling.known))  # stand in one text
+    assert telling.line().startswith("words that tell them apart: twentyfourteen, sometimes")
+
+
+def test_texts_that_share_no_word_have_none_to_name() -> None:
+    telling = telling_words([f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)], "unseen")
+    assert (telling.audited, telling.known) == ([], [])
+
+
+def test_a_plan_names_the_words_only_where_they_tell_apart(tmp_path: Path) -> None:
+    alike = plan_checks(plan_of(tmp_path, texts(1, 150, 0.1), texts(2, 150, 0.1)))
+    assert alike["words"] == {}
+    apart = plan_checks(plan_of(tmp_path, texts(1, 150, 0.1), dated(texts(2, 150, 0.1), "gone", 0.8, 1)))
+    assert apart["words"]["unseen"]["audit"][0] == "gone"
+    assert any(line.startswith("words that tell them apart: gone") for line in apart["lines"])
+
+
+def test_a_plan_says_what_weights_would_leave_and_repair(tmp_path: Path) -> None:
+    known, audit = texts(1, 300, 0.1), dated(texts(2, 300, 0.1), "gone", 0.9, 1)
+    lines = plan_checks(plan_of(tmp_path, known, audit, calibration="weighted"))["lines"]
+    assert any("the weights by their words are to repair that" in line for line in lines)
+    assert any(line.startswith("warning: Even with the weights") for line in lines)
+
+
+def test_too_few_to_weigh_stop_before_anything_is_scored(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, texts(1, 15, 0.1), texts(2, 50, 0.1), calibration="weighted")
+    with pytest.raises(UserError, match="selection members: calibration weighted needs at least 20 unseen and 20 aud"):
+        plan_checks(plan)
+    with pytest.raises(UserError, match="got 15 and 50"):
+        check_before_scoring(plan, Store(plan.config.run), lambda line: None)
+
+
+def test_a_matched_subset_calibrates_as_it_stands_and_words_no_longer_tell_it_apart(tmp_path: Path) -> None:
+    known = [*texts(1, 500, 0.05), *texts(3, 300, 0.5)]
+    audit = texts(2, 400, 0.5)
+    plan = plan_of(tmp_path, known, audit)
+    (matched,) = write_matched(plan, str(tmp_path / "matched"))
+    table = pq.read_table(matched.path)
+    assert matched.before is not None
+    assert matched.after is not None
+    assert not matched.before.ok
+    assert matched.after.ok
+    assert 100 < matched.count == len(table) < 600
+    assert "corpus.unseen: {path:" in matched.sentence()
+    assert matched.facts()["documents"] == len(table)
+    first = table.to_pylist()[0]
+    assert known[first["row"]] == first["text"]
+    assert first["id"] == f"u{first['row']}"
+    from_topic = sum(row >= 500 for row in table["row"].to_pylist()) / len(table)
+    assert from_topic > 0.75  # it was 3 in 8
+    again = write_matched(plan, str(tmp_path / "again"))[0]
+    assert pq.read_table(again.path).equals(table)
+    described = plan.config.model_dump(mode="json", by_alias=True)
+    described["corpus"]["unseen"] = {"path": matched.path, "id": "id"}
+    checks = plan_checks(plan_from(described))
+    assert checks["documents"]["unseen"] == len(table)
+    assert checks["words"] == {}
+
+
+def plan_from(described: dict[str, Any]) -> Any:
+    return make_plan(build_config(described))
+
+
+def test_documents_that_nothing_matches_are_said_to_be_so(tmp_path: Path) -> None:
+    known, audit = texts(1, 200, 0.0), [f"{text} zzz yyy xxx" for text in texts(2, 200, 0.9)]
+    (matched,) = write_matched(plan_of(tmp_path, known, audit), str(tmp_path / "matched"))
+    sentence = matched.sentence()
+    assert "too few to calibrate on" in sentence or "nothing of this set repairs that" in sentence
+
+
+def test_too_few_documents_to_match_and_a_folder_that_cannot_be_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="takes at least 20 of them and 40 audited ones, got 50 and 30"):
+        write_matched(plan_of(tmp_path, texts(1, 50, 0.1), texts(2, 30, 0.1)), str(tmp_path / "matched"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file/unseen\.parquet"):
+        write_matched(plan_of(tmp_path, texts(1, 50, 0.1), texts(2, 50, 0.1)), str(tmp_path / "file"))

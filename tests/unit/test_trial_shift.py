@@ -1,0 +1,181 @@
+"""A trial that calibrates on documents that differ: by a column or by words, the others alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_weighted import texts
+
+from pipeline.corpus.families import draw_families
+from pipeline.errors import UserError
+from pipeline.selection.in_memory import Scores
+from pipeline.trial.checks import words_of
+from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
+from pipeline.trial.documents import Documents, read_documents
+from pipeline.trial.page import verification
+from pipeline.trial.repeats import Pool, measure
+from pipeline.trial.shift import check_shifts, positions
+from pipeline.trial.splits import draw_split
+from pipeline.trial.table import selection_rows, selection_table
+
+PROCEDURES = ("bh", "storey")
+
+
+def trial(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
+    path = folder / "documents.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    selections = [
+        {"name": f"{name}{calibration[0]}", "detectors": ["loss"], "procedure": name, "calibration": calibration}
+        for name in PROCEDURES
+        for calibration in ("pooled", "weighted")
+    ]
+    described = {
+        "run": str(folder / "run"),
+        "model": {"path": "m"},
+        "documents": {"path": str(path), "id": "id"},
+        "detectors": ["loss"],
+        "selections": selections,
+    }
+    return build_trial({**described, **settings})
+
+
+def read(config: TrialConfig) -> Documents:
+    return read_documents(config)
+
+
+def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
+    made = texts(1, count, 0.1)
+    return [{"id": f"d{i}", "text": made[i], **{k: v[i] for k, v in columns.items()}} for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[2015.5, "9", 2023], ["2014-03", "2014-11", "2023-01"], [10, 100, 9]],
+    ids=["numbers", "dates", "not as words sort"],
+)
+def test_a_column_places_documents_by_its_values(tmp_path: Path, values: list[Any]) -> None:
+    config, _ = trial(tmp_path, lines_of(30, when=values * 10))
+    places = positions(config, read(config), "when")
+    try:
+        order = np.argsort([float(value) for value in values])
+    except ValueError:
+        order = np.argsort(values)
+    assert len(set(places.round(9))) == 3
+    assert (np.diff(places[order]) > 0).all()
+    assert abs(places.mean()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("when", "by", "line"),
+    [
+        (list(range(30)), "wen", r"split\.shift\.by: no column 'wen' in .*documents\.jsonl; .*when"),
+        ([*range(29), None], "when", r"split\.shift\.by when: 1 of 30 documents have no value there"),
+        ([2023] * 30, "when", r"split\.shift\.by when: all documents have '2023' there, which tells none apart"),
+        (list(range(30)), "classifier", r"split\.shift\.by classifier needs at least 40 documents, got 30"),
+    ],
+)
+def test_a_shift_that_cannot_be_made_is_one_line(tmp_path: Path, when: list[Any], by: str, line: str) -> None:
+    config, points = trial(tmp_path, lines_of(30, when=when), split={"shift": {"by": by}})
+
+    def place() -> None:
+        check_shifts(points)
+        positions(config, read(config), by)
+
+    with pytest.raises(UserError, match=line):
+        place()
+
+
+@pytest.mark.parametrize("strength", [".inf", "much"])
+def test_a_strength_that_is_no_number_is_one_line(tmp_path: Path, strength: str) -> None:
+    with pytest.raises(UserError, match="shift"):
+        trial(tmp_path, lines_of(30), split={"shift": {"strength": strength}})
+
+
+def test_words_place_the_documents_of_two_topics_apart(tmp_path: Path) -> None:
+    both = [*texts(1, 60, 0.9), *texts(2, 60, 0.0)]
+    config, _ = trial(tmp_path, [{"id": f"d{i}", "text": text} for i, text in enumerate(both)])
+    places = positions(config, read(config), "classifier")
+    first, second = places[:60], places[60:]
+    assert max((first > np.median(places)).mean(), (second > np.median(places)).mean()) > 0.9
+    assert (positions(config, read(config), "classifier") == places).all()
+
+
+def test_who_leans_is_drawn_with_its_odds() -> None:
+    rng, lean, hits = np.random.default_rng(0), np.array([0.0, 1.0, 2.0]), np.zeros(3)
+    for _ in range(6_000):
+        hits += draw_families(np.ones(3, dtype=bool), np.arange(3), 1, rng, lean)
+    due = np.exp(lean) / np.exp(lean).sum()
+    assert (np.abs(hits / 6_000 - due) < 4 * np.sqrt(due * (1 - due) / 6_000)).all()
+
+
+def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_alike_the_other_way() -> None:
+    rng = np.random.default_rng(0)
+    place, trained = rng.normal(size=3_000), rng.random(3_000) < 0.4
+    means = []
+    for repeat in range(20):
+        drawn = draw_split(trained, np.arange(3_000), {"unseen": 600}, SplitConfig(), 0, 0, repeat, lean=1.5 * place)
+        assert drawn.unseen.size == 600
+        assert not trained[drawn.unseen].any()
+        members = trained[drawn.audit]
+        means.append(
+            [place[drawn.unseen].mean(), place[drawn.audit][members].mean(), place[drawn.audit][~members].mean()]
+        )
+    calibrating, member, other = np.mean(means, axis=0)
+    assert calibrating > 0.5
+    assert other < -0.2
+    assert abs(member - other) < 0.12
+    assert abs(members.mean() - trained.mean()) < 0.03  # as large a share of either was taken away
+
+
+def shifted_pool(tmp_path: Path, strength: float) -> tuple[Pool, TrialConfig]:
+    """Untrained documents whose score falls with the share of topical words, by which the shift goes."""
+    rng, n = np.random.default_rng(3), 900
+    topic = rng.random(n) < 0.5
+    made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
+    config, _ = trial(
+        tmp_path,
+        [{"id": f"d{i}", "text": text, "topic": int(topic[i])} for i, text in enumerate(made)],
+        split={"unseen": 300, "shift": {"by": "topic", "strength": strength}},
+        repeats=12,
+    )
+    documents = read(config)
+    trained = np.zeros(n, dtype=bool)
+    trained[rng.permutation(n)[:300]] = True
+    scores = Scores(
+        {"loss": rng.normal(size=n) - 1.2 * topic + 3.5 * trained},
+        rng.integers(-(2**62), 2**62, n),
+        pa.nulls(n, pa.string()),
+    )
+    places = {"topic": positions(config, documents, "topic")}
+    whole = Pool(documents.ids, np.arange(n), trained, np.ones(n, dtype=bool), scores, {}, places, words_of(made))
+    return whole, config
+
+
+def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
+    pool, config = shifted_pool(tmp_path, 1.0)
+    repeats = measure(pool, config, 0)
+    rows = {row["selection"]: row for row in selection_rows({}, config.selections, repeats)}
+    assert rows["storeyp"]["fdr"] > 0.16
+    assert rows["bhp"]["fdr"] > rows["bhw"]["fdr"] + 0.03
+    assert rows["storeyw"]["fdr"] < 0.13
+    assert rows["bhp"]["unsupported"] == 1
+    assert rows["bhw"]["unsupported"] < 0.5
+    assert rows["bhp"]["effective"] is None
+    assert 50 < rows["bhw"]["effective"] < 300
+    table = selection_table(list(rows.values()), [])
+    assert [column.header for column in table.columns][-2:] == ["effective n", "called not supported"]
+    assert measure(pool, config, 0).equals(repeats)
+
+
+def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike(tmp_path: Path) -> None:
+    pool, config = shifted_pool(tmp_path, 0.0)
+    rows = selection_rows({}, config.selections, measure(pool, config, 0))
+    assert "alike by construction" in " ".join(verification(rows, [], 1).unverified)
+    shown = " ".join(verification(rows, [], 1, shifted=True).unverified)
+    assert "alike by construction" not in shown
+    assert "they were made to differ" in shown
