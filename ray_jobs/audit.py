@@ -153,7 +153,7 @@ def scoring(
             finetuning = _finetuning(driver, config, parts, keys, base)
             _prepare(driver, finetuning, before, plan)
             _finish(driver, scoring, plan)
-            scored = read_scored(store, plan.shards)
+            scored = read_scored(store, plan.shards, plan.config.near_copies)
             note_gradient(store, scored)
             check_budget(config, scored)
             yield scored, status, each if machine is None else each_here
@@ -187,7 +187,7 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
     with RunLock(store):
-        scored = read_scored(store, shards)
+        scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
         summaries = select_all(config, scored, manifest.limit, each, "select", texts)
         write_report(store, texts=texts)

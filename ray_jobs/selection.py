@@ -29,15 +29,17 @@ def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Ite
     connect()
 
     @ray.remote
-    def of_some(some: Sequence[Receipt]) -> list[Any]:
+    def of_some(function: Callable[[Receipt], Any], some: Sequence[Receipt]) -> list[Any]:
         return [function(receipt) for receipt in some]
+
+    held = ray.put(function)  # may hold an index of all calibration documents: too large for a task's own code
 
     starts = iter(range(0, len(receipts), SHARDS_A_TASK))
     most = max(1, TASKS_A_CPU * int(ray.cluster_resources().get("CPU", 1)))
     running: list[Any] = []
     while True:
         while len(running) < most and (start := next(starts, None)) is not None:
-            running.append(of_some.remote(receipts[start : start + SHARDS_A_TASK]))
+            running.append(of_some.remote(held, receipts[start : start + SHARDS_A_TASK]))
         if not running:
             return
         (ended,), running = ray.wait(running, num_returns=1)

@@ -154,7 +154,7 @@ def compare(folder: Path, runs: Sequence[str], trained: set[str]) -> Table:
     table = Table("audited", "detector", "AUC", "TPR at 10% FPR", title="Trained in or not, by detector")
     for name in runs:
         rows = scores(folder / name)
-        bookkeeping = {"doc_id", "role", "group", "row", "n_tokens", "truncated", "id_key", "text_key", "prefix_key"}
+        bookkeeping = {"doc_id", "role", "group", "row", "n_tokens", "truncated", "id_key", "text_key", "sketch"}
         for column in sorted(next(iter(rows.values())).keys() - bookkeeping):
             kinds = [np.array([row[column] for i, row in rows.items() if (i in trained) == is_in]) for is_in in (1, 0)]
             result = detection([(kinds[0], kinds[1])], seed=0)

@@ -1,12 +1,11 @@
 """The allocation: which known documents the adapters of a run are trained on, and which calibrate, never both.
 
-Parts are drawn at random by the run's seed. Documents that share their first 8 normalised words stay together, because
-corpora hold the same article cut to several lengths; but for beginnings that many texts share
-(`families.common_beginnings`), which are headers.
+Parts are drawn at random by the run's seed. Near copies stay together: what is left to calibrate has none in a part.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,17 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
 from pipeline.config.training import AdapterConfig, FinetuneConfig
-from pipeline.corpus.documents import Document, read_shard, text_keys
-from pipeline.corpus.families import common_beginnings, draw_families, families, family_keys
+from pipeline.corpus.documents import Document, read_shard, text_key
+from pipeline.corpus.families import draw_families
 from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.near_copies import (
+    SKETCH_TYPE,
+    CopyIndex,
+    near_families,
+    sketch,
+    sketches_of,
+    stack_sketches,
+)
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import adapters_of, parse_detectors
@@ -62,11 +69,12 @@ KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 KEYS_FILE = "adapters/documents.parquet"
 """File of a run directory with the keys of the documents that adapters were trained on."""
 
-KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("prefix_key", pa.int64())])
-"""Columns of that file; `prefix_key` is null where many texts begin so."""
+KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("sketch", SKETCH_TYPE)])
+"""Columns of that file; `sketch` tells near copies (`pipeline.corpus.near_copies`)."""
 
 OWN_CORPUS = "its own corpus"
 
+_AT_ONCE = 1 << 16  # audited documents
 _PART = 3  # the stream of random numbers that parts are drawn from
 
 
@@ -78,8 +86,7 @@ class Part:
     training: FinetuneConfig
     texts: list[str]
     text_key: np.ndarray  # int64, (documents,)
-    prefix_key: np.ndarray  # int64, (documents,)
-    header: np.ndarray  # bool, (documents,): begins with what many texts begin with
+    sketch: np.ndarray  # uint8, (documents, 128)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,15 +94,15 @@ class Parts:
     """The allocation of the known documents of a run."""
 
     adapters: dict[str, Part]  # by name
-    calibration: dict[Role, np.ndarray]  # text keys of the documents that are not `trained_on`; int64
+    calibration: dict[Role, np.ndarray]  # text keys of the documents without a near copy in an adapter's part; int64
 
     def keys(self) -> pa.Table:
         """The keys of all parts (`KEYS_SCHEMA`)."""
         tables = []
         for name, part in self.adapters.items():
             names = pa.array([name] * part.text_key.size, pa.string())
-            prefixes = pa.array(part.prefix_key, pa.int64(), mask=part.header)
-            tables.append(pa.table([names, part.text_key, prefixes], schema=KEYS_SCHEMA))
+            sketches = pa.array(list(map(bytes, part.sketch)), SKETCH_TYPE)
+            tables.append(pa.table([names, part.text_key, sketches], schema=KEYS_SCHEMA))
         return pa.concat_tables(tables) if tables else KEYS_SCHEMA.empty_table()
 
 
@@ -106,21 +113,16 @@ class _Pool:
     name: str  # corpus.unseen
     shards: tuple[Shard, ...]
     text_key: np.ndarray  # int64, (documents,)
-    prefix_key: np.ndarray  # int64, (documents,)
+    sketch: np.ndarray  # uint8, (documents, 128)
     groups: list[str | None]
     free: np.ndarray  # bool, (documents,), that may be trained on
-    header: np.ndarray  # bool, (documents,): begins with what many texts begin with
-
-    def note_headers(self, common: np.ndarray) -> None:
-        """Mark the documents with one of these beginnings."""
-        self.header[np.isin(self.prefix_key, common)] = True
 
 
 def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     """Draw the part of every adapter that the detectors need.
 
     The same documents, seed and settings of an adapter give the same part, whatever other adapters there are. With
-    `overlap: drop` no part has a document that is audited too, for which all audited documents are read here.
+    `overlap: drop` no part has a near copy of an audited document, for which all audited documents are read here.
 
     Args:
         config: of the audit.
@@ -142,13 +144,12 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     corpus_pools = {
         name: _own_corpus(config, settings, name) for name, settings in adapter_settings.items() if not settings.roles
     }
-    _note_headers(list(role_pools.values()), list(corpus_pools.values()))
     if config.overlap == "drop":
-        _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards)
+        _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards, config.near_copies)
     adapters: dict[str, Part] = {}
     for name, settings in adapter_settings.items():
         pools = [role_pools[role] for role in settings.roles] or [corpus_pools[name]]
-        drawn = [_draw(pool, settings, place, name, config.seed) for place, pool in enumerate(pools)]
+        drawn = [_draw(pool, settings, place, name, config) for place, pool in enumerate(pools)]
         cut = min(config.max_tokens, settings.max_tokens)
         texts = [text for pool, chosen in zip(pools, drawn, strict=True) for text in _texts(pool, chosen)]
         tokens = tokenize(tokenizer, texts, cut)
@@ -158,43 +159,28 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
             raise UserError(f"fsd adapter {name}: none of its documents has 2 tokens, which training needs")
         keys = [
             np.concatenate([getattr(pool, key)[chosen] for pool, chosen in zip(pools, drawn, strict=True)])[long_enough]
-            for key in ("text_key", "prefix_key", "header")
+            for key in ("text_key", "sketch")
         ]
         adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, *keys)
-    return Parts(adapters, _calibration(role_pools, adapters))
+    return Parts(adapters, _calibration(role_pools, adapters, config.near_copies))
 
 
-def trained_on(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
-    """Which documents share their text or their first 8 words with a document that an adapter was trained on.
+def training_index(keys: pa.Table, near_copies: float) -> CopyIndex:
+    """The documents that adapters were trained on, to find near copies of them.
 
     What calibrates must not be like what was trained on: training lowers the deviation of a text, and with it that of
-    a longer, shorter or edited version; null documents would then stand out from a calibration that is too low. So
-    here, unlike between calibration and audit, an equal beginning is enough. It costs at most a few documents, because
-    beginnings that many texts share do not count: an adapter learns a header alike for all that have it.
+    an edited version; null documents would then stand out from a calibration that is too low.
 
     Args:
-        text_key: int64, (documents,).
-        prefix_key: int64, (documents,).
         keys: of the parts (`KEYS_SCHEMA`).
-
-    Returns:
-        bool, (documents,).
+        near_copies: the share of common runs from which documents are near copies.
     """
-    return np.asarray(trained_text(text_key, keys) | np.isin(prefix_key, _beginnings(keys)))
+    return CopyIndex.of(sketches_of(keys["sketch"]), near_copies)
 
 
-def trained_text(text_key: np.ndarray, keys: pa.Table) -> np.ndarray:
+def trained_text(text_keys: np.ndarray, keys: pa.Table) -> np.ndarray:
     """Which documents have the text of one that an adapter was trained on: bool, (documents,)."""
-    return np.asarray(np.isin(text_key, keys["text_key"].to_numpy()))
-
-
-def trained_beginning(text_key: np.ndarray, prefix_key: np.ndarray, keys: pa.Table) -> np.ndarray:
-    """Which documents only begin like one that an adapter was trained on: bool, (documents,)."""
-    return np.asarray(np.isin(prefix_key, _beginnings(keys)) & ~trained_text(text_key, keys))
-
-
-def _beginnings(keys: pa.Table) -> np.ndarray:
-    return np.asarray(keys["prefix_key"].drop_null().to_numpy())
+    return np.asarray(np.isin(text_keys, keys["text_key"].to_numpy()))
 
 
 def hashes(keys: np.ndarray) -> list[str]:
@@ -202,11 +188,11 @@ def hashes(keys: np.ndarray) -> list[str]:
     return [f"{key:016x}" for key in keys.astype(np.int64).view(np.uint64).tolist()]
 
 
-def _calibration(role_pools: dict[Role, _Pool], adapters: dict[str, Part]) -> dict[Role, np.ndarray]:
-    taken = Parts(adapters, {}).keys()
-    remaining = {
-        role: pool.text_key[~trained_on(pool.text_key, pool.prefix_key, taken)] for role, pool in role_pools.items()
-    }
+def _calibration(
+    role_pools: dict[Role, _Pool], adapters: dict[str, Part], near_copies: float
+) -> dict[Role, np.ndarray]:
+    taken = CopyIndex.of(np.concatenate([part.sketch for part in adapters.values()]), near_copies)
+    remaining = {role: pool.text_key[~taken.matches(pool.sketch)] for role, pool in role_pools.items()}
     for role, keys in remaining.items():
         if not keys.size:
             raise UserError(
@@ -216,7 +202,7 @@ def _calibration(role_pools: dict[Role, _Pool], adapters: dict[str, Part]) -> di
     return remaining
 
 
-def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int) -> np.ndarray:
+def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: AuditConfig) -> np.ndarray:
     """Positions of the documents that an adapter takes from the pool at a place of its roles, ascending."""
     allowed, restriction = pool.free, ""
     if settings.group is not None:
@@ -235,12 +221,12 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, seed: int
     reserve = 1 if settings.corpus is None else 0
     if count + reserve > available:
         raise too_few(name, pool.name, available, count, reserve, restriction)
-    family = families(family_keys(pool.text_key, pool.prefix_key, pool.header))
-    chosen = draw_families(allowed, family, count, np.random.default_rng([seed, _PART]))
+    family = near_families(pool.sketch, config.near_copies)
+    chosen = draw_families(allowed, family, count, np.random.default_rng([config.seed, _PART]))
     if not chosen.any():
         raise UserError(
-            f"fsd adapter {name}: documents of {pool.name} that begin with the same 8 words must stay together, and "
-            f"they are never as few as {count}"
+            f"fsd adapter {name}: near copies among the documents of {pool.name} must stay together, and they "
+            f"are never as few as {count}"
         )
     return np.flatnonzero(chosen)
 
@@ -282,44 +268,24 @@ def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Poo
 
 def _read(name: str, shards: Sequence[Shard]) -> _Pool:
     shards = tuple(shards)
-    keys: list[tuple[int, int]] = []
+    text_keys: list[int] = []
+    sketches: list[bytes] = []
     groups: list[str | None] = []
     for document in _documents(shards):
-        keys.append(text_keys(document.text))
+        text_keys.append(text_key(document.text))
+        sketches.append(sketch(document.text))
         groups.append(document.group)
-    key_table = np.array(keys, dtype=np.int64).reshape(-1, 2)
-    free, header = np.ones(len(key_table), dtype=bool), np.zeros(len(key_table), dtype=bool)
-    return _Pool(name, shards, key_table[:, 0].copy(), key_table[:, 1].copy(), groups, free, header)
+    free = np.ones(len(groups), dtype=bool)
+    return _Pool(name, shards, np.array(text_keys, dtype=np.int64), stack_sketches(sketches), groups, free)
 
 
-def _note_headers(roles: Sequence[_Pool], corpora: Sequence[_Pool]) -> None:
-    """Mark what begins as many texts do: of all known roles for every pool, of an adapter's corpus for it alone.
-
-    So another adapter, with a corpus of its own, moves no document.
-    """
-    common = common_beginnings(*(_all_of(roles, key) for key in ("text_key", "prefix_key")))
-    for pool in (*roles, *corpora):
-        pool.note_headers(common)
-    for pool in corpora:
-        pool.note_headers(common_beginnings(pool.text_key, pool.prefix_key))
-
-
-def _all_of(pools: Sequence[_Pool], key: str) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype=np.int64), *(getattr(pool, key) for pool in pools)])
-
-
-def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard]) -> None:
-    """Exclude documents that share text or first words with an audited one. Memory grows with the pools only."""
-    texts = {key for pool in pools for key in pool.text_key.tolist()}
-    prefixes = {key for pool in pools for key in pool.prefix_key[~pool.header].tolist()}
-    audited_texts, audited_prefixes = set(), set()
-    for document in _documents([shard for shard in shards if shard.role == "audit"]):
-        text, prefix = text_keys(document.text)
-        audited_texts |= {text} & texts
-        audited_prefixes |= {prefix} & prefixes
-    for pool in pools:
-        alike = np.isin(pool.prefix_key, list(audited_prefixes)) & ~pool.header
-        pool.free[np.isin(pool.text_key, list(audited_texts)) | alike] = False
+def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard], near_copies: float) -> None:
+    """Exclude near copies of audited documents. Memory grows with the pools only."""
+    indexes = [CopyIndex.of(pool.sketch, near_copies) for pool in pools]
+    audited = (sketch(document.text) for document in _documents([shard for shard in shards if shard.role == "audit"]))
+    while some := list(itertools.islice(audited, _AT_ONCE)):
+        for pool, index in zip(pools, indexes, strict=True):
+            pool.free[index.documents(index.near(stack_sketches(some))[1])] = False
 
 
 def _documents(shards: Sequence[Shard]) -> Iterator[Document]:

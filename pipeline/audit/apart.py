@@ -209,7 +209,7 @@ class Matched:
             return f"{text}; fewer than {LEAST}, too few to calibrate on: look for others"
         if self.before is not None:
             text += f"; blind AUC {self.before.auc:.2f} before, {self.after.auc:.2f} with these"
-        if not self.after.ok:
+        if self.after.ok is False:
             return f"{text}: words still tell them apart, so nothing of this set repairs that"
         use = f"corpus.{self.role}: {{path: {self.path}, id: id}}"
         return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 
@@ -19,6 +20,12 @@ CHARACTERS = 20_000
 FOLDS = 5
 FEATURES = 1 << 16
 TOLERANCE = 0.03
+PASSING = 0.05
+"""Above chance: the most that the upper limit of the interval may be for documents to pass as alike."""
+
+CERTAINTY = 1.2815515655446004
+"""Standard errors: nine of ten tests are decided with as many documents as the sentence says."""
+
 Z99 = 2.5758293035489004
 LEAST = 20
 
@@ -34,9 +41,16 @@ class Blind:
     n_audit: int
 
     @property
-    def ok(self) -> bool:
-        """False when the interval lies above 0.5 by more than TOLERANCE; held out, below 0.5 is chance."""
-        return self.low <= 0.5 + TOLERANCE
+    def outcome(self) -> BlindOutcome:
+        """Failed if all of the interval lies above 0.53, passed if none lies above 0.55; below 0.5 is chance."""
+        if self.low > 0.5 + TOLERANCE:
+            return "failed"
+        return "passed" if self.high <= 0.5 + PASSING else "inconclusive"
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether it passed or failed; None where it is inconclusive."""
+        return {"passed": True, "failed": False, "inconclusive": None}[self.outcome]
 
 
 def blind(calibration: Sequence[str], audit: Sequence[str], seed: int) -> Blind | None:
@@ -132,15 +146,23 @@ def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
 def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
     """What summary.json and the report say of the test of a role; None where there were too few documents for one."""
     if test is None:
-        sentence = f"Fewer than {LEAST} {role} or audited documents: whether their words differ could not be tested."
-        return BlindDiagnostic(ok=None, sentence=sentence)
-    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}; 0.50 is chance"
-    limit = 0.5 + TOLERANCE
-    if test.ok:
         sentence = (
-            f"A classifier that knows only their words was not shown to tell the {role} documents from the audited "
-            f"ones: that would take an AUC above {limit:.2f} at 99% confidence, {TOLERANCE:g} more than chance "
-            f"({interval}). It does not prove them alike."
+            f"Fewer than {LEAST} {role} or audited documents: whether their words differ could not be tested. "
+            f"{settled_by(role)}"
+        )
+        return BlindDiagnostic(ok=None, sentence=sentence, n_to_settle=to_settle())
+    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}; 0.50 is chance"
+    limit, outcome = 0.5 + TOLERANCE, test.outcome
+    if outcome == "passed":
+        sentence = (
+            f"A classifier that knows only their words hardly tells the {role} documents from the audited ones: with "
+            f"an AUC of at most {0.5 + PASSING:.2f} at 99% confidence ({interval}). It does not prove them alike."
+        )
+    elif outcome == "inconclusive":
+        sentence = (
+            f"Inconclusive: whether a classifier that knows only their words tells the {role} documents from the "
+            f"audited ones cannot be said from so few ({interval}). It would take an AUC above {limit:.2f} or at most "
+            f"{0.5 + PASSING:.2f} at 99% confidence. {settled_by(role)}"
         )
     else:
         sentence = (
@@ -148,7 +170,29 @@ def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
             f"above {limit:.2f} at 99% confidence ({interval}): they differ in more than membership, and the promised "
             "error rate is not supported."
         )
-    return BlindDiagnostic(ok=test.ok, sentence=sentence, **asdict(test))
+    needed = to_settle() if outcome == "inconclusive" else None
+    return BlindDiagnostic(ok=test.ok, outcome=outcome, sentence=sentence, n_to_settle=needed, **asdict(test))
+
+
+def settled_by(first: str, second: str = "audited") -> str:
+    """How many documents of two kinds would decide the test, in words."""
+    return (
+        f"About {to_settle():,} {first} and as many {second} documents would settle it: if their words are alike, nine "
+        "of ten tests then pass."
+    )
+
+
+@cache
+def to_settle() -> int:
+    """The fewest documents of each kind with which nine of ten tests pass where the words are alike.
+
+    A test passes if the AUC and 2.58 standard errors are at most 0.55. An AUC of 0.5 is drawn above itself by more than
+    1.28 standard errors in one of ten tests.
+    """
+    count = LEAST
+    while (Z99 + CERTAINTY) * _hanley_mcneil(0.5, count, count) > PASSING:
+        count += 1
+    return count
 
 
 def blind_test(shards: Sequence[Shard], role: str, seed: int, texts: int = SAMPLED_TEXTS) -> BlindDiagnostic:

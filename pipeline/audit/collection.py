@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.audit.allocation import KEYS_FILE, trained_on
+from pipeline.audit.allocation import KEYS_FILE, training_index
 from pipeline.audit.blind import Blind, auc_interval, blind_diagnostic, blind_scores, sample_documents
 from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.records import parse_part
@@ -21,7 +21,7 @@ from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.verdict import BlockKind
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import id_key
-from pipeline.corpus.families import common_beginnings, families, family_keys
+from pipeline.corpus.near_copies import SKETCH, near_families, sketches_of
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.collection import Blocks, joined_blocks, make_blocks
@@ -58,8 +58,7 @@ class _Part:
 
     shard: str
     row: np.ndarray  # int64, (documents,), as the keys
-    text: np.ndarray
-    prefix: np.ndarray
+    sketch: np.ndarray  # uint8, (documents, 128)
     group: np.ndarray  # key of the group
     grouped: np.ndarray  # bool, (documents,): has a group
     scores: np.ndarray  # float64, (documents, columns)
@@ -93,7 +92,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     if not scored.of("unseen"):
         raise UserError(NO_UNSEEN.format(run=scored.store.url))
     columns = [detector.column for detector in parse_detectors(config.detectors)]
-    parts = {role: _read(scored, role, columns, each) for role in ("audit", "unseen")}
+    parts = {role: _read(scored, role, columns, each, config.near_copies) for role in ("audit", "unseen")}
     for role, read in parts.items():
         if not sum(part.row.size for part in read):
             raise UserError(f"no {role} document of {scored.store.url} has scores that can be compared")
@@ -102,9 +101,8 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     if kind == "group" and not grouped.any():
         raise UserError("blocks by group need a column group, which no document of this run has: use --blocks family")
     kind = kind or ("group" if grouped.any() else "family")
-    text, prefix = (np.concatenate([getattr(part, name) for part in every]) for name in ("text", "prefix"))
-    family = families(family_keys(text, prefix, np.isin(prefix, common_beginnings(text, prefix))))
-    group = np.full(text.size, -1, dtype=np.int64)
+    family = near_families(np.concatenate([part.sketch for part in every]), config.near_copies)
+    group = np.full(family.size, -1, dtype=np.int64)
     if kind == "group":
         keys = np.concatenate([part.group for part in every])[grouped]
         group[grouped] = np.unique(keys, return_inverse=True)[1]
@@ -113,7 +111,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
         columns=columns,
         kind=kind,
         scores=np.concatenate([part.scores for part in every]),
-        audited=np.arange(text.size) < sum(part.row.size for part in parts["audit"]),
+        audited=np.arange(family.size) < sum(part.row.size for part in parts["audit"]),
         block=joined_blocks(family, group),
         places={
             part.shard: dict(zip(part.row.tolist(), range(start, start + part.row.size), strict=True))
@@ -122,22 +120,25 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     )
 
 
-def _read(scored: Scored, role: str, columns: Sequence[str], each: Each) -> list[_Part]:
+def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_copies: float) -> list[_Part]:
     """The documents of a role, of the audited ones at most about MOST_DOCUMENTS."""
     receipts = scored.of(role)
     total = sum(receipt.n_scored for receipt in receipts)
     share = min(1.0, MOST_DOCUMENTS / total) if role == "audit" and total else 1.0
-    keys = scored.store.read_table(KEYS_FILE) if role == "audit" and scored.store.exists(KEYS_FILE) else None
+    trained = None
+    if role == "audit" and scored.store.exists(KEYS_FILE):
+        trained = training_index(scored.store.read_table(KEYS_FILE), near_copies)
 
     def part_of(receipt: Receipt) -> _Part:
-        table = scored.table(receipt, ["row", "text_key", "prefix_key", "group", *columns])
-        text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
+        table = scored.table(receipt, ["row", "sketch", "group", *columns])
+        sketches = sketches_of(table["sketch"])
         group, grouped = _group_keys(table["group"])
-        keep = np.ones(text.size, dtype=bool) if keys is None else ~trained_on(text, prefix, keys)
-        if share < 1:  # keys are uniform; of a block all documents or none
-            keep &= np.where(grouped, group, prefix).view(np.uint64) < np.uint64(share * 2**64)
+        keep = np.ones(len(sketches), dtype=bool) if trained is None else ~trained.matches(sketches)
+        if share < 1:  # of a group all documents or none, and near copies together as often as they are alike
+            by_group = group.view(np.uint64) < np.uint64(share * 2**64)
+            keep &= np.where(grouped, by_group, sketches[:, SKETCH - 1] < max(1, int(256 * share)))
         matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
-        arrays = (table["row"].to_numpy(), text, prefix, group, grouped, matrix)
+        arrays = (table["row"].to_numpy(), sketches, group, grouped, matrix)
         return _Part(receipt.shard, *(array[keep] for array in arrays))
 
     order = {receipt.shard: place for place, receipt in enumerate(receipts)}

@@ -12,6 +12,7 @@ from pipeline.audit.summary import (
     BlindDiagnostic,
     CountDiagnostic,
     Diagnostics,
+    NearCopiesDiagnostic,
     OverlapDiagnostic,
     ResolutionDiagnostic,
     ShareDiagnostic,
@@ -22,13 +23,21 @@ from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
 
 
-def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: BlindDiagnostic, role: str) -> Diagnostics:
+def diagnose(
+    answer: Answer,
+    scored: Scored,
+    overlap: Overlap,
+    near_copies: NearCopiesDiagnostic,
+    blind_test: BlindDiagnostic,
+    role: str,
+) -> Diagnostics:
     """The checks of one selection.
 
     Args:
         answer: of the selection.
         scored: the score shards.
         overlap: of the role with the audited documents.
+        near_copies: among the audited documents, and among those of the role.
         blind_test: of the role, from `run_blind_test`.
         role: the null role, whose documents calibrate.
     """
@@ -36,6 +45,7 @@ def diagnose(answer: Answer, scored: Scored, overlap: Overlap, blind_test: Blind
         blind=blind_test,
         resolution=_resolution_diagnostic(answer, role),
         overlap=_overlap_diagnostic(overlap, role),
+        near_copies=near_copies,
         duplicates=_duplicates_diagnostic(scored),
         truncated=_truncated_diagnostic(scored),
         fine_tuned=_finetuned_diagnostic(scored, role, overlap.n_trained),
@@ -55,7 +65,10 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
         blind=BlindDiagnostic(ok=None, sentence=sentence),
         resolution=_resolution_diagnostic(answer, role),
         overlap=OverlapDiagnostic(
-            ok=None, sentence=f"Whether {role} documents are audited too was not tested.", n_calibration=0, n_audit=0
+            ok=None,
+            sentence=f"Whether {role} documents are copies of audited ones was not tested.",
+            n_calibration=0,
+            n_audit=0,
         ),
         duplicates=CountDiagnostic(ok=None, sentence="Whether documents repeat an id was not tested.", count=0),
         truncated=ShareDiagnostic(ok=None, sentence="How many documents were cut is not known.", share=0.0),
@@ -85,7 +98,7 @@ def run_blind_test(scored: Scored, role: str, seed: int) -> BlindDiagnostic:
 
 
 def _overlap_diagnostic(overlap: Overlap, role: str) -> OverlapDiagnostic:
-    counts = (overlap.n_calibration, overlap.n_audit, overlap.n_alike)
+    counts = (overlap.n_calibration, overlap.n_equal, overlap.n_audit)
     return overlap_diagnostic(role, *counts, overlap.pairs, "left out of calibration")
 
 
@@ -110,9 +123,9 @@ def _finetuned_diagnostic(scored: Scored, role: str, n_trained: int) -> CountDia
     if not scored.finetuned and not n_trained:
         return None
     count = scored.n_finetuned(role)
-    sentence = f"{count} {role} documents were fine-tuned on, or begin like one that was, and do not calibrate."
+    sentence = f"{count} {role} documents were fine-tuned on, or are near copies of one that was, and do not calibrate."
     if n_trained:
-        sentence += f" {n_trained} audited documents begin like one that was: to fsd they look less like members."
+        sentence += f" {n_trained} audited documents are near copies of one: to fsd they look less like members."
     return CountDiagnostic(ok=True, sentence=sentence, count=count)
 
 

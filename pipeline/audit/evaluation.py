@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import LEAST, TOLERANCE, blind_scores, sample_documents
+from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, blind_scores, sample_documents, settled_by
 from pipeline.audit.detection import CONFIDENCE, RATES, RESAMPLES, Estimate, detection, roc
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.score_shards import scores_of
@@ -53,7 +53,7 @@ class ComparedDocuments(Record):
     n_compared: int = Field(description="Documents that have scores and that no adapter was trained on.")
     n_quarantined: int = Field(description="Documents that could not be scored, or repeat an id.")
     reasons: dict[str, int] = Field(description="Why they were quarantined, and how many for each reason.")
-    n_finetuned: int = Field(description="Scored documents that adapters were trained on, or that begin like one.")
+    n_finetuned: int = Field(description="Scored documents that adapters were trained on, and near copies of them.")
     n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
 
 
@@ -248,8 +248,13 @@ def _about_words(row: DetectorEvaluation) -> str:
             "differ in more than membership. A detector may have found that difference, and these figures do not say "
             "how much of what it finds is membership."
         )
+    if high > 0.5 + PASSING:
+        return (
+            f"Whether a classifier that never saw the model tells seen from unseen documents by their words cannot be "
+            f"said from so few ({interval}): the test is inconclusive. {settled_by('seen', 'unseen')}"
+        )
     return (
-        f"A classifier that never saw the model could not be shown to tell seen from unseen documents by their words "
-        f"with an AUC above {0.5 + TOLERANCE:g} ({interval}). That speaks for these documents; it does not prove that "
-        "they differ in membership alone."
+        f"A classifier that never saw the model hardly tells seen from unseen documents by their words: with an AUC of "
+        f"at most {0.5 + PASSING:g} ({interval}). That speaks for these documents; it does not prove that they differ "
+        "in membership alone."
     )

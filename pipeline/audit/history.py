@@ -27,7 +27,7 @@ class AnsweredQuestion(Record):
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_selected: int = Field(description="Documents selected.")
     supported: bool | None = Field(
-        description="False: a check contradicted the promise; true: none did, which is no proof; null: not tested."
+        description="False: a check contradicted the promise; true: none did, which is no proof; null: not known."
     )
 
     def key(self) -> str:

@@ -1,66 +1,71 @@
-"""What two roles share, in words: equal texts are one document, equal beginnings a reason to look."""
+"""What two roles share, in words: near copies, and equal texts among them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.audit.summary import LikePair, OverlapDiagnostic
+from pipeline.audit.summary import CopyPair, OverlapDiagnostic
 from pipeline.errors import UserError
 
-LIKE_PAIRS = 3
-"""Pairs of documents that begin alike that are named."""
+NAMED_PAIRS = 3
+"""Pairs of near copies that are named."""
 
 SHOWN_CHARACTERS = 80
 
 
-def shared_error(n_shared: int, n_known: int, role: str, n_audit: int) -> UserError:
-    """The error of calibration documents that are audited too.
+def shared_error(
+    n_shared: int, n_equal: int, n_known: int, role: str, n_audit: int, pairs: Sequence[CopyPair]
+) -> UserError:
+    """The error of calibration documents that are near copies of audited ones.
 
     Args:
-        n_shared: calibration documents that are audited too.
+        n_shared: calibration documents that are.
+        n_equal: of these, those whose text is equal.
         n_known: calibration documents in all.
         role: of these.
         n_audit: audited documents that they repeat.
+        pairs: the first.
     """
     return UserError(
-        f"{n_shared} of {n_known} {role} documents are audit documents too (same text; {n_audit} audit documents); "
-        "remove them or set overlap: drop to leave them out of calibration"
+        f"{n_shared} of {n_known} {role} documents are near copies of audit documents ({n_equal} of them with the same "
+        f"text; {n_audit} audit documents; first: {named_pairs(pairs)}); remove them, or set overlap: drop to leave "
+        "them out of calibration"
     )
 
 
 def overlap_diagnostic(
-    role: str, n_calibration: int, n_audit: int, n_alike: int, pairs: Sequence[LikePair], consequence: str = ""
+    role: str, n_calibration: int, n_equal: int, n_audit: int, pairs: Sequence[CopyPair], consequence: str = ""
 ) -> OverlapDiagnostic:
-    """The check of what two roles share; null where documents begin alike: a changed copy may be among them.
+    """The check of what two roles share.
 
     Args:
         role: whose documents calibrate.
-        n_calibration: calibration documents that are audited too.
+        n_calibration: calibration documents that are near copies of audited ones.
+        n_equal: of these, those whose text is equal.
         n_audit: audited documents that they repeat.
-        n_alike: audited documents that only begin like a calibration document.
-        pairs: the first of these.
+        pairs: the first.
         consequence: what becomes of documents that stand in two roles, to be read after "and".
     """
-    sentence = f"No {role} document is an audit document too."
+    sentence = f"No {role} document is a near copy of an audited one."
     if n_calibration:
-        documents = "document is an audit document" if n_calibration == 1 else "documents are audit documents"
-        sentence = f"{n_calibration} {role} {documents} too{f' and {consequence}' if consequence else ''}."
-    if n_alike:
-        named = "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}" for pair in pairs)
-        documents = "document begins" if n_alike == 1 else "documents begin"
-        goes = "goes" if n_alike == 1 else "go"
-        sentence += (
-            f" {n_alike} audited {documents} with the same 8 words as one of the {role} documents and {goes} on "
-            f"differently ({named}): a title or a header in common does no harm, a copy with changes would."
+        verb = f"{role} document is a near copy" if n_calibration == 1 else f"{role} documents are near copies"
+        sentence = (
+            f"{n_calibration} {verb} of audited documents, {n_equal} with the same text"
+            f"{f', and {consequence}' if consequence else ''} (first: {named_pairs(pairs)})."
         )
     return OverlapDiagnostic(
-        ok=None if n_alike else True,
+        ok=True,
         sentence=sentence,
         n_calibration=n_calibration,
+        n_equal=n_equal,
         n_audit=n_audit,
-        n_alike=n_alike,
         pairs=list(pairs),
     )
+
+
+def named_pairs(pairs: Sequence[CopyPair]) -> str:
+    """Pairs of near copies as a sentence names them, each with its share of common runs of words."""
+    return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
 
 
 def short_id(doc_id: str) -> str:

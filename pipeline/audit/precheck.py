@@ -1,4 +1,4 @@
-"""What the documents themselves say, before any model is loaded: shared texts, repeated ids, words that differ."""
+"""What the documents themselves say, before any model is loaded: near copies, repeated ids, words that differ."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from pydantic import Field
 
 from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, blind_test
+from pipeline.audit.copies import NearCopies, counted, near_copies_among
 from pipeline.audit.forecast import outlooks
-from pipeline.audit.overlap import LIKE_PAIRS, overlap_diagnostic, shared_error, short_id
+from pipeline.audit.overlap import NAMED_PAIRS, overlap_diagnostic, shared_error, short_id
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, read_record
-from pipeline.audit.score_shards import Keys, alike, overlapping, repeated
-from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, LikePair, OverlapDiagnostic
+from pipeline.audit.score_shards import KnownTexts, repeated
+from pipeline.audit.summary import BlindDiagnostic, CopyPair, CountDiagnostic, Diagnostic, OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
-from pipeline.corpus.documents import id_key, read_shard, text_keys
+from pipeline.corpus.documents import id_key, read_shard, text_key
+from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketch
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
@@ -42,18 +44,18 @@ class Effort:
     """How much is read. A corpus that is no larger is checked whole; of a larger one shards are drawn at random.
 
     Half of it is for the audited documents, at least, and a quarter for each known role, at most. So memory is bounded
-    too: 25 bytes a document, of which there are at most `characters / DOCUMENT_COST`.
+    too: half a kilobyte a document, of which there are at most `characters / DOCUMENT_COST`.
     """
 
     characters: int  # of text, at most, each document counted with DOCUMENT_COST more
     texts: int  # of each side of the blind test
 
 
-RUN = Effort(1 << 30, SAMPLED_TEXTS)
-"""Of `seenset run`: about a million documents of 800 characters, half a minute on one core."""
+RUN = Effort(1 << 28, SAMPLED_TEXTS)
+"""Of `seenset run`: about 250,000 documents of 800 characters, a minute on one core."""
 
-PLAN = Effort(1 << 25, 1_000)
-"""Of `seenset plan`: about a second."""
+PLAN = Effort(1 << 24, 1_000)
+"""Of `seenset plan`: a few seconds at most."""
 
 
 class Precheck(VersionedRecord):
@@ -64,6 +66,7 @@ class Precheck(VersionedRecord):
     overlap: dict[Role, OverlapDiagnostic] = Field(
         description="What each known role shares with the audited documents."
     )
+    copies: dict[Role, NearCopies] = Field(description="Near copies among the documents of each role.")
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
     blind: dict[Role, BlindDiagnostic] = Field(
         description="Whether words alone tell a known role from the audited documents; a role whose texts cannot be "
@@ -79,7 +82,7 @@ class Precheck(VersionedRecord):
 
 
 def check_documents(plan: Plan, effort: Effort) -> Precheck:
-    """Check the documents of an audit: what two roles share, ids that repeat, and words that tell roles apart.
+    """Check the documents of an audit: near copies, ids that repeat, and words that tell roles apart.
 
     Texts are compared as scoring compares them: after `text_transform`, all of the text, each id once. Texts of one
     word are left out, because a model may have no score for them. Pure: nothing is written.
@@ -107,7 +110,8 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     return Precheck(
         documents={role: keys.text.size for role, keys in read.items()},
         whole=all(keys.whole for keys in read.values()),
-        overlap={role: _overlap(read[role], read["audit"], role) for role in known},
+        overlap={role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known},
+        copies={role: _copies(keys, config.near_copies) for role, keys in read.items()},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
@@ -125,7 +129,7 @@ def check_before_scoring(plan: Plan, store: Store, say: Callable[[str], None]) -
         say: called with each line.
 
     Raises:
-        UserError: calibration documents are audited too, and the config does not say `overlap: drop`.
+        UserError: calibration documents are near copies of audited ones, and the config does not say `overlap: drop`.
     """
     earlier = filed_precheck(store, plan.shards, plan.config.seed)
     checked = earlier or check_documents(plan, RUN)
@@ -170,7 +174,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
 
 
 def check_shared(checked: Precheck, config: AuditConfig) -> None:
-    """Stop at documents that stand in two roles, as selection would after scoring.
+    """Stop at near copies in two roles, as selection would after scoring.
 
     Raises:
         UserError: a role that calibrates a selection has some, and the config does not say `overlap: drop`.
@@ -178,7 +182,8 @@ def check_shared(checked: Precheck, config: AuditConfig) -> None:
     for role in calibrating(config):
         shared = checked.overlap.get(role)
         if shared is not None and shared.n_calibration and config.overlap == "error":
-            error = shared_error(shared.n_calibration, checked.documents[role], role, shared.n_audit)
+            counts = (shared.n_calibration, shared.n_equal, checked.documents[role])
+            error = shared_error(*counts, role, shared.n_audit, shared.pairs)
             raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
 
 
@@ -211,6 +216,10 @@ def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
         checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
     words = {True: "", None: _NOTE, False: _WARNING}
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
+    for role, copies in checked.copies.items():
+        if role == "audit" or role in calibrating(config):
+            line = counted(copies, "audited documents" if role == "audit" else f"{role} documents")
+            lines.append(f"{_NOTE if copies.n_copies else ''}{line}")
     return [*(f"{_WARNING}{line}" for line in checked.damaged), *lines]
 
 
@@ -247,14 +256,15 @@ class _RoleKeys:
     shards: list[Shard]
     ends: np.ndarray  # int64, (shards,): documents up to the end of each
     text: np.ndarray  # int64, (documents,)
-    prefix: np.ndarray  # int64, (documents,)
+    sketch: np.ndarray  # uint8, (documents, 128)
     repeats: np.ndarray  # int64: positions of documents whose id stands before
     compared: np.ndarray  # int64: positions of the others that have more than one word
     whole: bool
 
     def table(self) -> pa.Table:
         """The keys of the documents that are compared, as score shards hold them."""
-        return pa.table({"text_key": self.text[self.compared], "prefix_key": self.prefix[self.compared]})
+        sketches = pa.array(list(map(bytes, self.sketch[self.compared])), SKETCH_TYPE)
+        return pa.table({"text_key": self.text[self.compared], "sketch": sketches})
 
     def doc_id(self, position: int) -> str:
         """The id of a document, from its file."""
@@ -272,15 +282,18 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
     candidates = [shard for shard in shards if shard.role == role]
     order = np.random.default_rng([seed, _ORDER]).permutation(len(candidates)).tolist()
     parts: dict[int, array[int]] = {}
+    sketches: dict[int, bytearray] = {}
     whole = True
     for index in order:
         if characters <= 0:
             whole = False
             break
         parts[index] = part = array("q")
+        sketches[index] = bytearray()
         try:
-            for keys, size in _keys(candidates[index]):
+            for keys, bits, size in _keys(candidates[index]):
                 part.extend(keys)
+                sketches[index] += bits
                 characters -= size + DOCUMENT_COST
                 if characters <= 0:
                     whole = False
@@ -288,36 +301,46 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
         except UserError as error:  # of one file; the run finishes the others, and says so
             damaged.append(str(error))
     read = sorted(parts)
-    rows = [np.frombuffer(parts[index], dtype=np.int64).reshape(-1, 4) for index in read]
-    table = np.concatenate([np.empty((0, 4), dtype=np.int64), *rows])
-    repeats = repeated(table[:, 2])
+    rows = [np.frombuffer(parts[index], dtype=np.int64).reshape(-1, 3) for index in read]
+    table = np.concatenate([np.empty((0, 3), dtype=np.int64), *rows])
+    repeats = repeated(table[:, 1])
     once = np.ones(len(table), dtype=bool)
     once[repeats] = False
     ends = np.cumsum([len(part) for part in rows], dtype=np.int64)
-    compared = np.flatnonzero(once & (table[:, 3] > 0))
-    return _RoleKeys([candidates[index] for index in read], ends, table[:, 0], table[:, 1], repeats, compared, whole)
+    compared = np.flatnonzero(once & (table[:, 2] > 0))
+    drawn = np.frombuffer(b"".join(sketches[index] for index in read), dtype=np.uint8).reshape(-1, SKETCH)
+    return _RoleKeys([candidates[index] for index in read], ends, table[:, 0], drawn, repeats, compared, whole)
 
 
-def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """((text key, prefix key, id key, more than one word), characters) of every readable document."""
+def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int], bytes, int]]:
+    """((text key, id key, more than one word), sketch, characters) of every readable document."""
     for document in read_shard(shard):
         if document.problem is None:
             several = len(document.text.split(None, 1)) > 1
             # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
             name = document.doc_id if shard.id_column else f"{shard.id} {document.doc_id}"
-            yield (*text_keys(document.text), id_key(name), int(several)), len(document.text)
+            keys = (text_key(document.text), id_key(name), int(several))
+            yield keys, sketch(document.text), len(document.text)
 
 
-def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role) -> OverlapDiagnostic:
-    keys = Keys.of([known.table()])
-    shared, n_audit = overlapping(audit.table(), keys)
-    like = np.flatnonzero(alike(audit.table(), keys))
-    pairs = []
-    for at in like[:LIKE_PAIRS]:
-        place = audit.compared[at]
-        first = known.compared[np.flatnonzero(keys.prefix == audit.prefix[place])[0]]
-        pairs.append(LikePair(audit=audit.doc_id(int(place)), calibration=known.doc_id(int(first))))
-    return overlap_diagnostic(role, int(np.count_nonzero(shared)), n_audit, like.size, pairs)
+def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float) -> OverlapDiagnostic:
+    shared = KnownTexts.of([known.table()], near_copies).shared(audit.table(), NAMED_PAIRS)
+    pairs = [
+        CopyPair(
+            audit=audit.doc_id(int(audit.compared[at])),
+            calibration=known.doc_id(int(known.compared[place])),
+            share=round(share, 2),
+        )
+        for at, place, share in shared.pairs
+    ]
+    return overlap_diagnostic(role, shared.near.size, shared.equal.size, shared.n_audit, pairs)
+
+
+def _copies(keys: _RoleKeys, near_copies: float) -> NearCopies:
+    def ids_of(places: Sequence[int]) -> list[str]:
+        return [keys.doc_id(int(keys.compared[place])) for place in places]
+
+    return near_copies_among(keys.sketch[keys.compared], near_copies, True, ids_of)[0]
 
 
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.records import Record
+from pipeline.corpus.near_copies import SKETCH_TYPE, CopyIndex, likeness, sketches_of
 from pipeline.errors import UserError
 
 HISTOGRAM_BINS = 60
@@ -85,38 +86,51 @@ def documents_schema(detectors: Sequence[str]) -> pa.Schema:
     return pa.schema([*verdict, *((detector, pa.float64()) for detector in detectors)])
 
 
-def overlapping(table: pa.Table, keys: Keys) -> tuple[np.ndarray, int]:
-    """Which calibration documents stand in a shard of audit documents too, and how many of the shard's do.
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownTexts:
+    """The texts of the documents of a known role, to find near copies of them."""
 
-    Two documents are the same when their normalised texts are.
-    Returns a bool array over the calibration documents, which merges by `|`, and a count.
-    """
-    text = table["text_key"].to_numpy()
-    return np.isin(keys.text, text), int(np.count_nonzero(np.isin(text, keys.text)))
-
-
-def alike(table: pa.Table, keys: Keys) -> np.ndarray:
-    """Which of a shard's audit documents begin like a calibration document that has another text.
-
-    Returns bool, (documents,); those whose text is that of a calibration document are not among them.
-    """
-    text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
-    return np.asarray(np.isin(prefix, keys.prefix) & ~np.isin(text, keys.text))
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """64-bit keys of the calibration documents' texts and first words, int64, (n,)."""
-
-    text: np.ndarray
-    prefix: np.ndarray
+    text_key: np.ndarray  # int64, (documents,)
+    index: CopyIndex
 
     @classmethod
-    def of(cls, tables: Sequence[pa.Table]) -> Keys:
-        """The keys of all calibration shards, in order."""
-        empty = [np.empty(0, dtype=np.int64)]
-        text = np.concatenate([t["text_key"].to_numpy() for t in tables] or empty)
-        return cls(text, np.concatenate([t["prefix_key"].to_numpy() for t in tables] or empty))
+    def of(cls, tables: Sequence[pa.Table], near_copies: float) -> KnownTexts:
+        """The texts of all calibration shards, in order.
+
+        Args:
+            tables: with the columns text_key and sketch.
+            near_copies: the share of common runs from which documents are near copies.
+        """
+        empty = pa.table({"text_key": pa.array([], pa.int64()), "sketch": pa.array([], SKETCH_TYPE)})
+        whole = pa.concat_tables([empty, *(table.select(empty.column_names) for table in tables)])
+        return cls(whole["text_key"].to_numpy(), CopyIndex.of(sketches_of(whole["sketch"]), near_copies))
+
+    def shared(self, table: pa.Table, pairs: int) -> SharedTexts:
+        """What a shard of audited documents shares with these.
+
+        Args:
+            table: of the shard, with the columns text_key and sketch.
+            pairs: how many to name.
+        """
+        sketches = sketches_of(table["sketch"])
+        given, places = self.index.near(sketches)
+        equal = np.flatnonzero(np.isin(self.text_key, table["text_key"].to_numpy()))
+        audited, first = np.unique(given, return_index=True)
+        known = self.index.first[places[first]]
+        share = likeness(sketches[audited], self.index.sketches[known])
+        named = zip(audited[:pairs].tolist(), known[:pairs].tolist(), share[:pairs].tolist(), strict=True)
+        near = np.union1d(np.flatnonzero(self.index.documents(np.unique(places))), equal)
+        return SharedTexts(near, equal, audited.size, list(named))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedTexts:
+    """What a shard of audited documents shares with the documents of a known role."""
+
+    near: np.ndarray  # int64: places of known documents that have a near copy in the shard, ascending
+    equal: np.ndarray  # int64: of these, those with an equal text
+    n_audit: int  # documents of the shard that have a near copy among the known ones
+    pairs: list[tuple[int, int, float]]  # the first: place in the shard, place among the known, share of common runs
 
 
 def repeated(keys: np.ndarray) -> np.ndarray:

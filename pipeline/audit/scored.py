@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA, trained_beginning, trained_on
-from pipeline.audit.overlap import LIKE_PAIRS, shared_error
-from pipeline.audit.score_shards import DUPLICATES, Keys, alike, overlapping, repeated, scores_of
-from pipeline.audit.summary import LikePair
+from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA, trained_text, training_index
+from pipeline.audit.overlap import NAMED_PAIRS, shared_error
+from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, repeated, scores_of
+from pipeline.audit.summary import CopyPair
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import ROLES
+from pipeline.config.corpus import NEAR_COPIES, ROLES
+from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.passes import Batch
@@ -41,6 +43,9 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
             f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
         )
 
+
+Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
+"""A function of every score shard, in any order: in this process or on a cluster."""
 
 KEYS_AT_ONCE = 1 << 24
 
@@ -73,7 +78,7 @@ class Scored:
         return table if keep.all() else table.filter(pa.array(keep))
 
     def n_finetuned(self, role: str) -> int:
-        """Scored documents of a role that adapters were trained on, or that begin like one of them."""
+        """Scored documents of a role that adapters were trained on, or that are near copies of one of them."""
         return sum(self.finetuned[receipt.shard].size for receipt in self.of(role) if receipt.shard in self.finetuned)
 
     def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
@@ -109,8 +114,13 @@ def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -
     return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
 
 
-def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
+def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_COPIES) -> Scored:
     """Gather the finished shards and find ids that repeat across them; those go to quarantine.
+
+    Args:
+        store: the run directory.
+        shards: of the run.
+        near_copies: the share of common runs from which known documents are near copies of what adapters learned.
 
     Raises:
         IncompleteError: a shard has no receipt.
@@ -125,7 +135,7 @@ def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
             f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
         )
     _one_fingerprint(receipts)
-    scored = Scored(store, receipts, by_id, {}, _finetuned(store, receipts))
+    scored = Scored(store, receipts, by_id, {}, _finetuned(store, receipts, near_copies))
     duplicates = {}
     for role in ROLES:
         duplicates.update(_duplicates(store, scored.of(role)))
@@ -134,19 +144,25 @@ def read_scored(store: Store, shards: Sequence[Shard]) -> Scored:
     return scored
 
 
-def _finetuned(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
-    """Positions, by shard, of known documents that an adapter was trained on or that begin like one of those."""
+def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) -> dict[str, np.ndarray]:
+    """Positions, by shard, of known documents that an adapter was trained on or that are near copies of one."""
     if not store.exists(KEYS_FILE):
         return {}
-    training_keys = store.read_table(KEYS_FILE)
+    index = training_index(store.read_table(KEYS_FILE), near_copies)
     positions = {}
     for receipt in receipts:
         if receipt.role != "audit":
-            keys = store.read_table(receipt.data, ["text_key", "prefix_key"])
-            trained = trained_on(keys["text_key"].to_numpy(), keys["prefix_key"].to_numpy(), training_keys)
+            trained = index.matches(sketches_of(_sketched(store, receipt)["sketch"]))
             if trained.any():
                 positions[receipt.shard] = np.flatnonzero(trained)
     return positions
+
+
+def _sketched(store: Store, receipt: Receipt) -> pa.Table:
+    try:
+        return store.read_table(receipt.data, ["sketch"])
+    except KeyError as error:
+        raise UserError(f"{receipt.data}: {error}") from None
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
@@ -203,59 +219,74 @@ def _write_duplicates(scored: Scored) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Calibration documents that are audited too, and audited documents that only begin like one that calibrates."""
+    """Calibration documents that are near copies of audited ones."""
 
     n_calibration: int
-    n_audit: int
-    n_alike: int
-    pairs: list[LikePair]  # the first of those that begin alike
-    n_trained: int  # audited documents that begin like one that an adapter was trained on
+    n_equal: int  # of these, those whose text is equal
+    n_audit: int  # audited documents that they repeat
+    pairs: list[CopyPair]  # the first
+    n_trained: int  # audited documents that are near copies of one that an adapter was trained on
     keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
 
 
-def find_overlap(scored: Scored, role: str, config: AuditConfig) -> Overlap:
-    """Find calibration documents that are audited too, by their text; fine-tuning ones likewise.
+def find_overlap(scored: Scored, role: str, config: AuditConfig, each: Each | None = None) -> Overlap:
+    """Find calibration documents that are near copies of audited ones; fine-tuning ones likewise.
+
+    Args:
+        scored: the score shards.
+        role: whose documents calibrate.
+        config: of the audit.
+        each: reads the shards; None: in this process.
 
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`.
     """
-    columns = ["text_key", "prefix_key"]
-    known = [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)]
-    keys = Keys.of(known)
+    columns = ["text_key", "sketch"]
+    tables = [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)]
+    known = KnownTexts.of(tables, config.near_copies)
     training = scored.store.read_table(KEYS_FILE) if scored.store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
-    shared = np.zeros(keys.text.size, dtype=bool)
-    n_audit = n_alike = n_trained = 0
-    examples: list[tuple[Receipt, int, int]] = []  # shard, position in it and first words
-    for receipt in scored.of("audit"):
+    trained = training_index(training, config.near_copies)
+
+    def of_shard(receipt: Receipt) -> tuple[str, SharedTexts, int]:
         table = scored.table(receipt, columns)
-        shared_here, count = overlapping(table, keys)
-        shared |= shared_here
-        n_audit += count
-        like = np.flatnonzero(alike(table, keys))
-        n_alike += like.size
-        text, prefix = table["text_key"].to_numpy(), table["prefix_key"].to_numpy()
-        n_trained += int(trained_beginning(text, prefix, training).sum())
-        examples += [(receipt, int(at), int(prefix[at])) for at in like[: LIKE_PAIRS - len(examples)]]
-    n_shared = int(np.count_nonzero(shared))
+        like = trained.matches(sketches_of(table["sketch"])) & ~trained_text(table["text_key"].to_numpy(), training)
+        return receipt.shard, known.shared(table, NAMED_PAIRS), int(like.sum())
+
+    audited = scored.of("audit")
+    parts = {shard: (shared, like) for shard, shared, like in (each or _here)(audited, of_shard)}
+    near, equal = (np.zeros(known.text_key.size, dtype=bool) for _ in range(2))
+    examples: list[tuple[Receipt, int, int, float]] = []
+    for receipt in audited:  # in their order, whatever order they were read in
+        shared, _ = parts[receipt.shard]
+        near[shared.near] = True
+        equal[shared.equal] = True
+        examples += [(receipt, *pair) for pair in shared.pairs[: NAMED_PAIRS - len(examples)]]
+    n_shared, n_equal = int(np.count_nonzero(near)), int(np.count_nonzero(equal))
+    n_audit = sum(shared.n_audit for shared, _ in parts.values())
+    pairs = _named_pairs(scored, role, [len(table) for table in tables], examples)
     if n_shared and config.overlap == "error":
-        raise shared_error(n_shared, shared.size, role, n_audit)
-    calibrating = np.ones(shared.size, dtype=bool)
+        raise shared_error(n_shared, n_equal, near.size, role, n_audit, pairs)
+    calibrating = np.ones(near.size, dtype=bool)
     if scored.n_finetuned(role):
-        calibrating = ~trained_on(keys.text, keys.prefix, training)
-    pairs = _like_pairs(scored, role, [len(table) for table in known], keys, examples)
-    return Overlap(n_shared, n_audit, n_alike, pairs, n_trained, ~shared[calibrating])
+        calibrating = ~trained.matches(known.index.sketches)
+    n_trained = sum(like for _, like in parts.values())
+    return Overlap(n_shared, n_equal, n_audit, pairs, n_trained, ~near[calibrating])
 
 
-def _like_pairs(
-    scored: Scored, role: str, sizes: Sequence[int], keys: Keys, examples: Sequence[tuple[Receipt, int, int]]
-) -> list[LikePair]:
-    """Name the documents that begin alike: of each audited one, the first calibration document that does."""
+def _here(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+    return map(function, receipts)
+
+
+def _named_pairs(
+    scored: Scored, role: str, sizes: Sequence[int], examples: Sequence[tuple[Receipt, int, int, float]]
+) -> list[CopyPair]:
+    """Name documents that are near copies: of each audited one, the first calibration document that is."""
     ends = np.cumsum(sizes)
     pairs = []
-    for receipt, at, prefix in examples:
-        place = int(np.flatnonzero(keys.prefix == prefix)[0])
+    for receipt, at, place, share in examples:
         shard = int(np.searchsorted(ends, place, side="right"))
         known = scored.table(scored.of(role)[shard], ["doc_id"], finetuned=True)["doc_id"]
         audited = scored.table(receipt, ["doc_id"])["doc_id"][at].as_py()
-        pairs.append(LikePair(audit=audited, calibration=known[place - int(ends[shard] - sizes[shard])].as_py()))
+        calibration = known[place - int(ends[shard] - sizes[shard])].as_py()
+        pairs.append(CopyPair(audit=audited, calibration=calibration, share=round(share, 2)))
     return pairs

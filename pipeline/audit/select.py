@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_FILE, trained_beginning, trained_text
+from pipeline.audit.allocation import KEYS_FILE, trained_text, training_index
+from pipeline.audit.copies import NearCopies
+from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
-from pipeline.audit.scored import Overlap, Scored, batch_of, find_overlap
+from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
@@ -23,7 +25,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.excerpts import excerpts_of
-from pipeline.corpus.families import common_beginnings
+from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
@@ -33,9 +35,6 @@ from pipeline.store.receipts import Receipt
 
 EXCERPT = 200
 """Characters of a selected document's beginning, at most."""
-
-Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
-"""A function of every score shard, in any order: in this process or on a cluster."""
 
 
 def select_all(
@@ -73,15 +72,21 @@ def select_all(
         lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data),
     ):
         span = span + part
-    overlaps: dict[Role, Overlap] = {role: find_overlap(scored, role, config) for role in roles if role != "audit"}
+    overlaps: dict[Role, Overlap] = {
+        role: find_overlap(scored, role, config, each) for role in roles if role != "audit"
+    }
     blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
     weighted = [NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"]
     weights = {role: weigh_run(scored, role, config.seed, each) for role in dict.fromkeys(weighted)}
+    copies: dict[Role, NearCopies] = {
+        role: find_copies(scored, role, config.near_copies, each, overlaps[role].keep if role in overlaps else None)
+        for role in roles
+    }
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
         weighing = weights[role] if selection.calibration == "weighted" else None
-        tests = (overlaps[role], blind_tests[role], weighing)
+        tests = (overlaps[role], (copies["audit"], copies[role]), blind_tests[role], weighing)
         questions.append(_Question(config, selection, scored, *tests, span, limit, texts))
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
@@ -146,10 +151,10 @@ def _remove_others(config: AuditConfig, scored: Scored) -> None:
 def _check_training(config: AuditConfig, scored: Scored, each: Each) -> None:
     """Check that no adapter which a selection reads was trained on documents that it judges.
 
-    An equal text stops every selection. An equal beginning, but for a header (`common_beginnings`), stops those where
-    a low deviation is evidence: direction clean, and adadetect, which may learn so. Where members are sought, training
-    on a like text lowers a document's deviation and makes it look less like a member, so it costs power and not the
-    promise; the diagnostic `fine_tuned` counts such documents.
+    An equal text stops every selection. Another near copy stops those where a low deviation is evidence: direction
+    clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
+    deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
+    counts such documents.
 
     Raises:
         UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
@@ -159,11 +164,12 @@ def _check_training(config: AuditConfig, scored: Scored, each: Each) -> None:
         return
     training_keys = scored.store.read_table(KEYS_FILE)
 
-    def trained(receipt: Receipt) -> tuple[int, np.ndarray]:
-        keys = scored.table(receipt, ["text_key", "prefix_key"])
-        text, prefix = keys["text_key"].to_numpy(), keys["prefix_key"].to_numpy()
-        like = trained_beginning(text, prefix, training_keys)
-        return int(trained_text(text, training_keys).sum()), np.stack([text[like], prefix[like]], axis=1)
+    index = training_index(training_keys, config.near_copies)
+
+    def trained(receipt: Receipt) -> tuple[int, int]:
+        keys = scored.table(receipt, ["text_key", "sketch"])
+        equal = trained_text(keys["text_key"].to_numpy(), training_keys)
+        return int(equal.sum()), int((index.matches(sketches_of(keys["sketch"])) & ~equal).sum())
 
     parts = list(each(scored.of("audit"), trained))
     if count := sum(copies for copies, _ in parts):
@@ -171,14 +177,12 @@ def _check_training(config: AuditConfig, scored: Scored, each: Each) -> None:
             f"the adapters were trained on {count} audit documents and cannot judge these; take them out of what is "
             "fine-tuned on, or begin a run anew with overlap: drop"
         )
-    alike = np.concatenate([np.empty((0, 2), dtype=np.int64), *(keys for _, keys in parts)])
-    count = int((~np.isin(alike[:, 1], common_beginnings(alike[:, 0], alike[:, 1]))).sum())
+    count = sum(alike for _, alike in parts)
     strict = [selection.name for selection in reading if not _lenient(selection)]
     if count and strict:
         raise UserError(
-            f"the adapters were trained on documents that begin with the same 8 words as {count} audit documents, "
-            f"which selection {strict[0]} could take for clean; take them out of what is fine-tuned on, or begin a run "
-            "anew with overlap: drop"
+            f"the adapters were trained on near copies of {count} audit documents, which selection {strict[0]} could "
+            "take for clean; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
         )
 
 
@@ -199,6 +203,7 @@ class _Question:
     selection: SelectionConfig
     scored: Scored
     overlap: Overlap  # of the null role
+    copies: tuple[NearCopies, NearCopies]  # among the audited documents, and among those that calibrate
     blind_test: BlindDiagnostic  # of the null role
     weights: RunWeights | None  # of calibration weighted
     span: Span  # of all scores
@@ -276,11 +281,14 @@ class _Question:
 
     def summarise(self, answer: Answer, judged: _Judged) -> Summary:
         """The summary of the answer."""
-        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
+        repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, *self.copies)
+        diagnostics = diagnose(answer, self.scored, self.overlap, repeats, self.blind_test, self.null_role)
         if self.weights is not None and answer.effective is not None:
             before, after = self.blind_test, self.weights.blind
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, self.null_role, before, after)
             diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting})
+        if breaks_bounds(self.copies[0]):
+            answer = replace(answer, bound=None)
         n_selected = len(judged.selected)
         return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pipeline.audit.copies import NearCopies
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import ExitCode
@@ -29,14 +30,33 @@ class Diagnostic(Record):
     sentence: str = Field(description="What was checked and what came of it, in words that need no statistics.")
 
 
+BlindOutcome = Literal["passed", "failed", "inconclusive", "not tested"]
+
+
 class BlindDiagnostic(Diagnostic):
     """Whether the words alone tell calibration documents from audited ones; numbers are null if not tested."""
 
+    outcome: BlindOutcome = Field(
+        "not tested",
+        description="passed: hardly, at 99% confidence; failed: they do, at 99% confidence; inconclusive: too few "
+        "documents to say either.",
+    )
+    n_to_settle: int | None = Field(
+        None, description="Documents of each kind, about, that would settle the test; null where it is settled."
+    )
     auc: float | None = Field(None, description="Area under the ROC curve of the classifier, held out; 0.5 is chance.")
     low: float | None = Field(None, description="Lower end of the 99% interval of the area.")
     high: float | None = Field(None, description="Upper end of the 99% interval of the area.")
     n_calibration: int | None = Field(None, description="Calibration documents that were compared.")
     n_audit: int | None = Field(None, description="Audited documents that were compared.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _outcome_of_ok(cls, value: Any) -> Any:
+        """The outcome of a test that was only said to have passed or failed."""
+        if isinstance(value, dict) and "outcome" not in value and value.get("ok") is not None:
+            return {**value, "outcome": "passed" if value["ok"] else "failed"}
+        return value
 
 
 class ResolutionDiagnostic(Diagnostic):
@@ -51,22 +71,34 @@ class ResolutionDiagnostic(Diagnostic):
     )
 
 
-class LikePair(Record):
-    """Two documents that begin with the same 8 words and go on differently."""
+class CopyPair(Record):
+    """Two documents that are near copies."""
 
     audit: str = Field(description="Id of the audited document.")
-    calibration: str = Field(description="Id of the calibration document; the first that begins so.")
+    calibration: str = Field(description="Id of the calibration document; the first that is a near copy of it.")
+    share: float = Field(description="Share of runs of five words in common, estimated, in [0, 1].")
 
 
 class OverlapDiagnostic(Diagnostic):
-    """Which calibration documents are audited too, by their text; null where some only begin alike."""
+    """Which calibration documents are near copies of audited ones."""
 
-    n_calibration: int = Field(description="Calibration documents that are audited too, left out of calibration.")
-    n_audit: int = Field(description="Audited documents that calibration documents repeat.")
-    n_alike: int = Field(
-        0, description="Audited documents that begin with the 8 words of a calibration document, and go on differently."
+    n_calibration: int = Field(
+        description="Calibration documents that are near copies of audited ones, left out of calibration."
     )
-    pairs: list[LikePair] = Field([], description="The first few of these.")
+    n_equal: int = Field(0, description="Of these, those whose text is the same.")
+    n_audit: int = Field(description="Audited documents that calibration documents repeat.")
+    pairs: list[CopyPair] = Field([], description="The first few pairs.")
+
+
+class NearCopiesDiagnostic(Diagnostic):
+    """Near copies among the audited documents, and among those that calibrate."""
+
+    audit: NearCopies = Field(description="Near copies among the audited documents.")
+    calibration: NearCopies = Field(description="Near copies among the documents that calibrate.")
+    n_selected_by_bh: int | None = Field(
+        None, description="Documents that bh selects, where the procedure does not bear the near copies and bh does."
+    )
+    bh_stands: bool = Field(description="Whether the near copies leave the promise of bh as it is.")
 
 
 class CountDiagnostic(Diagnostic):
@@ -108,7 +140,10 @@ class Diagnostics(Record):
     resolution: ResolutionDiagnostic = Field(
         description="Whether there are enough calibration documents for a small selection."
     )
-    overlap: OverlapDiagnostic = Field(description="Calibration documents that are audited too.")
+    overlap: OverlapDiagnostic = Field(description="Calibration documents that are near copies of audited ones.")
+    near_copies: NearCopiesDiagnostic | None = Field(
+        None, description="Near copies among the documents of one role; null where no texts were at hand."
+    )
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id, which are quarantined.")
     truncated: ShareDiagnostic = Field(description="Documents judged by their first max_tokens tokens alone.")
     fine_tuned: CountDiagnostic | None = Field(
@@ -133,7 +168,7 @@ class Diagnostics(Record):
         return [check.sentence for check in checks if check.ok is False and not check.about_power]
 
     def support(self) -> bool | None:
-        """Whether the promise is supported; None where none of its checks failed and the blind test was not made."""
+        """Whether the promise is supported; None where no check failed and the blind test decided nothing."""
         if self.failures():
             return False
         return None if self.blind.ok is None else True
@@ -172,7 +207,8 @@ class Summary(VersionedRecord):
     assumption: str = Field(description="What must hold for the promise to hold.")
     promise: str = Field(description="What then holds.")
     supported: bool | None = Field(
-        description="False: a check contradicts the promise; true: none does, which is no proof; null: not tested."
+        description="False: a check contradicts the promise; true: none does, which is no proof; null: not tested, or "
+        "the blind test is inconclusive."
     )
     reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
@@ -191,7 +227,9 @@ class Summary(VersionedRecord):
     @property
     def standing(self) -> str:
         """What the checks say of the promise, in words."""
-        return {True: "not contradicted", False: "NOT SUPPORTED", None: "not tested"}[self.supported]
+        if self.supported is None:
+            return self.diagnostics.blind.outcome
+        return "not contradicted" if self.supported else "NOT SUPPORTED"
 
     @property
     def remarks(self) -> list[str]:
@@ -202,7 +240,7 @@ class Summary(VersionedRecord):
         )
         if self.supported is False:
             return [*(f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons), *weighed]
-        return weighed if self.supported else [f"not tested: {self.diagnostics.blind.sentence}", *weighed]
+        return weighed if self.supported else [f"{self.standing}: {self.diagnostics.blind.sentence}", *weighed]
 
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""
@@ -222,7 +260,8 @@ def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
     """How a command ends that fails where something is selected.
 
     UNSUPPORTED as soon as one of the selections that selected something is not supported, also where others are: on
-    SELECTED a caller may act on every list that there is. A promise that could not be tested is not contradicted.
+    SELECTED a caller may act on every list that there is. A promise that could not be tested, or not conclusively, is
+    not contradicted.
     """
     filled = [summary for summary in summaries if summary.n_selected]
     if unsupported(filled):

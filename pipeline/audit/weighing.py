@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import LEAST, TOLERANCE, Blind, interval_of, word_counts, word_model
+from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, Blind, interval_of, word_counts, word_model
 from pipeline.audit.summary import BlindDiagnostic, WeightingDiagnostic
 from pipeline.errors import UserError
 from pipeline.selection.split import halves, shuffled
@@ -203,9 +203,9 @@ def weighted_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
         )
     elif ok:
         sentence = (
-            f"With the weights, a classifier that knows only their words was not shown to tell the {role} documents "
-            f"from the audited ones: that would take an AUC above {limit:.2f} at 99% confidence ({interval}). It does "
-            "not prove the weights right."
+            f"With the weights, a classifier that knows only their words hardly tells the {role} documents from the "
+            f"audited ones: with an AUC of at most {0.5 + PASSING:.2f} at 99% confidence ({interval}). It does not "
+            "prove the weights right."
         )
     else:
         sentence = (
@@ -213,7 +213,8 @@ def weighted_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
             f"audited ones, with an AUC above {limit:.2f} at 99% confidence ({interval}): weighting did not repair "
             "that they differ, and the promised error rate is not supported."
         )
-    return BlindDiagnostic(ok=ok, sentence=sentence, **asdict(test))
+    outcome = "inconclusive" if ok is None else test.outcome
+    return BlindDiagnostic(ok=ok, outcome=outcome, sentence=sentence, **asdict(test))
 
 
 def weighting_diagnostic(

@@ -17,7 +17,7 @@ from pipeline.audit.scored import Scored
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import Weigher, blind_after, fit_weigher, weighted_diagnostic
 from pipeline.config.corpus import Role
-from pipeline.corpus.documents import id_key, read_shard, text_keys
+from pipeline.corpus.documents import id_key, read_shard, text_key
 from pipeline.errors import UserError
 from pipeline.store.receipts import Receipt
 
@@ -117,13 +117,13 @@ def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:
     """The weights of a shard's scored documents, by row."""
     table = scored.store.read_table(receipt.data, ["row", "id_key", "text_key"])
     columns = (table[name].to_pylist() for name in table.column_names)
-    wanted = {row: (key, text_key) for row, key, text_key in zip(*columns, strict=True)}
+    wanted = {row: (key, of_text) for row, key, of_text in zip(*columns, strict=True)}
     rows: list[int] = []
     weights = [np.empty(0, dtype=np.int64)]
     shard = scored.shards[receipt.shard]
     readable = (document for document in read_shard(shard) if document.row in wanted and document.problem is None)
     while some := list(islice(readable, AT_ONCE)):
-        if any(text_keys(document.text)[0] != wanted[document.row][1] for document in some):
+        if any(text_key(document.text) != wanted[document.row][1] for document in some):
             break
         rows += [document.row for document in some]
         keys = np.array([wanted[document.row][0] for document in some], dtype=np.int64)

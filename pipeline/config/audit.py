@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from pipeline.config.corpus import CorpusConfig, TransformConfig
+from pipeline.config.corpus import NEAR_COPIES, CorpusConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
@@ -76,7 +76,11 @@ class AuditConfig(Section):
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     overlap: Literal["error", "drop"] = Field(
         "error",
-        description="Calibration documents that are also audited: stop, or leave them out of calibration.",
+        description="Calibration documents that are near copies of audited ones: stop, or leave them out.",
+    )
+    near_copies: NearCopies = Field(
+        NEAR_COPIES,
+        description="Share of common runs of five words, of all in either, from which two documents are near copies.",
     )
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")

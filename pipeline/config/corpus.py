@@ -20,6 +20,12 @@ ROLE_DOCUMENTS: dict[Role, str] = {
 """What the documents of each role are, for messages."""
 
 
+NEAR_COPIES = 0.8
+
+NearCopies = Annotated[float, Field(ge=0.5, le=1)]
+"""Share of common runs of five words from which two documents are near copies."""
+
+
 class SourceConfig(Section):
     """Where the documents of one role come from."""
 

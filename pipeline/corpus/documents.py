@@ -23,7 +23,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
 
-PREFIX_WORDS = 8
 _BATCH = 1024
 
 csv.field_size_limit(1 << 31)
@@ -54,14 +53,9 @@ def read_shard(shard: Shard) -> Generator[Document]:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
 
 
-def text_keys(text: str) -> tuple[int, int]:
-    """Two 64-bit keys, of the normalised text and of its first 8 words.
-
-    Equal texts are one document, in whatever role. Equal beginnings may be a copy with changes, or a header.
-    Normalised: NFKC, case folded, white space collapsed. A text of fewer than 8 words is its own prefix.
-    """
-    words = unicodedata.normalize("NFKC", text).casefold().split()
-    return _key(" ".join(words)), _key(" ".join(words[:PREFIX_WORDS]))
+def text_key(text: str) -> int:
+    """A 64-bit key of the normalised text (NFKC, case folded, white space collapsed): equal texts are one document."""
+    return _key(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
 
 
 def id_key(doc_id: str) -> int:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from contextlib import closing
 
-from pipeline.corpus.documents import read_shard, text_keys
+from pipeline.corpus.documents import read_shard, text_key
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
@@ -37,7 +37,7 @@ def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characte
     Args:
         shard: that holds them.
         rows: their numbers in the input.
-        keys: of their texts when they were scored (`text_keys`).
+        keys: of their texts when they were scored (`text_key`).
         characters: of an excerpt, at most.
 
     Returns:
@@ -51,7 +51,7 @@ def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characte
         with closing(read_shard(shard)) as documents:
             for document in documents:
                 key = wanted.pop(document.row, None)
-                if key is not None and text_keys(document.text)[0] == key:
+                if key is not None and text_key(document.text) == key:
                     texts[document.row] = excerpt_of(document.text, characters)
                 if not wanted:
                     break

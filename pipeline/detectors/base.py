@@ -64,7 +64,7 @@ COLUMNS = frozenset(
         "truncated",
         "id_key",
         "text_key",
-        "prefix_key",
+        "sketch",
         "p_value",
         "selected",
         "source",

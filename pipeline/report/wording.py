@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from pydantic import JsonValue
 
+from pipeline.audit.blind import to_settle
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Diagnostic, Summary
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
@@ -117,9 +118,16 @@ def _void_terms(summary: Summary, share: str) -> str:
         f"Nothing is promised of this selection: {share} can be anything. The procedure ({summary.procedure}) aims at "
         f"{percent(summary.alpha)}, and that rests on what a check of this run speaks against: {summary.assumption}"
     )
+    failed = [check.name for check in checks(summary) if check.verdict == "failed"]
+    near = summary.diagnostics.near_copies
+    by_bh = None if near is None or not near.bh_stands or summary.calibration == "weighted" else near.n_selected_by_bh
+    if failed == ["near_copies"] and by_bh is not None:
+        return (
+            f"{text} bh bears the near copies: it selects {by_bh:,} of {summary.n_audit:,}, with the finite-sample "
+            "guarantee."
+        )
     if summary.strict.procedure in (summary.procedure, NOTHING_PROVED.procedure):
         return text
-    failed = [check.name for check in checks(summary) if check.verdict == "failed"]
     if failed == ["sign_symmetry"]:  # of the knockoff filter alone
         return f"{text} {_strict_sentence(summary)}"
     return f"{text} Nothing is promised of the strict answer beside it ({summary.strict.procedure}) either."
@@ -198,7 +206,7 @@ def _cautions(selection: SelectionFacts) -> list[str]:
     summary = selection.summary
     cautions = []
     if (summary.n_selected or summary.bound) and not is_tested(summary):
-        cautions.append("Whether audited and calibration documents differ in more than membership was not tested.")
+        cautions.append(untested(summary))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
         cautions.append(
@@ -228,8 +236,19 @@ def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
 
 
 def is_tested(summary: Summary) -> bool:
-    """Whether the words alone were tried at telling calibration from audited documents."""
+    """Whether the words alone were tried at telling calibration from audited documents, and something came of it."""
     return summary.diagnostics.blind.ok is not None
+
+
+def untested(summary: Summary) -> str:
+    """What a reader must know of a blind test that was not made or decided nothing."""
+    differ = "audited and calibration documents differ in more than membership"
+    if summary.diagnostics.blind.outcome == "not tested":
+        return f"Whether {differ} was not tested."
+    return (
+        f"Whether {differ} is not known: the test of their words was inconclusive. About "
+        f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would settle it."
+    )
 
 
 def notices(run: RunFacts) -> list[str]:

@@ -161,6 +161,7 @@ def _of_decision(
         basis=Basis(halved, grid.groups > 1, share if estimated else None),
         counts=counts,
         rank=decision.rank,
+        n_bh=decide("bh", counts, decision.alpha).n_selected if estimated else None,
     )
 
 

@@ -70,6 +70,7 @@ class Answer:
     basis: Basis = PLAIN  # what `resolution` refers to
     counts: RankCounts | None = None  # where ranks decide: of the audit documents
     rank: int = 0  # where ranks decide: of the last that is selected
+    n_bh: int | None = None  # documents that bh selects, which bears clusters; None where nothing was estimated
     bound: Bound | None = None  # of the selected, those without scores left out
     effective: float | None = None  # number of calibration documents that as much rests on; of calibration weighted
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import torch
 
 from pipeline.config.models import AnyModel, ModelConfig, display_name
-from pipeline.corpus.documents import Document, id_key, text_keys
+from pipeline.corpus.documents import Document, id_key, text_key
+from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE, sketch
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
@@ -46,6 +47,7 @@ class ScoreSettings:
     adapters: Mapping[str, Any] | None  # name -> key of its folder; before it is known, what decides it
     max_tokens: int
     batch_tokens: int | Literal["auto"]
+    sketch: str = SKETCH_KIND
 
 
 def score_schema(columns: Sequence[str]) -> pa.Schema:
@@ -59,7 +61,7 @@ def score_schema(columns: Sequence[str]) -> pa.Schema:
         ("truncated", pa.bool_()),
         ("id_key", pa.int64()),
         ("text_key", pa.int64()),
-        ("prefix_key", pa.int64()),
+        ("sketch", SKETCH_TYPE),
     ]
     return pa.schema([*fixed, *((column, pa.float64()) for column in columns)])
 
@@ -87,7 +89,8 @@ class _Prepared:
     """A document that passed its checks, tokenised for every pass."""
 
     role: str
-    keys: tuple[int, int]  # of its text and of its first words
+    text_key: int
+    sketch: bytes  # both of all of the text, whatever max_tokens keeps
     texts: tuple[str, ...]  # the parts that max_tokens keeps: of the text, and of each of its paraphrases
     truncated: bool
     ids: Mapping[Pass, list[int]]
@@ -176,7 +179,8 @@ class Scorer:
                 continue
             prepared = _Prepared(
                 inputs.role,
-                text_keys(document.text),  # of all of the text, whatever max_tokens keeps
+                text_key(document.text),
+                sketch(document.text),
                 tuple(texts[index] for texts in kept),
                 tokens[index].truncated,
                 {needed: sequences[index] for needed, sequences in ids.items()},
@@ -205,8 +209,8 @@ class Scorer:
                 n_tokens=entry.tokens,
                 truncated=prepared.truncated,
                 id_key=id_key(document.doc_id),
-                text_key=prepared.keys[0],
-                prefix_key=prepared.keys[1],
+                text_key=prepared.text_key,
+                sketch=prepared.sketch,
                 **{d.column: value for d, value in zip(self.detectors, values, strict=True)},
             )
             output.tokens += entry.tokens

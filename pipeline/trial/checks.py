@@ -20,7 +20,7 @@ from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 class WordChecks:
     """Whether the words alone tell the calibration documents of each known role from the audited ones."""
 
-    plain: Mapping[Role, bool]  # False: they do; a role with too few documents is missing
+    plain: Mapping[Role, bool | None]  # False: they do, None: it cannot be said; a role of too few documents is missing
     weighted: Mapping[Role, bool | None]  # the same with weights; None where it could not be tested
 
     def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
@@ -57,7 +57,7 @@ def weigh_repeat(
     Raises:
         UserError: fewer than 20 documents of either kind to weigh by.
     """
-    plain: dict[Role, bool] = {}
+    plain: dict[Role, bool | None] = {}
     repaired: dict[Role, bool | None] = {}
     weights: dict[Role, np.ndarray] = {}
     weighted = {NULL_ROLE[selection.direction] for selection in selections if selection.calibration == "weighted"}

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import CorpusConfig, TransformConfig
-from pipeline.corpus.documents import read_shard, text_keys
-from pipeline.corpus.families import common_beginnings, families, family_keys
+from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.near_copies import near_families, sketch, stack_sketches
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
@@ -33,7 +33,7 @@ class Documents:
     ids: list[str]
     texts: list[str]
     groups: list[str | None]
-    family: np.ndarray  # int64, (documents,): those of one number begin alike, and stay together
+    family: np.ndarray  # int64, (documents,): those of one number are near copies, and stay together
     left_out: dict[str, int]  # reason -> documents that no model can be trained on
 
     def __len__(self) -> int:
@@ -113,7 +113,5 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
         raise UserError(f"no documents to try on; left out: {dict(left_out)}")
     changed = config.text_transform
     read = texts if changed is None else [transform(text, changed) for text in texts]  # as the audits do
-    keys = np.array([text_keys(text) for text in read], dtype=np.int64)
-    text, prefix = keys[:, 0], keys[:, 1]
-    family = families(family_keys(text, prefix, np.isin(prefix, common_beginnings(text, prefix))))
+    family = near_families(stack_sketches([sketch(text) for text in read]), config.near_copies)
     return Documents(ids, texts, groups, family, dict(left_out))

@@ -43,7 +43,7 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
     All the documents that calibrate as `seen`, and `share` of those that calibrate in no role.
 
     Args:
-        family: int64, (documents,), from `families`.
+        family: int64, (documents,), from `near_families`.
         share: of the documents that do not calibrate, in [0, 1].
         known: how many documents calibrate in each known role.
         seed: of this contaminated model.
@@ -53,7 +53,7 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
 
     Raises:
         UserError: fewer documents than the known roles take: says how many are needed; a share that is no document,
-            or documents that begin alike, which stay together, and are never as few.
+            or near copies, which stay together, and are never as few.
     """
     total = family.size
     for role, amount in known.items():
@@ -185,8 +185,8 @@ def _check_drawn(chosen: np.ndarray, pool: np.ndarray, family: np.ndarray, count
     if count and not chosen.any():
         smallest = int(np.unique(family[pool], return_counts=True)[1].min())
         raise UserError(
-            f"{setting} takes {count} documents and can have none: those that begin with the same 8 words stay "
-            f"together, in groups of at least {smallest}; give more documents, or take off what they all begin with"
+            f"{setting} takes {count} documents and can have none: near copies stay together, "
+            f"in families of at least {smallest}; give more documents, or keep one of each family"
         )
 
 

@@ -94,7 +94,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "power_spread": _between(power),
         "null_share": float(numbers("null_share").mean()),
         "effective": _mean_of(repeats, "effective"),
-        "unsupported": None if (share := _mean_of(repeats, "supported")) is None else 1 - share,
+        "unsupported": _share_unsupported(repeats),
         **spread("null_estimate", estimate_of(by_model(null_estimate, model)) if selection.estimates else UNDEFINED),
         **bound_cells(selection, repeats),
     }
@@ -104,6 +104,12 @@ def _mean_of(repeats: pa.Table, name: str) -> float | None:
     """The mean of a column where it is not null; None where it always is."""
     values = [float(value) for value in repeats[name].to_pylist() if value is not None]
     return sum(values) / len(values) if values else None
+
+
+def _share_unsupported(repeats: pa.Table) -> float | None:
+    """The share of repeats whose checks contradict the promise; None where no check could tell."""
+    values = repeats["supported"].to_pylist()
+    return None if all(value is None for value in values) else sum(value is False for value in values) / len(values)
 
 
 def _between(samples: Sequence[np.ndarray]) -> float | None:

@@ -204,7 +204,7 @@ class _Trial:
         self.progress.begin_audit(audit.run)
         outcome = self.driver(audit)
         store = Store(audit.run)
-        scored = read_scored(store, read_run(store)[1])
+        scored = read_scored(store, read_run(store)[1], config.near_copies)
         columns = [detector.column for detector in parse_detectors(audit.detectors)]
         wanted = ["doc_id", "id_key", "group", *columns]
         scores = pa.concat_tables(scored.table(receipt, wanted) for receipt in scored.receipts)

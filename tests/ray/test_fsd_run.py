@@ -14,7 +14,7 @@ from rich.console import Console
 from tiny_t5 import save_tiny_t5
 
 from pipeline.config.models import ModelConfig
-from pipeline.corpus.documents import text_keys
+from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.load import open_model
@@ -42,7 +42,7 @@ SELECTIONS = [{"name": "members", "detectors": ["fsd(base=loss)"], "procedure": 
 
 
 def digest(text: str) -> str:
-    return f"{text_keys(text)[0] & (1 << 64) - 1:016x}"
+    return f"{text_key(text) & (1 << 64) - 1:016x}"
 
 
 def written(folder: Path) -> dict[str, int]:
@@ -73,7 +73,7 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, paraphraser: dict[str, str]
 ) -> None:
     unseen = [sentence(1000 + i) for i in range(30)]
-    unseen[7] = f"{unseen[3]} And more of it."  # begins like another: both are in one part
+    unseen[7] = f"Then {unseen[3]}"  # a near copy of another: both are in one part
     asked = {"detectors": DETECTORS, "selections": SELECTIONS, "fsd": FSD, "paraphraser": paraphraser}
     path = make_audit(
         [sentence(i) for i in range(20)], unseen, **asked, error_budget=1.0

@@ -231,7 +231,7 @@ def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
     shared = [sentence(1000 + i) for i in range(5)]
     longer = " ".join(sentence(1010).split()[:8]) + " and then it goes on in another way"
     path = make_audit([*(sentence(i) for i in range(40)), *(t.upper() for t in shared), longer])
-    with pytest.raises(UserError, match="5 of 40 unseen documents are audit documents too") as caught:
+    with pytest.raises(UserError, match="5 of 40 unseen documents are near copies of audit documents") as caught:
         run(path)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "run/manifest.json").exists(), "before any model is read"
@@ -239,8 +239,8 @@ def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
     assert outcome.selections[0].n_calibration == 35
     assert outcome.selections[0].n_audit == 46
     overlap = outcome.selections[0].diagnostics.overlap
-    assert (overlap.ok, overlap.n_calibration, overlap.n_alike) == (None, 5, 1)
-    assert "(audit-45 and unseen-10)" in overlap.sentence
+    assert (overlap.ok, overlap.n_calibration, overlap.n_equal, overlap.n_audit) == (True, 5, 5, 5)
+    assert "(first: audit-40 and unseen-0, 100%;" in overlap.sentence
     filed = list((tmp_path / "run/diagnostics").glob("documents-*.json"))
     before = json.loads(filed[0].read_text())
     assert before["blind"]["unseen"] == json.loads((tmp_path / "run/diagnostics/blind-unseen.json").read_text())

@@ -112,8 +112,9 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
     assert summary.n_selected == len(found)
     assert summary.strict.guarantee == "finite-sample"
     assert summary.promise
-    assert list(summary.diagnostics.by_name()) == ["blind", "resolution", "overlap", "duplicates", "truncated"]
-    assert (summary.supported, summary.reasons) == (True, [])
+    names = ["blind", "resolution", "overlap", "near_copies", "duplicates", "truncated"]
+    assert list(summary.diagnostics.by_name()) == names
+    assert (summary.supported, summary.standing, summary.reasons) == (None, "inconclusive", [])
     verdicts = [r for p in sorted((run / "selection/s0/documents").iterdir()) for r in pq.read_table(p).to_pylist()]
     assert len(verdicts) == summary.n_audit == 120
     assert {v["doc_id"] for v in verdicts if v["selected"]} == found

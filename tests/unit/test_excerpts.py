@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.documents import text_keys
+from pipeline.corpus.documents import text_key
 from pipeline.corpus.excerpts import excerpt_of, excerpts_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
@@ -36,7 +36,7 @@ def test_excerpts_are_of_the_rows_whose_text_is_still_the_same(tmp_path: Path) -
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": TEXTS}), path)
     shard = shard_of(path)
-    keys = [text_keys(text)[0] for text in TEXTS]
+    keys = [text_key(text) for text in TEXTS]
     assert excerpts_of(shard, [2, 1], [keys[2], keys[1]], 20) == ["third", "second text"]
     assert excerpts_of(shard, [0, 1], [keys[1], keys[1]], 20) == [None, "second text"]
     assert excerpts_of(shard, [0, 7], [keys[0], keys[0]], 20) == ["first", None]
@@ -45,7 +45,7 @@ def test_excerpts_are_of_the_rows_whose_text_is_still_the_same(tmp_path: Path) -
 def test_a_file_that_is_gone_or_another_gives_no_excerpt(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": TEXTS}), path)
-    shard, key = shard_of(path), text_keys(TEXTS[0])[0]
+    shard, key = shard_of(path), text_key(TEXTS[0])
     for replace in (
         lambda: pq.write_table(pa.table({"body": TEXTS}), path),
         lambda: path.write_bytes(b"not Parquet"),

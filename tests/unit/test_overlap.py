@@ -1,8 +1,9 @@
-"""Selection over score shards that share documents: equal texts count, equal beginnings are told."""
+"""Selection over score shards with near copies: across roles they stop or are left out, within a role they are told."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA
+from pipeline.audit.dependence import find_copies
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.select import Each, select_all
 from pipeline.audit.summary import Summary
-from pipeline.corpus.documents import id_key, text_keys
-from pipeline.corpus.families import common_beginnings
+from pipeline.corpus.documents import id_key, read_shard, text_key
+from pipeline.corpus.near_copies import sketch
 from pipeline.errors import UserError
+from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_receipt
 
@@ -32,9 +36,17 @@ def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Ite
 
 
 def select(
-    tmp_path: Path, audit: Sequence[str], known: Sequence[str], trained: Sequence[str] | None = None, **asked: Any
+    tmp_path: Path,
+    audit: Sequence[str],
+    known: Sequence[str],
+    trained: Sequence[str] | None = None,
+    overlap: str = "error",
+    each: Each = each,
+    raised: int = 0,
+    **asked: Any,
 ) -> Summary:
     """The answer to a question over scores that stand in a run directory, with an adapter trained on some texts."""
+    tmp_path.mkdir(exist_ok=True)
     column = "loss" if trained is None else "fsd"
     texts = {"audit": audit, "unseen": known, "seen": known}
     corpus = {}
@@ -44,29 +56,35 @@ def select(
         corpus[role] = {"path": str(path)}
     selection = {"name": "a", "detectors": [column], "procedure": "bh", "alpha": 0.2, **asked}
     described = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": [column]}
-    config = build_config({**described, "selections": [selection], "resources": {"shard_bytes": 1 << 20}})
+    config = build_config(
+        {**described, "overlap": overlap, "selections": [selection], "resources": {"shard_bytes": 30_000}}
+    )
     plan, store = make_plan(config), Store(config.run)
     if trained is not None:
-        keys = [text_keys(text) for text in trained]
-        text, prefix = np.array(keys).T
-        common = common_beginnings(*np.array([text_keys(each_text) for each_text in known]).T)
-        prefixes = pa.array(prefix, mask=np.isin(prefix, common))
-        columns = {"adapter": ["default"] * len(keys), "text_key": text, "prefix_key": prefixes}
-        store.write_table(KEYS_FILE, pa.table(columns, schema=KEYS_SCHEMA))
-    rng = np.random.default_rng(0)
-    for shard in plan.shards:
-        some = texts[shard.role]
-        keys = [text_keys(text) for text in some]
-        rows = {
-            "doc_id": [f"{shard.role} {i}" for i in range(len(some))],
-            "row": pa.array(range(len(some)), pa.int64()),
-            "group": pa.nulls(len(some), pa.string()),
-            "id_key": [id_key(f"{shard.role} {i}") for i in range(len(some))],
-            "text_key": [text_key for text_key, _ in keys],
-            "prefix_key": [prefix_key for _, prefix_key in keys],
-            column: rng.normal(size=len(some)),
+        columns = {
+            "adapter": ["default"] * len(trained),
+            "text_key": [text_key(text) for text in trained],
+            "sketch": [sketch(text) for text in trained],
         }
-        store.write_table(f"scores/{shard.id}.parquet", pa.table(rows))
+        store.write_table(KEYS_FILE, pa.table(columns, schema=KEYS_SCHEMA))
+    rng, done = np.random.default_rng(0), Counter[str]()
+    for shard in plan.shards:
+        some = [document.text for document in read_shard(shard)]
+        numbers = range(done[shard.role], done[shard.role] + len(some))
+        done[shard.role] += len(some)
+        rows = {
+            "doc_id": [f"{shard.role} {i}" for i in numbers],
+            "role": [shard.role] * len(some),
+            "row": list(numbers),
+            "group": [None] * len(some),
+            "n_tokens": [10] * len(some),
+            "truncated": [False] * len(some),
+            "id_key": [id_key(f"{shard.role} {i}") for i in numbers],
+            "text_key": [text_key(text) for text in some],
+            "sketch": [sketch(text) for text in some],
+            column: rng.normal(size=len(some)) + 6 * (np.array(numbers) < raised) * (shard.role == "audit"),
+        }
+        store.write_table(f"scores/{shard.id}.parquet", pa.table(rows, schema=score_schema([column])))
         counts = {"n_in": len(some), "n_scored": len(some), "n_quarantined": 0, "tokens": 1, "n_truncated": 0}
         fixed = {"data": f"scores/{shard.id}.parquet", "quarantine": None, "reasons": {}, "fingerprint": {}}
         write_receipt(store, "score", Receipt(shard=shard.id, role=shard.role, **counts, **fixed))
@@ -78,19 +96,53 @@ def many(template: str, start: int, count: int = 30) -> list[str]:
     return [template.format(i) for i in range(start, start + count)]
 
 
-def test_lists_of_two_years_are_told_and_calibrate(tmp_path: Path) -> None:
-    audit = [*many("audited {} alone", 0), LIST.format(2023)]
-    summary = select(tmp_path, audit, [*many("known {} alone", 0), LIST.format(2024)])
-    overlap = summary.diagnostics.overlap
-    assert (overlap.ok, overlap.n_calibration, overlap.n_alike) == (None, 0, 1)
-    assert [(pair.audit, pair.calibration) for pair in overlap.pairs] == [("audit 30", "unseen 30")]
-    assert summary.n_calibration == 31
-    assert overlap.sentence not in summary.reasons
+def article(seed: int, words: int = 160) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, words).tolist())
 
 
-def test_an_equal_text_stops_the_selection(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"1 of 31 unseen documents are audit documents too \(same text; 1 audit"):
-        select(tmp_path, [*many("audited {} alone", 0), "One  TEXT"], [*many("known {} alone", 0), "one text"])
+@pytest.mark.parametrize(
+    ("copy", "share"),
+    [
+        (article(7).upper(), 1.0),
+        (f"Correction: {article(7)}", 156 / 157),
+        (f"{article(7)} Read more on our site.", 156 / 162),
+        (article(7).replace(article(7).split()[30], "amended", 1), 151 / 161),
+    ],
+    ids=["equal", "a word at the start", "a line at the end", "a word changed"],
+)
+def test_a_copy_with_changes_is_found_in_another_role(tmp_path: Path, copy: str, share: float) -> None:
+    audit, known = list(map(article, range(30))), [*map(article, range(100, 130)), copy]
+    with pytest.raises(UserError, match=r"1 of 31 unseen documents are near copies of audit documents .* 1 audit docu"):
+        select(tmp_path, audit, known)
+    summary = select(tmp_path, audit, known, overlap="drop")
+    shared = summary.diagnostics.overlap
+    assert (shared.ok, shared.n_calibration, shared.n_audit) == (True, 1, 1)
+    assert shared.n_equal == (share == 1)
+    assert [(pair.audit, pair.calibration) for pair in shared.pairs] == [("audit 7", "unseen 30")]
+    assert shared.pairs[0].share == pytest.approx(share, abs=4 * 0.035)
+    assert "audit 7 and unseen 30, " in shared.sentence
+    assert summary.n_calibration == 30
+
+
+def test_a_licence_a_dateline_or_a_title_makes_no_copies(tmp_path: Path) -> None:
+    for header in (HEADER, "LONDON, 3 May 2024 (Reuters) - the prime minister said {}", LIST):
+        audit, known = ([header.format(article(i)) for i in range(at, at + 30)] for at in (0, 100))
+        for question in ({}, {"direction": "clean"}):
+            summary = select(tmp_path, audit, known, known[:10], **question)
+            assert summary.diagnostics.overlap.n_calibration == 0
+            near = summary.diagnostics.near_copies
+            assert near is not None
+            assert (near.ok, near.audit.n_copies, near.calibration.n_copies) == (True, 0, 0)
+            assert summary.n_calibration == 20, "all that was not trained on"
+        with pytest.raises(UserError, match="trained on 1 audit documents"):
+            select(tmp_path, audit, known, [audit[3]], direction="clean")
+
+
+def test_texts_of_fewer_than_five_words_are_copies_only_if_equal(tmp_path: Path) -> None:
+    audit = [*many("audited {} alone", 0), "One  TEXT here"]
+    select(tmp_path, audit, [*many("known {} alone", 0), "one text there"])
+    with pytest.raises(UserError, match=r"1 of 31 unseen documents are near copies .*\(1 of them with the same text"):
+        select(tmp_path, audit, [*many("known {} alone", 0), "one text here"])
 
 
 @pytest.mark.parametrize("question", [{}, {"direction": "clean"}])
@@ -100,24 +152,102 @@ def test_an_adapter_never_judges_a_text_that_it_was_trained_on(tmp_path: Path, q
         select(tmp_path, audit, many("known {} alone", 0), audit[3:4], **question)
 
 
-def test_an_adapter_that_was_trained_on_the_list_of_another_year_judges_where_that_can_only_cost_power(
-    tmp_path: Path,
-) -> None:
-    audit = [*many("audited {} alone", 0), LIST.format(2023)]
-    known = [*many("known {} alone", 0), LIST.format(2024), LIST.format(2025)]
-    summary = select(tmp_path, audit, known, [LIST.format(2024)])
-    assert summary.n_calibration == 30, "a list of any year may be an edition of the one that was trained on"
+def test_an_adapter_that_was_trained_on_a_near_copy_judges_where_that_can_only_cost_power(tmp_path: Path) -> None:
+    edition = "{} " + article(1)
+    audit = [*map(article, range(10, 40)), edition.format("first")]
+    known = [*map(article, range(100, 130)), f"{article(2)} one", f"{article(2)} two"]
+    trained = [edition.format("second"), f"{article(2)} one"]
+    summary = select(tmp_path, audit, known, trained)
+    assert summary.n_calibration == 30, "the other edition may have been learnt too"
     assert summary.diagnostics.fine_tuned is not None
-    assert "1 audited documents begin like one that was" in summary.diagnostics.fine_tuned.sentence
-    with pytest.raises(UserError, match="begin with the same 8 words as 1 audit documents, which selection a could"):
-        select(tmp_path, audit, known, [LIST.format(2024)], direction="clean")
+    assert "1 audited documents are near copies of one" in summary.diagnostics.fine_tuned.sentence
+    with pytest.raises(UserError, match="trained on near copies of 1 audit documents, which selection a could"):
+        select(tmp_path, audit, known, trained, direction="clean")
 
 
-def test_a_licence_on_every_document_stops_no_direction(tmp_path: Path) -> None:
-    audit, known = many(HEADER, 0), many(HEADER, 100)
-    for question in ({}, {"direction": "clean"}):
-        summary = select(tmp_path, audit, known, known[:10], **question)
-        assert summary.diagnostics.overlap.n_alike == 30
-        assert summary.n_calibration == 20, "all that was not trained on"
-    with pytest.raises(UserError, match="trained on 1 audit documents"):
-        select(tmp_path, audit, known, [HEADER.format(3)], direction="clean")
+def editions(first: int, count: int, copies: int) -> list[str]:
+    """Articles in so many editions each, one word apart."""
+    return [f"{edition} {article(seed)}" for seed in range(first, first + count) for edition in WORDS[:copies]]
+
+
+def test_near_copies_within_a_role_are_counted_and_listed(tmp_path: Path) -> None:
+    audit = [*map(article, range(20)), *editions(50, 2, 3), article(60), article(60)]
+    summary = select(tmp_path, audit, list(map(article, range(100, 140))))
+    near = summary.diagnostics.near_copies
+    assert near is not None
+    assert (near.ok, near.audit.n_documents, near.audit.n_copies) == (None, 28, 8)
+    assert (near.audit.n_families, near.audit.largest, near.audit.n_distinct) == (3, 3, 23)
+    assert near.audit.effective == pytest.approx(28**2 / (20 + 2 * 9 + 4), abs=0.05)
+    assert [(family.size, family.ids) for family in near.audit.families] == [
+        (3, ["audit 20", "audit 21", "audit 22"]),
+        (3, ["audit 23", "audit 24", "audit 25"]),
+        (2, ["audit 26", "audit 27"]),
+    ]
+    assert "8 of 28 audited documents are near copies of others among them (3 families, the largest of 3)" in (
+        near.sentence
+    )
+    listed = Store(str(tmp_path / "run")).read_table("diagnostics/near-copies-audit.parquet").to_pylist()
+    assert [(row["doc_id"], row["row"], row["family"]) for row in listed] == [
+        (f"audit {place}", place, (place - 20) // 3) for place in range(20, 28)
+    ]
+    assert not Store(str(tmp_path / "run")).exists("diagnostics/near-copies-unseen.parquet")
+    assert near.sentence not in summary.reasons
+
+
+@pytest.mark.parametrize("procedure", ["storey", "ptdi"])
+def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path, procedure: str) -> None:
+    audit, known = editions(0, 8, 10), list(map(article, range(100, 200)))
+    adaptive = select(tmp_path, audit, known, raised=40, procedure=procedure)
+    assert adaptive.supported is False
+    near = adaptive.diagnostics.near_copies
+    assert near is not None
+    assert (near.ok, near.bh_stands) == (False, True)
+    (reason,) = (reason for reason in adaptive.reasons if reason == near.sentence)
+    assert f"worth about 8 independent ones, too few for {procedure}" in reason
+    plain = select(tmp_path, audit, known, raised=40, procedure="bh")
+    assert plain.n_selected >= 40
+    assert near.n_selected_by_bh == plain.n_selected
+    assert f"bh bears near copies among the audited documents, and selects {plain.n_selected}." in reason
+    for others, asked in (([], "bh"), (list(map(article, range(500, 720))), procedure)):
+        near = select(tmp_path, [*audit, *others], known, procedure=asked).diagnostics.near_copies
+        assert near is not None
+        assert (near.ok, near.audit.n_families) == (None, 8)
+
+
+def test_near_copies_that_calibrate_take_the_promise_of_every_procedure(tmp_path: Path) -> None:
+    audit = list(map(article, range(30)))
+    for copies, supported in ((1, True), (2, False)):
+        summary = select(tmp_path, audit, [*map(article, range(100, 140)), *editions(200, 10, copies)])
+        near = summary.diagnostics.near_copies
+        assert near is not None
+        assert near.ok is supported
+        assert near.bh_stands is supported
+    assert near.sentence in summary.reasons
+    assert "They rank like 50 independent ones, so p-values can be too small by a factor of 1.20" in near.sentence
+
+
+def test_the_order_in_which_shards_are_read_changes_nothing(tmp_path: Path) -> None:
+    def backwards(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+        return iter(list(map(function, receipts))[::-1])
+
+    audit, known = editions(0, 8, 4), [*editions(100, 20, 2), *(f"so {text}" for text in editions(0, 2, 3))]
+    one = select(tmp_path / "one", audit, known, overlap="drop")
+    other = select(tmp_path / "other", audit, known, overlap="drop", each=backwards)
+    assert one.diagnostics.near_copies == other.diagnostics.near_copies
+    assert one.diagnostics.overlap == other.diagnostics.overlap
+    assert len(one.diagnostics.overlap.pairs) == 3
+
+
+def test_of_too_many_documents_a_sample_is_compared_that_keeps_families_together(tmp_path: Path) -> None:
+    audit = [*map(article, range(100)), *(article(seed) for seed in range(200, 240) for _ in range(5))]
+    select(tmp_path, audit, list(map(article, range(300, 330))))
+    store = Store(str(tmp_path / "run"))
+    corpus = {role: {"path": str(tmp_path / f"{role}.jsonl")} for role in ("audit", "unseen")}
+    described = {"run": store.url, "model": {"path": "m"}, "corpus": corpus, "resources": {"shard_bytes": 30_000}}
+    scored = read_scored(store, make_plan(build_config(described)).shards)
+    some = find_copies(scored, "audit", 0.8, each, most=150)
+    assert not some.whole
+    assert 90 < some.n_documents < 210, "half of 300: families of five, so within 4 standard errors"
+    assert some.largest == 5
+    assert some.n_copies == 5 * some.n_families, "no family is torn"
+    assert find_copies(scored, "audit", 0.8, each).n_copies == 200

@@ -19,7 +19,7 @@ from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.documents import text_keys
+from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.process import process
@@ -44,26 +44,28 @@ def parts(config: AuditConfig) -> Parts:
 
 
 def text(start: int, length: int) -> str:
-    """Documents of one start are prefixes of each other, as WikiMIA's are."""
-    return " ".join([f"{start}", *(WORDS[(start * 7 + 3 * i) % len(WORDS)] for i in range(length - 1))])
+    """Documents of one start are prefixes of each other: near copies where the lengths differ by little."""
+    chosen = np.random.default_rng(start).choice(WORDS, 100)
+    return " ".join([f"{start}", *chosen.tolist()][:length])
 
 
 def keys(texts: Sequence[str]) -> set[int]:
-    return {text_keys(text)[0] for text in texts}
+    return {text_key(text) for text in texts}
 
 
-def first_words(text: str) -> tuple[str, ...]:
-    return tuple(text.casefold().split()[:8])
+def family(text: str) -> str:
+    """Of a text of at least 90 words: all that begin so are near copies, of which others may be missed by chance."""
+    return text.casefold().split()[0]
 
 
 documents = st.lists(
-    st.builds(text, st.integers(0, 12), st.sampled_from([8, 9, 16, 32])), min_size=6, max_size=40, unique=True
+    st.builds(text, st.integers(0, 12), st.sampled_from([96, 97, 98, 99])), min_size=6, max_size=40, unique=True
 )
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(documents, documents, st.integers(0, 9), st.data())
-def test_no_document_nor_its_prefix_is_in_both_parts(
+def test_no_document_nor_its_near_copy_is_in_both_parts(
     tiny_model_folder: Path, tmp_path: Path, unseen: list[str], seen: list[str], seed: int, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, min(len(unseen), len(seen)) - 1))
@@ -83,12 +85,12 @@ def test_no_document_nor_its_prefix_is_in_both_parts(
         assume(not reject)
         raise
     texts = [text for part in found.adapters.values() for text in part.texts]
-    taken = {first_words(text) for text in texts}
+    taken = {family(text) for text in texts}
     assert 0 < len(found.adapters["all"].texts) <= max(count, 2)
     assert found.adapters["some"].texts
     for role, own in (("unseen", unseen), ("seen", seen)):
-        kept = {text for text in own if text_keys(text)[0] in set(found.calibration[role].tolist())}
-        assert kept == {text for text in own if first_words(text) not in taken}
+        kept = {text for text in own if text_key(text) in set(found.calibration[role].tolist())}
+        assert kept == {text for text in own if family(text) not in taken}
         assert kept
     again = parts(config)
     assert [part.texts for part in again.adapters.values()] == [part.texts for part in found.adapters.values()]
@@ -120,13 +122,13 @@ def test_another_adapter_or_a_larger_part_moves_no_document_and_another_seed_doe
     assert (len(groups["a"]), len(groups["b"])) == (3, 4)
 
 
-def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_what_begins_alike(
+def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_near_copies(
     tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
-    other = write(tmp_path / "other.jsonl", [text(i, 10) for i in range(19, 24)] + ["a", ""])
+    other = write(tmp_path / "other.jsonl", [f"so {text(i, 12)}" for i in range(19, 24)] + ["a", ""])
     found = parts(audit(tiny_model_folder, files, fsd={"corpus": {"path": other}, "documents": 6}))
     part = found.adapters["default"]
-    assert set(part.texts) == {text(i, 10) for i in range(19, 24)}  # one token teaches nothing
+    assert set(part.texts) == {f"so {text(i, 12)}" for i in range(19, 24)}  # one token teaches nothing
     assert part.training.batch_size == 5
     assert set(found.calibration["unseen"].tolist()) == keys([text(i, 12) for i in range(19)])
     assert np.unique(part.text_key).size == 5
@@ -198,7 +200,7 @@ def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is
 def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
     tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
-    audited = [text(i, 12) for i in range(5)] + [f"{text(5, 9)} differs only here"]  # of which 5 begins alike
+    audited = [text(i, 12) for i in range(5)] + [f"so {text(5, 12)}"]  # of which 5 is a near copy
     files["audit"] = write(tmp_path / "audit.jsonl", audited)
     other = write(tmp_path / "other.jsonl", [text(i, 12) for i in range(4, 8)])
     adapters = {"most": {"documents": 13}, "own": {"corpus": {"path": other}, "documents": 2}}
@@ -215,9 +217,10 @@ def test_a_licence_on_every_document_neither_stops_the_split_nor_empties_calibra
     tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
     header = "licensed to everybody under the terms of the licence"
-    known = [f"{header} {text(i, 12)}" for i in range(40)]
-    files["audit"] = write(tmp_path / "audit.jsonl", [f"{header} {text(i, 12)}" for i in range(100, 120)])
-    files["unseen"] = write(tmp_path / "unseen.jsonl", [*known, *(f"{text(90, 9)} and part {i}" for i in range(4))])
+    known = [f"{header} {text(i, 20)}" for i in range(40)]
+    files["audit"] = write(tmp_path / "audit.jsonl", [f"{header} {text(i, 20)}" for i in range(100, 120)])
+    series = [f"{text(90, 90)} and part {i}" for i in range(4)]
+    files["unseen"] = write(tmp_path / "unseen.jsonl", [*known, *series])
     for overlap in ("error", "drop"):
         found = parts(audit(tiny_model_folder, files, fsd={"documents": 15}, overlap=overlap))
         part = found.adapters["default"]
@@ -225,10 +228,7 @@ def test_a_licence_on_every_document_neither_stops_the_split_nor_empties_calibra
         rest = set(found.calibration["unseen"].tolist())
         assert keys(known) - keys(part.texts) <= rest, "all that is not trained on, header or not"
         assert not keys(part.texts) & rest
-        series = {each for each in part.texts if each.startswith("90")}
-        assert len(series) in (0, 4), "a few that begin alike stay together"
-        beginnings = found.keys()["prefix_key"]
-        assert beginnings.null_count == 15 - len(series)
+        assert len(set(series) & set(part.texts)) in (0, 4), "near copies stay together"
 
 
 def test_a_group_without_a_column_is_one_line(tiny_model_folder: Path, files: dict[str, str]) -> None:

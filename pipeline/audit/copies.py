@@ -1,0 +1,88 @@
+"""Near copies within one role: how many, in which families, and how many independent documents they amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from pipeline.audit.records import Record
+from pipeline.corpus.near_copies import near_families
+
+NAMED_FAMILIES = 10
+NAMED_COPIES = 5
+
+
+class CopyFamily(Record):
+    """Documents that are near copies of one another, directly or through others."""
+
+    size: int = Field(description="Documents of the family.")
+    ids: list[str] = Field(description="Ids of the first of them.")
+
+
+class NearCopies(Record):
+    """Near copies among the documents of one role."""
+
+    n_documents: int = Field(description="Documents that were compared.")
+    whole: bool = Field(description="Whether these are all; else a sample that keeps near copies together.")
+    n_copies: int = Field(description="Of these, those that have a near copy among the others.")
+    n_families: int = Field(description="Families of near copies, of two documents or more.")
+    largest: int = Field(description="Documents of the largest family; 1 where there are no near copies, 0 for none.")
+    n_distinct: int = Field(description="Documents that remain if one of each family is kept.")
+    effective: float = Field(
+        description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
+    )
+    families: list[CopyFamily] = Field(description="The largest families.")
+
+
+def near_copies_among(
+    sketches: np.ndarray, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
+) -> tuple[NearCopies, np.ndarray]:
+    """Find near copies among documents.
+
+    Args:
+        sketches: uint8, (documents, 128).
+        threshold: the share of common runs from which documents are near copies.
+        whole: whether these are all documents of the role.
+        ids_of: ids of documents by their places, ascending.
+
+    Returns:
+        The record, and the family of each document: int64, (documents,).
+    """
+    family = near_families(sketches, threshold)
+    sizes = np.bincount(family)
+    largest = np.argsort(-sizes, kind="stable")[:NAMED_FAMILIES]
+    members = {int(name): np.flatnonzero(family == name)[:NAMED_COPIES] for name in largest if sizes[name] > 1}
+    places = sorted({int(place) for some in members.values() for place in some})
+    ids = dict(zip(places, ids_of(places), strict=True))
+    record = NearCopies(
+        n_documents=family.size,
+        whole=whole,
+        n_copies=int(sizes[sizes > 1].sum()),
+        n_families=int((sizes > 1).sum()),
+        largest=int(sizes.max(initial=0)),
+        n_distinct=sizes.size,
+        effective=round(family.size**2 / max(1, int((sizes**2).sum())), 1),
+        families=[
+            CopyFamily(size=int(sizes[name]), ids=[ids[int(place)] for place in some]) for name, some in members.items()
+        ],
+    )
+    return record, family
+
+
+def counted(copies: NearCopies, documents: str) -> str:
+    """How many near copies there are, as a sentence.
+
+    Args:
+        copies: of the documents.
+        documents: what they are called, in the plural: "audited documents".
+    """
+    sample = "" if copies.whole else f"In a sample of {copies.n_documents:,}: "
+    if not copies.n_copies:
+        return f"{sample}{'N' if copies.whole else 'n'}one of the {documents} is a near copy of another."
+    families = "1 family" if copies.n_families == 1 else f"{copies.n_families:,} families"
+    return (
+        f"{sample}{copies.n_copies:,} of {copies.n_documents:,} {documents} are near copies of others among them "
+        f"({families}, the largest of {copies.largest:,})."
+    )

@@ -1,0 +1,182 @@
+"""Near copies among scored documents, and which promises they take: those that count documents as independent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.audit.copies import NearCopies, counted, near_copies_among
+from pipeline.audit.scored import Each, Scored
+from pipeline.audit.summary import NearCopiesDiagnostic
+from pipeline.corpus.near_copies import SKETCH, sketches_of
+from pipeline.store.receipts import Receipt
+
+MOST = 1 << 22
+"""Documents of a role that are compared with one another, about; of more, a sample that keeps near copies together."""
+
+EXCESS = 1 / 80
+"""Of 1 / independent documents over 1 / documents: the most that leaves `storey` within 5% of its error rate.
+
+Simulated: the FDR of `storey` grows by about four times this (`tests/statistical/test_copies_validity.py`).
+"""
+
+INFLATION = 1.1
+"""The most that the p-values may be too small by, as a factor, before the promise counts as contradicted."""
+
+DEPENDENCE = 1.05
+"""Audited documents over the independent ones that near copies leave: the most with which a bound is stated.
+
+A bound reckons with the spread of independent counts; this many more widen it by a fortieth.
+"""
+
+_FAMILIES = pa.schema([("doc_id", pa.string()), ("source", pa.string()), ("row", pa.int64()), ("family", pa.int64())])
+
+
+def copies_file(role: str) -> str:
+    """Where a run directory lists the near copies among the documents of a role."""
+    return f"diagnostics/near-copies-{role}.parquet"
+
+
+def find_copies(
+    scored: Scored,
+    role: str,
+    near_copies: float,
+    each: Each,
+    keep: np.ndarray | None = None,
+    most: int = MOST,
+) -> NearCopies:
+    """Find near copies among the scored documents of a role, and list them in `copies_file`.
+
+    Args:
+        scored: the score shards.
+        role: whose documents are compared, without those that adapters were trained on.
+        near_copies: the share of common runs from which documents are near copies.
+        each: reads the shards.
+        keep: bool, (documents,), those that are compared; None: all.
+        most: documents that are compared, about; of more, a sample is.
+    """
+    receipts = scored.of(role)
+    total = sum(receipt.n_scored for receipt in receipts)
+    below = 256 if total <= most else max(1, 256 * most // total)
+
+    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int]:
+        sketches = sketches_of(scored.table(receipt, ["sketch"])["sketch"])
+        places = np.flatnonzero(sketches[:, SKETCH - 1] < below)  # equal for two documents as often as they are alike
+        return receipt.shard, places, sketches[places], len(sketches)
+
+    read = {shard: part for shard, *part in each(receipts, of_shard)}
+    shards, places, sketches, first = [], [], [np.empty((0, SKETCH), dtype=np.uint8)], 0
+    for number, receipt in enumerate(receipts):
+        inside, some, size = read[receipt.shard]
+        kept = np.ones(inside.size, dtype=bool) if keep is None else keep[first + inside]
+        first += size
+        shards.append(np.full(int(kept.sum()), number))
+        places.append(inside[kept])
+        sketches.append(some[kept])
+    where = _Places(scored, receipts, _joined(shards), _joined(places))
+    record, family = near_copies_among(np.concatenate(sketches), near_copies, below == 256, where.ids)
+    _write_families(scored, role, where, family)
+    return record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """Where the compared documents stand, in the order of the shards."""
+
+    scored: Scored
+    receipts: Sequence[Receipt]
+    shard: np.ndarray  # int64, (documents,): number of the receipt
+    place: np.ndarray  # int64, (documents,): in its score shard
+
+    def ids(self, documents: Sequence[int]) -> list[str]:
+        """The ids of documents, by their numbers, ascending."""
+        return [str(doc_id) for doc_id in self.rows(np.asarray(documents, dtype=np.int64))["doc_id"].to_pylist()]
+
+    def rows(self, documents: np.ndarray) -> pa.Table:
+        """Columns doc_id, source and row of documents, by their numbers, ascending."""
+        tables = [_FAMILIES.empty_table().drop_columns("family")]
+        for number in np.unique(self.shard[documents]):
+            receipt = self.receipts[number]
+            chosen = self.place[documents[self.shard[documents] == number]]
+            table = self.scored.table(receipt, ["doc_id", "row"]).take(pa.array(chosen))
+            source = pa.array([self.scored.shards[receipt.shard].name] * len(table), pa.string())
+            tables.append(table.append_column("source", source).select(["doc_id", "source", "row"]))
+        return pa.concat_tables(tables)
+
+
+def _write_families(scored: Scored, role: str, where: _Places, family: np.ndarray) -> None:
+    """List the documents that have near copies, family by family in the order of their first documents."""
+    repeated = np.flatnonzero(np.bincount(family)[family] > 1)
+    if not repeated.size:
+        scored.store.remove(copies_file(role))
+        return
+    number = np.unique(family[repeated], return_inverse=True)[1].astype(np.int64)
+    table = where.rows(repeated).append_column("family", pa.array(number))
+    order = np.argsort(number, kind="stable")
+    scored.store.write_table(copies_file(role), table.take(pa.array(order)).cast(_FAMILIES))
+
+
+def near_copies_diagnostic(
+    procedure: str, n_bh: int | None, role: str, audit: NearCopies, calibration: NearCopies
+) -> NearCopiesDiagnostic:
+    """What near copies take from a selection's promise.
+
+    Clusters of near copies among the audited documents make an estimate of the share of nulls noisier than its
+    procedure reckons with. Clusters among those that calibrate make p-values too small: n documents of N families give
+    P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
+
+    Args:
+        procedure: of the selection.
+        n_bh: documents that bh selects; None where the procedure does not estimate the share of nulls.
+        role: whose documents calibrate.
+        audit: near copies among the audited documents.
+        calibration: near copies among those that calibrate.
+    """
+    unsafe = n_bh is not None and is_unsafe(audit)
+    factor = inflation(calibration)
+    sentences = [counted(audit, "audited documents")]
+    if unsafe:
+        sentences.append(
+            f"They are worth about {audit.effective:,.0f} independent ones, too few for {procedure}: it estimates the "
+            "share of nulls from them, and its share of wrong documents can be larger than alpha. "
+            f"bh bears near copies among the audited documents, and selects {n_bh:,}."
+        )
+    if breaks_bounds(audit):
+        sentences.append("Bounds of a list reckon with independent documents, so none is stated.")
+    sentences.append(counted(calibration, f"{role} documents that calibrate"))
+    if calibration.n_copies:
+        sentences.append(
+            f"They rank like {calibration.n_distinct:,} independent ones, so p-values can be too small by a factor of "
+            f"{factor:.2f}, of every procedure; keep one of each family to mend it."
+        )
+    failed = unsafe or factor > INFLATION or (procedure == "bound" and breaks_bounds(audit))
+    return NearCopiesDiagnostic(
+        ok=False if failed else None if audit.n_copies or calibration.n_copies else True,
+        sentence=" ".join(sentences),
+        audit=audit,
+        calibration=calibration,
+        n_selected_by_bh=n_bh if unsafe else None,
+        bh_stands=factor <= INFLATION,
+    )
+
+
+def is_unsafe(audit: NearCopies) -> bool:
+    """Whether near copies leave too few independent documents for an estimate of the share of nulls."""
+    return audit.n_documents > 0 and 1 / audit.effective - 1 / audit.n_documents > EXCESS
+
+
+def breaks_bounds(audit: NearCopies) -> bool:
+    """Whether near copies among the audited documents spread the counts wider than a bound reckons with."""
+    return audit.n_documents > DEPENDENCE * audit.effective
+
+
+def inflation(calibration: NearCopies) -> float:
+    """The most that p-values can be too small by for near copies among the documents that calibrate, as a factor."""
+    return (calibration.n_documents + 1) / (calibration.n_distinct + 1)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])

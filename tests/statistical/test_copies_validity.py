@@ -1,0 +1,105 @@
+"""Monte Carlo claims about clusters of near copies: what they take from adaptive procedures, and what bh bears.
+
+Seeds are fixed. Tolerances are four standard errors of the difference; a recorded figure is of 2,000 runs.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+from simulation import Estimate
+
+from pipeline.audit.copies import NearCopies
+from pipeline.audit.dependence import inflation, is_unsafe
+from pipeline.selection import RankCounts, decide
+
+ALPHA = Fraction(1, 10)
+RUNS, RECORDED_RUNS = 1_000, 2_000
+ADAPTIVE = ("storey", "ptdi")
+
+
+@cache
+def fdr(n: int, m: int, share: float, copies: int, calibrating: int = 1, runs: int = RUNS) -> dict[str, Estimate]:
+    """FDR with model A where `copies` audited and `calibrating` calibration documents always have one score."""
+    rng = np.random.default_rng([7, n, m, copies, calibrating])
+    n_members = round(share * m)
+    wrong: dict[str, list[float]] = {name: [] for name in (*ADAPTIVE, "bh")}
+    for _ in range(runs):
+        calibration = np.sort(np.repeat(rng.normal(size=n // calibrating), calibrating))
+        kinds = []
+        for count, shift in ((m - n_members, 0.0), (n_members, 2.5)):
+            scores = np.repeat(rng.normal(shift, 1, -(-count // copies)), copies)[:count]
+            kinds.append(np.bincount(n - np.searchsorted(calibration, scores), minlength=n + 1))
+        counts = RankCounts(kinds[0] + kinds[1])
+        for name, shares in wrong.items():
+            rank = decide(name, counts, ALPHA).rank
+            nulls, members = (int(kind[:rank].sum()) for kind in kinds)
+            shares.append(nulls / max(1, nulls + members))
+    return {name: Estimate.of(shares) for name, shares in wrong.items()}
+
+
+def record(documents: int, copies: int) -> NearCopies:
+    families = documents // copies
+    return NearCopies(
+        n_documents=documents,
+        whole=True,
+        n_copies=documents if copies > 1 else 0,
+        n_families=families if copies > 1 else 0,
+        largest=copies,
+        n_distinct=families,
+        effective=float(families),
+        families=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("copies", "figures"),
+    [
+        (5, {"storey": 0.111, "ptdi": 0.125, "bh": 0.046}),
+        (10, {"storey": 0.126, "ptdi": 0.148, "bh": 0.048}),
+        (25, {"storey": 0.163, "ptdi": 0.189, "bh": 0.044}),
+    ],
+)
+def test_clusters_in_the_audit_have_the_figures_of_the_methods_page(copies: int, figures: dict[str, float]) -> None:
+    """100 documents, half of them members, 1,000 that calibrate."""
+    measured = fdr(1_000, 100, 0.5, copies)
+    for name, figure in figures.items():
+        noise = measured[name].se * math.sqrt(1 + RUNS / RECORDED_RUNS)
+        assert abs(measured[name].mean - figure) <= 4 * noise, (name, measured[name])
+    assert measured["bh"].mean + 4 * measured["bh"].se < 0.1
+    assert is_unsafe(record(100, copies))
+
+
+@pytest.mark.parametrize(("m", "copies"), [(100, 2), (400, 4), (1_000, 10)])
+def test_clusters_that_are_called_safe_cost_storey_little(m: int, copies: int) -> None:
+    """The excess of storey is at most 5% of alpha, within noise."""
+    assert not is_unsafe(record(m, copies))
+    measured = fdr(1_000, m, 0.5, copies)["storey"]
+    assert measured.mean <= 1.05 * float(ALPHA) + 4 * measured.se
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_near_copies_that_calibrate_break_bh_and_the_factor_bounds_by_how_much(copies: int) -> None:
+    """No members: FDR is the probability that anything is selected. METHODS has no figure for this."""
+    plain, repeated = (fdr(1_000, 100, 0.0, 1, each)["bh"] for each in (1, copies))
+    assert plain.mean <= float(ALPHA) + 4 * plain.se
+    assert repeated.mean > float(ALPHA) + 4 * repeated.se, "so it must not be called supported"
+    factor = inflation(record(1_000, copies))
+    assert factor == pytest.approx(copies, rel=0.01)
+    assert repeated.mean <= factor * float(ALPHA) + 4 * repeated.se
+
+
+@pytest.mark.parametrize("copies", [1, 2, 5])
+def test_p_values_are_too_small_by_at_most_the_factor(copies: int) -> None:
+    n, runs = 200, 40_000
+    rng = np.random.default_rng(copies)
+    families = rng.random((runs, n // copies))
+    p = (1 + copies * (families >= rng.random((runs, 1))).sum(axis=1)) / (n + 1)
+    factor = inflation(record(n, copies))
+    for t in (1 / (n + 1), 0.02, 0.1, 0.5):
+        bound = min(1.0, factor * t)
+        assert (p <= t + 1e-12).mean() <= bound + 4 * math.sqrt(bound * (1 - bound) / runs)

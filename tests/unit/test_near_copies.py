@@ -1,0 +1,162 @@
+"""Near copies are told from their sketches: how well is checked against all runs of words, and all pairs."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import combinations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.corpus.near_copies import (
+    SKETCH,
+    SKETCH_TYPE,
+    CopyIndex,
+    band_width,
+    likeness,
+    near_families,
+    sketch,
+    sketches_of,
+    stack_sketches,
+)
+
+VOCABULARY = [f"word{i}" for i in range(2_000)]
+
+
+def words(seed: int, count: int) -> list[str]:
+    return np.random.default_rng(seed).choice(VOCABULARY, count).tolist()
+
+
+def runs(text: list[str]) -> set[tuple[str, ...]]:
+    return {tuple(text[i : i + 5]) for i in range(len(text) - 4)}
+
+
+def estimate(one: str, other: str) -> float:
+    return float(likeness(stack_sketches([sketch(one)]), stack_sketches([sketch(other)]))[0])
+
+
+def test_the_estimate_is_the_share_of_common_runs_within_its_standard_error() -> None:
+    errors = []
+    for seed in range(300):
+        one = words(seed, 200)
+        other = list(one)
+        for place in np.random.default_rng(seed).choice(200, seed % 15, replace=False):
+            other[place] = "changed"
+        share = len(runs(one) & runs(other)) / len(runs(one) | runs(other))
+        errors.append((estimate(" ".join(one), ", ".join(other).upper()) - share, share))
+    error, share = np.array(errors).T
+    expected = np.sqrt(share * (1 - share) / SKETCH)
+    assert np.abs(error[share == 1]).max() == 0
+    assert np.abs(error).max() <= 5 * expected.max()
+    assert abs(error.mean()) <= 4 * expected.mean() / np.sqrt(300)
+    assert np.mean(error[share < 1] ** 2) == pytest.approx(np.mean(expected[share < 1] ** 2), rel=0.4)
+
+
+@pytest.mark.parametrize(("count", "least"), [(12, 0.95), (30, 1.0), (2_000, 1.0)])
+def test_a_word_at_the_start_hides_no_copy_of_twelve_words_or_more(count: int, least: float) -> None:
+    shares = [estimate(" ".join(words(seed, count)), " ".join(["new", *words(seed, count)])) for seed in range(60)]
+    assert np.mean(np.array(shares) >= 0.8) >= least
+
+
+@pytest.mark.parametrize(("count", "near"), [(20, 0.0), (200, 1.0)])
+def test_a_changed_word_in_the_middle_hides_a_short_text_and_no_long_one(count: int, near: float) -> None:
+    """It takes five runs away: of n - 4, so that n + 1 - 10 of n + 1 are common, 4/5 from n = 49 on."""
+    shares = []
+    for seed in range(40):
+        text = words(seed, count)
+        shares.append(estimate(" ".join(text), " ".join([*text[: count // 2], "new", *text[count // 2 + 1 :]])))
+    assert np.mean(np.array(shares) >= 0.8) == pytest.approx(near, abs=0.05)
+
+
+def test_short_texts_are_copies_of_their_equals_alone() -> None:
+    assert sketch("One  short, TEXT") == sketch("one short text")
+    assert estimate("one short text", "one short text more") < 0.2
+    assert estimate("one", "two") < 0.2
+    assert estimate("!!! ???", "!!! ???") == 1
+    assert estimate("!!! ???", "??? !!!") < 0.2, "signs are words where there are no others"
+    assert estimate("", " ") == 1
+
+
+def test_sketches_are_the_same_on_every_machine_and_long_texts_are_read_to_their_end() -> None:
+    """Recorded: sketches that were stored must be comparable with those of tomorrow."""
+    digest = hashlib.sha256(b"".join(sketch(" ".join(words(seed, 50))) for seed in range(10))).hexdigest()
+    assert digest == "648c76af77743102f99cd9844b6cf2b08e1e74a379c70b185414e804453a5ec0"
+    text = words(3, 9_000)
+    assert estimate(" ".join(text), " ".join(text[4_500:])) == pytest.approx(0.5, abs=4 * 0.045)
+    assert estimate(" ".join(text), " ".join([*text[-10:], *text])) > 0.98
+
+
+def test_columns_of_sketches_are_read_whatever_was_cut_out_of_them() -> None:
+    sketches = [sketch(" ".join(words(seed, 20))) for seed in range(9)]
+    column = pa.chunked_array([pa.array(sketches[:4], SKETCH_TYPE), pa.array(sketches[4:], SKETCH_TYPE)])
+    assert (sketches_of(column) == stack_sketches(sketches)).all()
+    assert (sketches_of(column.slice(2, 5)) == stack_sketches(sketches[2:7])).all()
+    mask = pa.array([True, False] * 4 + [True])
+    assert (sketches_of(column.filter(mask)) == stack_sketches(sketches[::2])).all()
+    assert sketches_of(pa.chunked_array([], SKETCH_TYPE)).shape == (0, SKETCH)
+
+
+def perturbed(rng: np.random.Generator, documents: int, kinds: int, share: float) -> np.ndarray:
+    bases = rng.integers(0, 256, (kinds, SKETCH), dtype=np.uint8)[rng.integers(0, kinds, documents)]
+    changed = rng.random((documents, SKETCH)) > rng.uniform(share, 1, (documents, 1))
+    return np.where(changed, rng.integers(0, 256, bases.shape, dtype=np.uint8), bases).astype(np.uint8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.5, 0.8, 0.95, 1.0]), st.integers(1, 25))
+def test_all_clear_pairs_are_found_and_no_pair_below_the_threshold(seed: int, threshold: float, kinds: int) -> None:
+    sketches = perturbed(np.random.default_rng(seed), 60, kinds, 0.6)
+    known, given_ones = sketches[:40], sketches[40:]
+    index = CopyIndex.of(known, threshold)
+    given_places, places = index.near(given_ones)
+    pairs = {
+        (int(a), int(b)) for a, p in zip(given_places, places, strict=True) for b in np.flatnonzero(index.number == p)
+    }
+    for a in range(20):
+        share = likeness(np.repeat(given_ones[a : a + 1], 40, axis=0), known)
+        for b in range(40):
+            if (a, b) in pairs:
+                assert share[b] >= threshold - 1e-9
+            elif kinds == 1 or share[b] < min(1.0, threshold + 0.12):
+                continue  # near the threshold a pair may be missed
+            else:
+                raise AssertionError((a, b, share[b]))
+    assert (index.matches(given_ones) == np.isin(np.arange(20), [a for a, _ in pairs])).all()
+
+
+def test_families_are_what_pairs_connect_in_whatever_order() -> None:
+    rng = np.random.default_rng(5)
+    sketches = perturbed(rng, 200, 30, 0.93)
+    family = near_families(sketches, 0.7)
+    index = CopyIndex.of(sketches, 0.7)
+    label = np.arange(200)
+    for one, other in combinations(range(200), 2):
+        if likeness(sketches[one : one + 1], sketches[other : other + 1])[0] >= 0.75:
+            label[label == label[other]] = label[one]
+    assert (np.equal.outer(family, family) == np.equal.outer(label, label)).all()
+    assert len(index.distinct) == len(np.unique(sketches, axis=0))
+    order = rng.permutation(200)
+    assert (
+        np.equal.outer(near_families(sketches[order], 0.7), near_families(sketches[order], 0.7))
+        == (np.equal.outer(family[order], family[order]))
+    ).all()
+    assert family[0] == 0
+    assert (np.diff(np.unique(family, return_index=True)[1]) > 0).all(), "numbered in the order of first documents"
+    assert near_families(np.empty((0, SKETCH), dtype=np.uint8)).size == 0
+
+
+def test_thousands_of_copies_of_one_text_are_one_family_at_once() -> None:
+    sketches = perturbed(np.random.default_rng(1), 5_000, 1, 0.97)
+    assert near_families(sketches).max() == 0
+    assert near_families(np.repeat(sketches[:1], 50_000, axis=0)).max() == 0
+    assert CopyIndex.of(sketches, 0.8).matches(sketches[:50]).all()
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+def test_bands_leave_nineteen_of_twenty_pairs_at_the_threshold_to_be_compared(threshold: float) -> None:
+    width, rng = band_width(threshold), np.random.default_rng(0)
+    equal = rng.random((20_000, SKETCH // width, width)) < threshold
+    assert equal.all(axis=2).any(axis=1).mean() >= 0.94
