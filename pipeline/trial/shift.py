@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, rankdata
 
 from pipeline.audit.blind import LEAST, blind_scores
 from pipeline.config.corpus import CorpusConfig
@@ -48,6 +47,8 @@ def positions(config: TrialConfig, documents: Documents, by: str, limit: int | N
     Raises:
         UserError: no such column, a document without a value there, one value in all, or too few documents.
     """
+    from scipy.stats import norm, rankdata  # costs a second, which an error of the configuration must not wait for
+
     values = (
         _by_words(documents.read(config.text_transform), config.seed)
         if by == BY_WORDS

@@ -75,8 +75,8 @@ def test_a_matched_subset_calibrates_as_it_stands_and_words_no_longer_tell_it_ap
     table = pq.read_table(matched.path)
     assert matched.before is not None
     assert matched.after is not None
-    assert not matched.before.ok
-    assert matched.after.ok
+    assert matched.before.ok is False
+    assert matched.after.ok is not False
     assert 100 < matched.count == len(table) < 600
     assert "corpus.unseen: {path:" in matched.sentence()
     assert matched.facts()["documents"] == len(table)

@@ -421,7 +421,8 @@ def test_the_titles_of_intervals_say_what_varies_in_them() -> None:
     config, _ = build_trial(trial(repeats=3, selections=asked, split={"unseen": 60}))
     rows = selection_rows({}, config.selections, measure(pool(200, share=0.5), config, 0))
     assert str(selection_table(rows, []).title).endswith("95% intervals over re-splits of these documents, this model")
-    assert str(selection_table(rows, [], 3).title).endswith("over re-splits of these documents, these models")
+    several = [{**row, "models": 3} for row in rows]
+    assert "95% intervals over models (Student's t, 2 degrees" in str(selection_table(several, []).title)
 
 
 # --- figures and the ranking
