@@ -42,7 +42,7 @@ RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
 PYTEST := OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --jobs 3 test-unit test-ray-1 test-ray-2 test-statistical
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit test-ray-1 test-ray-2 test-statistical
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1)
