@@ -17,10 +17,11 @@ from pipeline.store.receipts import Receipt
 MOST = 1 << 22
 """Documents of a role that are compared with one another, about; of more, a sample that keeps near copies together."""
 
-EXCESS = 1 / 80
+EXCESS = 1 / 240
 """Of 1 / independent documents over 1 / documents: the most that leaves `storey` within 5% of its error rate.
 
-Simulated: the FDR of `storey` grows by about four times this (`tests/statistical/test_copies_validity.py`).
+Simulated: the FDR of `storey` grows by about twelve times this, as a share of alpha
+(`tests/statistical/test_copies_validity.py`).
 """
 
 INFLATION = 1.1

@@ -6,7 +6,16 @@ from pipeline.audit.summary import Summary
 from pipeline.selection.bounds import Bound
 
 VOID = "No bound is stated: a check contradicts what it rests on."
-UNTESTED = ", if what it rests on holds, which was not tested"
+
+_IN_DOUBT = ", if what it rests on holds, which "
+
+
+def condition(summary: Summary) -> str:
+    """What a bound is said under: nothing where the checks passed, else that they could not tell."""
+    if summary.supported is not None:
+        return ""
+    inconclusive = summary.diagnostics.blind.outcome == "inconclusive"
+    return f"{_IN_DOUBT}{'the test could not tell' if inconclusive else 'was not tested'}"
 
 
 def bound_sentence(summary: Summary) -> str | None:
@@ -19,14 +28,14 @@ def bound_sentence(summary: Summary) -> str | None:
         return None
     if summary.supported is False:
         return VOID
-    condition = UNTESTED if summary.supported is None else ""
+    doubt = condition(summary)
     sure, known = sureness(bound), known_clause(summary, bound)
     if not summary.n_selected:
-        return f"With {sure} {known}{condition}."
+        return f"With {sure} {known}{doubt}."
     if bound.wrong_at_most >= summary.n_selected:
-        more = f" With {sure} {known}{condition}." if bound.members_at_least else ""
+        more = f" With {sure} {known}{doubt}." if bound.members_at_least else ""
         return f"With {sure} {wrong_clause(summary, bound)}.{more}"
-    return f"With {sure} {wrong_clause(summary, bound)}, and {known}{condition}."
+    return f"With {sure} {wrong_clause(summary, bound)}, and {known}{doubt}."
 
 
 def sureness(bound: Bound) -> str:

@@ -240,7 +240,10 @@ class Summary(VersionedRecord):
         )
         if self.supported is False:
             return [*(f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons), *weighed]
-        return weighed if self.supported else [f"{self.standing}: {self.diagnostics.blind.sentence}", *weighed]
+        if self.supported:
+            return weighed
+        untested = "not tested: " * (self.diagnostics.blind.outcome == "not tested")
+        return [f"{untested}{self.diagnostics.blind.sentence}", *weighed]
 
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""

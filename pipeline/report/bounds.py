@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.audit.sentences import UNTESTED, VOID, known_clause, sureness, wrong_clause
+from pipeline.audit.sentences import VOID, condition, known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Summary
 
 
@@ -13,8 +13,7 @@ def bound_clause(summary: Summary) -> str:
     bound = summary.bound
     if bound is None or summary.supported is False or not summary.n_selected:
         return ""
-    condition = UNTESTED if summary.supported is None else ""
-    return f"; with {sureness(bound)} {wrong_clause(summary, bound)}{condition}"
+    return f"; with {sureness(bound)} {wrong_clause(summary, bound)}{condition(summary)}"
 
 
 def bound_text(summary: Summary) -> str | None:
