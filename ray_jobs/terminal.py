@@ -144,9 +144,10 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     screen = console()
     head, *others = verdict.sentences
     screen.print(Text(head, style="bold red" if verdict.answer == "not supported" else "bold"), soft_wrap=True)
+    mark = "NOT SUPPORTED: " if verdict.supported is False else "not tested: "
     for reason in verdict.reasons:
-        mark = "NOT SUPPORTED" if verdict.supported is False else "not tested"
-        screen.print(f"{mark}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        inconclusive = verdict.blind.outcome == "inconclusive" and reason == verdict.blind.sentence
+        screen.print(f"{'' if inconclusive else mark}{reason}", markup=False, highlight=False, soft_wrap=True)
     for sentence in others:
         screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if verdict.blind.ok:

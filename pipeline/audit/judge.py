@@ -162,8 +162,10 @@ def _count_sentence(count: MemberCount | None) -> str:
 
 def _test_sentence(test: BlockTest) -> str:
     kinds = {"group": "groups", "family": "families of near copies"}
+    number = len(test.differences)
+    read = f"{number} detector{'' if number == 1 else 's'}"
     return (
-        f"The permutation test gives p = {test.p_value:.2g}: a linear score of {len(test.differences)} detectors, "
+        f"The permutation test gives p = {test.p_value:.2g}: a linear score of {read}, "
         f"fitted on half of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
         f"({kinds[test.blocks]}; {test.n_audit:,} and {test.n_unseen:,} documents) and tried on the other half "
         f"({PERMUTATIONS:,} permutations of whole blocks, {SPLITS} splits, AUC {test.auc:.2f})."
