@@ -208,7 +208,7 @@ def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path
     assert plain.n_selected >= 40
     assert near.n_selected_by_bh == plain.n_selected
     assert f"bh bears near copies among the audited documents, and selects {plain.n_selected}." in reason
-    for others, asked in (([], "bh"), (list(map(article, range(500, 720))), procedure)):
+    for others, asked in (([], "bh"), (list(map(article, range(500, 850))), procedure)):
         near = select(tmp_path, [*audit, *others], known, procedure=asked).diagnostics.near_copies
         assert near is not None
         assert (near.ok, near.audit.n_families) == (None, 8)
