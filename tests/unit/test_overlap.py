@@ -214,6 +214,16 @@ def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path
         assert (near.ok, near.audit.n_families) == (None, 8)
 
 
+def test_no_bound_is_stated_where_near_copies_spread_the_counts(tmp_path: Path) -> None:
+    known = list(map(article, range(100, 200)))
+    alike = select(tmp_path, editions(0, 8, 10), known, raised=40, procedure="bh")
+    assert alike.bound is None
+    assert alike.diagnostics.near_copies is not None
+    assert "reckon with independent documents, so none is stated" in alike.diagnostics.near_copies.sentence
+    assert select(tmp_path, editions(0, 8, 10), known, raised=40, procedure="bound").supported is False
+    assert select(tmp_path, list(map(article, range(80))), known, raised=40, procedure="bh").bound is not None
+
+
 def test_near_copies_that_calibrate_take_the_promise_of_every_procedure(tmp_path: Path) -> None:
     audit = list(map(article, range(30)))
     for copies, supported in ((1, True), (2, False)):
