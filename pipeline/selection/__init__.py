@@ -8,7 +8,7 @@ from pipeline.selection.procedures import PROCEDURES, WITH_KNOWN_MEMBERS, Decisi
 from pipeline.selection.promises import TERMS, Guarantee, StrictAnswer, Terms, terms_of
 from pipeline.selection.proportion import JKBB, jkbb, storey
 from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.step_up import calibration_needed, minimum_selectable, step_up
+from pipeline.selection.step_up import minimum_selectable, step_up
 
 __all__ = [
     "JKBB",
@@ -25,7 +25,6 @@ __all__ = [
     "Ties",
     "calibrate",
     "calibrate_by_group",
-    "calibration_needed",
     "decide",
     "jkbb",
     "minimum_selectable",

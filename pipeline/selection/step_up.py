@@ -84,15 +84,3 @@ def minimum_selectable(against: int | Grid, m: int, alpha: Fraction, pi0: Fracti
     """
     smallest = against.p(1) if isinstance(against, Grid) else Fraction(1, against + 1)
     return math.ceil(Fraction(pi0) * m * smallest / alpha)
-
-
-def calibration_needed(m: int, alpha: Fraction, selectable: int, pi0: Fraction | float = ONE) -> int:
-    """The smallest n >= 1 with `minimum_selectable(n, m, alpha, pi0) <= selectable`, exact.
-
-    Args:
-        m: audit documents, >= 1.
-        alpha: exact, in (0, 1).
-        selectable: size of the smallest selection that should be possible, >= 1.
-        pi0: null proportion, > 0; a float is taken at its exact binary value.
-    """
-    return max(1, math.ceil(Fraction(pi0) * m / (alpha * selectable)) - 1)

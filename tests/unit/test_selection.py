@@ -26,7 +26,6 @@ from pipeline.selection import (
     WITH_KNOWN_MEMBERS,
     RankCounts,
     calibrate,
-    calibration_needed,
     decide,
     jkbb,
     minimum_selectable,
@@ -38,6 +37,7 @@ from pipeline.selection import (
 )
 from pipeline.selection.promises import SPECIAL_TERMS
 from pipeline.selection.proportion import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth
+from pipeline.selection.resolution import Rule, known_needed
 from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound
 
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
@@ -344,10 +344,10 @@ def test_exactly_the_minimum_can_be_selected_and_one_document_less_cannot(
 
 
 @given(st.integers(1, 10**9), alphas, st.integers(1, 10**6), null_proportions)
-def test_calibration_needed_is_the_smallest_that_suffices(
+def test_the_documents_needed_are_the_fewest_that_suffice(
     m: int, alpha: Fraction, selectable: int, pi0: Fraction
 ) -> None:
-    n = calibration_needed(m, alpha, selectable, pi0)
+    n = known_needed(Rule("bh", alpha), m, selectable, pi0)
     assert n >= 1
     assert minimum_selectable(n, m, alpha, pi0) <= selectable
     assert n == 1 or minimum_selectable(n - 1, m, alpha, pi0) > selectable
