@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+from clusters import start_cluster
+from made_up import write_audit
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from benchmarks.small_model import save_small_model
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import LanguageModel, open_model
 
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no error
 hypothesis.settings.load_profile("no deadline")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A local cluster with two CPUs."""
+    import ray
+
+    start_cluster()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def make_audit(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., Path]:
+    """Writes a corpus and its audit.yaml: (audit texts, unseen texts, **settings) -> path of the YAML."""
+    return partial(write_audit, tmp_path, tiny_model_folder)
 
 
 @pytest.fixture(scope="session")
