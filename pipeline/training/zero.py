@@ -81,6 +81,8 @@ class ZeroUpdates:
         """`dtype` is the arithmetic of a pass. torch.distributed must have been started."""
         import deepspeed
 
+        if not torch.cuda.is_available():  # its communication of CPUs needs a minute of compiling; gloo needs none
+            deepspeed.ops.__compatible_ops__ = {}
         self.processes = processes
         self.weights = trained_weights(model)
         self.writes = True

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import psutil
@@ -86,7 +85,6 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
-@pytest.mark.skipif(which("g++") is None, reason="deepspeed compiles its communication, which needs g++")
 def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"epochs": 1})
     jobs = [job(tiny_model_folder, workers=2, deepspeed="zero2", config=config)]
