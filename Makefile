@@ -1,5 +1,5 @@
-# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make lint, make docs:
-# each sets up what it needs. make dev has everything in it.
+# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make faults,
+# make lint, make docs: each sets up what it needs. make dev has everything in it.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,8 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit test-statistical lint format docs clean
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical faults lint \
+	format docs clean
 
 install: $(VENV)/.installed
 
@@ -39,10 +40,12 @@ samia: dev
 # another to import and to end.
 RAY_TESTS := $(wildcard tests/ray/test_*.py)
 RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
+UNIT_TESTS := $(wildcard tests/unit/test_*.py)
+UNIT_TESTS_1 := $(wildcard tests/unit/test_[a-m]*.py)
 PYTEST := OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit test-ray-1 test-ray-2 test-statistical
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1)
@@ -50,11 +53,18 @@ test-ray-1: dev
 test-ray-2: dev
 	$(PYTEST) $(filter-out $(RAY_TESTS_1),$(RAY_TESTS))
 
-test-unit: dev
-	$(PYTEST) tests/unit tests/golden
+test-unit-1: dev
+	$(PYTEST) $(UNIT_TESTS_1) $(wildcard tests/faults) -m "not slow"
+
+test-unit-2: dev
+	$(PYTEST) $(filter-out $(UNIT_TESTS_1),$(UNIT_TESTS)) tests/golden
 
 test-statistical: dev
 	$(PYTEST) tests/statistical
+
+# Every fault, also those that take long.
+faults: dev
+	$(PYTEST) tests/faults
 
 lint: dev
 	$(BIN)/ruff check .
