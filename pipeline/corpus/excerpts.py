@@ -15,6 +15,8 @@ _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cann
 
 def visible(text: str) -> str:
     """Text in which nothing hides: controls, bidirectional overrides and the like appear as their code points."""
+    if text.isprintable():  # also a picture's thousands of characters
+        return text
     return "".join(character if _shows(character) else f"⟨U+{ord(character):04X}⟩" for character in text)
 
 

@@ -59,7 +59,7 @@ def test_the_permutation_of_whole_blocks_keeps_its_level_and_a_t_test_does_not(
 
 
 def test_twice_the_median_of_ten_splits_alarms_no_more_often_than_its_level() -> None:
-    runs = 150
+    runs = 100
     rng = np.random.default_rng(5)
     alarms = 0
     for run in range(runs):

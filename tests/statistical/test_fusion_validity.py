@@ -201,13 +201,13 @@ SETTINGS = [
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_symmetric_weights_on_split_documents_never_exceed_the_bound(setting: Detectors) -> None:
-    fdr, _ = simulate(setting, split_reconformal, 2_000 if setting.m <= 200 else 250, seed=3)
+    fdr, _ = simulate(setting, split_reconformal, 1_500 if setting.m <= 200 else 200, seed=3)
     assert fdr.mean <= setting.bound + 4 * fdr.se
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_fixed_weights_never_exceeded_the_bound_with_leave_one_out(setting: Detectors) -> None:
-    fdr, _ = simulate(setting, leave_one_out_reconformal("equal"), 2_000 if setting.m <= 200 else 250, seed=4)
+    fdr, _ = simulate(setting, leave_one_out_reconformal("equal"), 1_500 if setting.m <= 200 else 200, seed=4)
     assert fdr.mean <= setting.bound + 4 * fdr.se
 
 
@@ -250,7 +250,7 @@ def test_adadetect_never_exceeds_the_bound(setting: Detectors) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_adadetect_never_exceeds_the_bound_when_it_learns_from_a_sample_by_ids(share: float) -> None:
     setting = Detectors(100, 50, share, "0.2")
-    fdr, power = simulate(setting, sampled_adadetect, 800, seed=11)
+    fdr, power = simulate(setting, sampled_adadetect, 400, seed=11)
     assert fdr.mean <= setting.bound + 4 * fdr.se
     assert power.mean > 0.3 or share == 0.0
 

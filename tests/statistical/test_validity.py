@@ -47,13 +47,13 @@ def test_bh_has_an_fdr_of_exactly_alpha_times_the_null_share_when_no_level_falls
     n: int, m: int, share: float
 ) -> None:
     assert (ALPHA * (n + 1) / m).denominator == 1
-    fdr, _ = simulate(Setting(n, m, share), ["bh"], ALPHA, runs=15_000, seed=2)["bh"]
+    fdr, _ = simulate(Setting(n, m, share), ["bh"], ALPHA, runs=8_000, seed=2)["bh"]
     assert abs(fdr.mean - (1 - share) * float(ALPHA)) <= 4 * fdr.se
 
 
 def test_a_level_that_falls_between_ranks_costs_bh_some_of_its_fdr() -> None:
     """So the test above notices a rule that loses exact ties: its FDR is well below alpha."""
-    fdr, _ = simulate(Setting(998, 100, 0.0), ["bh"], ALPHA, runs=15_000, seed=2)["bh"]
+    fdr, _ = simulate(Setting(998, 100, 0.0), ["bh"], ALPHA, runs=8_000, seed=2)["bh"]
     assert fdr.mean < float(ALPHA) - 4 * fdr.se
 
 
@@ -83,7 +83,7 @@ def test_storey_spends_nearly_all_of_alpha_on_few_nulls_and_no_more() -> None:
 
     Rounding the level down to a rank costs a little of it.
     """
-    fdr, _ = simulate(Setting(999, 10, 0.2, gaussian(8.0)), ["storey"], ALPHA, runs=10_000, seed=8)["storey"]
+    fdr, _ = simulate(Setting(999, 10, 0.2, gaussian(8.0)), ["storey"], ALPHA, runs=5_000, seed=8)["storey"]
     assert 0.095 * (1 - 0.8**8) - 4 * fdr.se <= fdr.mean <= 0.1 * (1 - 0.8**8) + 4 * fdr.se
 
 

@@ -207,12 +207,12 @@ def test_an_answer_of_simultaneous_knockoffs_says_on_what_it_rests() -> None:
 
 
 def test_the_symmetry_test_is_a_test() -> None:
-    """Its p-value is below x with probability at most x: 2,000 runs, four standard errors."""
+    """Its p-value is below x with probability at most x: 800 runs, four standard errors."""
     rng = np.random.default_rng(3)
-    p = np.array([sign_symmetry(rng.normal(size=120)).p_value for _ in range(2_000)])
+    p = np.array([sign_symmetry(rng.normal(size=120)).p_value for _ in range(800)])
     for x in (0.01, 0.05, 0.2):
         assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)
-    signs = np.where(rng.random((500, 120)) < 1 / 5, 1.0, -1.0) * rng.exponential(size=(500, 120))
+    signs = np.where(rng.random((200, 120)) < 1 / 5, 1.0, -1.0) * rng.exponential(size=(200, 120))
     p = np.array([sign_symmetry(w, draws=4).p_value for w in signs])
     for x in (0.01, 0.05, 0.2):
         assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)
