@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
+from pipeline.selection.digits import beside
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
@@ -151,7 +152,7 @@ def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
             f"{settled_by(role)}"
         )
         return BlindDiagnostic(ok=None, sentence=sentence, n_to_settle=to_settle())
-    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}; 0.50 is chance"
+    interval = interval_text(test)
     limit, outcome = 0.5 + TOLERANCE, test.outcome
     if outcome == "passed":
         sentence = (
@@ -172,6 +173,12 @@ def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
         )
     needed = to_settle() if outcome == "inconclusive" else None
     return BlindDiagnostic(ok=test.ok, outcome=outcome, sentence=sentence, n_to_settle=needed, **asdict(test))
+
+
+def interval_text(test: Blind) -> str:
+    """The AUC and its interval in words, its ends on the side of the limit that each is held against."""
+    low, high = beside(test.low, 0.5 + TOLERANCE), beside(test.high, 0.5 + PASSING)
+    return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"
 
 
 def settled_by(first: str, second: str = "audited") -> str:

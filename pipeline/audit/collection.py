@@ -1,4 +1,4 @@
-"""A run's audited and unseen documents as one collection each: their scores, and which of them belong together."""
+"""A run's audited and unseen documents as one collection each: scores, and blocks (docs/methods.md, section 3.13)."""
 
 from __future__ import annotations
 

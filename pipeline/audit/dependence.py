@@ -12,6 +12,7 @@ from pipeline.audit.copies import NearCopies, counted, near_copies_among
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
 from pipeline.corpus.near_copies import SKETCH, sketches_of
+from pipeline.selection.digits import beside
 from pipeline.store.receipts import Receipt
 
 MOST = 1 << 22
@@ -151,7 +152,7 @@ def near_copies_diagnostic(
     if calibration.n_copies:
         sentences.append(
             f"They rank like {calibration.n_distinct:,} independent ones, so p-values can be too small by a factor of "
-            f"{factor:.2f}, of every procedure; keep one of each family to mend it."
+            f"{beside(factor, INFLATION)}, of every procedure; keep one of each family to mend it."
         )
     failed = unsafe or factor > INFLATION or (procedure == "bound" and breaks_bounds(audit))
     return NearCopiesDiagnostic(

@@ -182,7 +182,9 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
             f"than {best:,}."
         )
     if figures["ok"] is not True:
-        sentence += f"{_for_a_hundredth(figures['calibration_for_1_percent'], role, basis)} at a share of nulls of 1."
+        sentence += (
+            f"{_for_a_hundredth(figures['calibration_for_1_percent'], m, role, basis)} at a share of nulls of 1."
+        )
     ok = False if best > m else figures["ok"] or None
     return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
 
@@ -218,7 +220,7 @@ def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis
         if ok is False:
             sentence = f"{given}, nothing can be selected: at least {needed:,} would have to stand out."
         if not ok and enough is not None:
-            sentence += f"{_for_a_hundredth(enough, role, basis)}."
+            sentence += f"{_for_a_hundredth(enough, m, role, basis)}."
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
 
 
@@ -228,7 +230,8 @@ def _given(n: int, m: int, role: str, basis: Basis) -> str:
     return f"With {n:,} {role} documents to calibrate on{half} and {m:,} to judge{share}"
 
 
-def _for_a_hundredth(enough: int, role: str, basis: Basis) -> str:
+def _for_a_hundredth(enough: int, m: int, role: str, basis: Basis) -> str:
     half = ", half of which calibrate" if basis.halved else ""
     group = " of one group" if basis.grouped else ""
-    return f" To select as few as 1% of the audited documents takes {enough:,} {role} documents{group}{half}"
+    few = "as few as 1% of the audited documents" if m >= 200 else "a single audited document"
+    return f" To select {few} takes {enough:,} {role} documents{group}{half}"

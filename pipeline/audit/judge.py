@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from pipeline.audit.collection import blind_collection, read_collection
 from pipeline.audit.history import answer_names
@@ -21,6 +22,7 @@ from pipeline.audit.verdict import (
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, display_name
 from pipeline.selection.collection import PERMUTATIONS, SPLITS, PermutationTest, permutation_test
+from pipeline.selection.digits import beside, decimal, percentage
 from pipeline.store.files import Store
 
 
@@ -28,6 +30,8 @@ def judge_collection(
     config: AuditConfig, scored: Scored, limit: int | None, each: Each, blocks: BlockKind | None = None
 ) -> CollectionVerdict:
     """Was the collection of a run's audited documents trained on? By the selections' counts and a permutation test.
+
+    docs/methods.md, section 3.13, defines both and what is made of them and the blind test.
 
     Args:
         config: of the run.
@@ -133,10 +137,10 @@ def _sentences(
     }
     lines = [heads[answer], _count_sentence(count), _test_sentence(test)]
     if count is not None and answer != "not supported":
-        either = 1 - count.confidence + LEVEL
+        wrong, level = 1 - Fraction(repr(count.confidence)), Fraction(repr(LEVEL))
         lines.append(
-            f"Of collections without a trained document the count is wrong for at most {1 - count.confidence:.3g} and "
-            f"the test (p <= {LEVEL:g}) for at most {LEVEL:g}; one of the two for at most {either:.3g}."
+            f"Of collections without a trained document the count is wrong for at most {decimal(wrong)} and "
+            f"the test (p <= {LEVEL:g}) for at most {LEVEL:g}; one of the two for at most {decimal(wrong + level)}."
         )
     lines.append(
         "Both rest on this: nothing but training tells the audited documents from the unseen ones. The blind test "
@@ -151,11 +155,12 @@ def _count_sentence(count: MemberCount | None) -> str:
     if count is None:
         return "No selection of this run says how many documents were trained on at least."
     by = f"(selection {count.selection}, {', '.join(count.detectors)})"
+    sure = f"{percentage(Fraction(repr(count.confidence)))} confidence"
     if not count.at_least:
-        return f"The count shows none: {by[1:-1]} at {count.confidence:g} confidence, {count.n_audit:,} audited."
+        return f"The count shows none: {by[1:-1]} at {sure}, {count.n_audit:,} audited."
     condition = "" if count.supported else ", if what the selection rests on holds"
     return (
-        f"With {100 * count.confidence:g}% confidence at least {count.at_least:,} of the {count.n_audit:,} audited "
+        f"With {sure} at least {count.at_least:,} of the {count.n_audit:,} audited "
         f"documents were trained on {by}{condition}."
     )
 
@@ -165,7 +170,7 @@ def _test_sentence(test: BlockTest) -> str:
     number = len(test.differences)
     read = f"{number} detector{'' if number == 1 else 's'}"
     return (
-        f"The permutation test gives p = {test.p_value:.2g}: a linear score of {read}, "
+        f"The permutation test gives p = {beside(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
         f"fitted on half of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
         f"({kinds[test.blocks]}; {test.n_audit:,} and {test.n_unseen:,} documents) and tried on the other half "
         f"({PERMUTATIONS:,} permutations of whole blocks, {SPLITS} splits, AUC {test.auc:.2f})."

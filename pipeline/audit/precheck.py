@@ -352,5 +352,6 @@ def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnost
     verb = "document repeats an id and goes" if count == 1 else "documents repeat an id and go"
     sentence = f"{count} {verb} to quarantine (first: {ids})."
     if count > config.error_budget * sum(keys.text.size for keys in read):
-        sentence += f" error_budget {config.error_budget:g} allows fewer: the run would end without an answer."
+        alike = "" if all(keys.whole for keys in read) else "if the others are like these, "
+        sentence += f" error_budget {config.error_budget:g} allows fewer: {alike}the run would end without an answer."
     return CountDiagnostic(ok=None, sentence=sentence, count=count)

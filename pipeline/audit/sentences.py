@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from pipeline.audit.summary import Summary
 from pipeline.selection.bounds import Bound
+from pipeline.selection.digits import percentage
 
 VOID = "No bound is stated: a check contradicts what it rests on."
 
@@ -39,8 +42,8 @@ def bound_sentence(summary: Summary) -> str | None:
 
 
 def sureness(bound: Bound) -> str:
-    """The confidence of a bound in words: 95% confidence."""
-    return f"{100 * bound.confidence:.6g}% confidence"
+    """The confidence of a bound in words: 95% confidence. It is not rounded: 99.99999% is not 100%."""
+    return f"{percentage(Fraction(repr(bound.confidence)))} confidence"
 
 
 def wrong_clause(summary: Summary, bound: Bound) -> str:

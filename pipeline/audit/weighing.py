@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, Blind, interval_of, word_counts, word_model
+from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, Blind, interval_of, interval_text, word_counts, word_model
 from pipeline.audit.summary import BlindDiagnostic, WeightingDiagnostic
 from pipeline.errors import UserError
+from pipeline.selection.digits import beside
 from pipeline.selection.split import halves, shuffled
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 
@@ -193,7 +194,7 @@ def weighted_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
     if test is None:
         sentence = f"Whether words still tell the weighted {role} documents from the audited ones could not be tested: "
         return BlindDiagnostic(ok=None, sentence=f"{sentence}that takes about {4 * LEAST} of either.")
-    interval = f"AUC {test.auc:.2f}, 99% interval {test.low:.2f} to {test.high:.2f}; 0.50 is chance"
+    interval = interval_text(test)
     limit = 0.5 + TOLERANCE
     ok = None if test.ok and test.n_calibration < FEWEST_EFFECTIVE else test.ok
     if ok is None:
@@ -230,7 +231,8 @@ def weighting_diagnostic(
         after: the same with weights.
     """
     ok = effective >= FEWEST_EFFECTIVE
-    sentence = f"Weighted by their words, the {n:,} {role} documents count as much as {effective:,.1f} of equal weight"
+    number = beside(effective, FEWEST_EFFECTIVE, 1, ",f")
+    sentence = f"Weighted by their words, the {n:,} {role} documents count as much as {number} of equal weight"
     if not ok:
         sentence += f": fewer than {FEWEST_EFFECTIVE}, so a few of them decide all, and the promise is not supported"
     aucs = [None if test is None else test.auc for test in (before, after)]

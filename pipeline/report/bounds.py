@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from pipeline.audit.sentences import VOID, condition, known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Summary
+from pipeline.selection.digits import percentage
 
 
 def bound_clause(summary: Summary) -> str:
@@ -22,9 +24,10 @@ def bound_text(summary: Summary) -> str | None:
     if bound is None or summary.supported is False:
         return None if bound is None else VOID
     null = "not trained on" if summary.direction == "members" else "trained on"
+    failing = percentage(1 - Fraction(repr(bound.confidence)))
     return (
         f"With {sureness(bound)} {known_clause(summary, bound)}, selected or not. Bounds are about the documents at "
-        f"hand and fail in at most {100 * (1 - bound.confidence):.6g}% of such audits, if the audited documents that "
+        f"hand and fail in at most {failing} of such audits, if the audited documents that "
         f"were {null} and the calibration documents are exchangeable, all of them together."
     )
 

@@ -16,14 +16,15 @@ from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
+from pipeline.selection.digits import percentage
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.promises import NOTHING_PROVED
 from pipeline.selection.resolution import Rule, known_needed
 
 
 def percent(share: float) -> str:
-    """A share as a percentage without needless digits: 0.1 is 10%."""
-    return f"{100 * share:.6g}%"
+    """A share as a percentage, as it was written: 0.1 is 10%."""
+    return percentage(Fraction(repr(float(share))))
 
 
 def documents(count: int) -> str:
@@ -185,13 +186,16 @@ def _resolution_limit(summary: Summary) -> str:
         "reach it."
     )
     halved = halves_known(summary)
-    factor = Fraction(summary.factor or summary.null_proportion)
-    rule = Rule(summary.procedure, Fraction(repr(summary.alpha)), halved=halved)
-    least, good = (known_needed(rule, m, count, factor) for count in (m, max(1, m // 100)))
+    factor = Fraction(repr(summary.factor or summary.null_proportion))
+    ranked = summary.procedure == "td4eval" and (halved or len(summary.detectors) == 1)  # not by rounded p-values
+    rule = Rule("bh" if ranked else summary.procedure, Fraction(repr(summary.alpha)), halved=halved)
+    few = max(1, m // 100)
+    size = "a single one" if few == 1 else "one in a hundred"
+    least, good = (known_needed(rule, m, count, factor) for count in (m, few))
     if rule.calibrating(least) > n:
         text += (
             f" To change this, give more calibration documents (at least about {least:,} for anything to be "
-            f"selectable; about {good:,} for a selection of one in a hundred{', half of which calibrate' * halved}) or "
+            f"selectable; about {good:,} for a selection of {size}{', half of which calibrate' * halved}) or "
             "allow a larger alpha."
         )
     return text

@@ -133,7 +133,8 @@ def permutation_test(
     The blocks are split at random, evenly in each role and each class of size (1, 2 to 3, 4 to 7, ... documents).
     On one half a linear discriminant of audited against unseen is fitted, with a covariance shrunk as Ledoit and Wolf
     do; on the other T is its mean over audited less that over unseen blocks. Labels are permuted within the classes of
-    size, 9,999 times: p = (1 + #{T* >= T}) / 10,000. Ten splits give p = min(1, twice the median).
+    size, 9,999 times: p = (1 + #{T* >= T}) / 10,000. Ten splits give p = min(1, twice the median)
+    (docs/methods.md, section 3.13).
 
     Guaranteed: where blocks of like size are exchangeable between the roles, P(p <= t) <= t for each split, because
     the score does not depend on the labels that are permuted; and P(p <= t) <= t for twice the median of the splits,

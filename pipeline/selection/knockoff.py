@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.selection.digits import beside
 from pipeline.selection.fusion import Threshold
 from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, value_of
 
@@ -248,13 +249,14 @@ def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
     ok = p_value >= SYMMETRY_LEVEL
     positive = int((w > 0).sum())
     low, high = _interval(positive, w.size)
+    shown = beside(p_value, SYMMETRY_LEVEL, kind="g")
     where = "of all" if groups == 1 else f"of the {worst + 1}. of {groups} groups by size of W, smallest first,"
     sentence = (
         f"Of {w.size} documents of known membership {positive / w.size:.0%} have a positive W (95% interval {low:.0%} "
         f"to {high:.0%}); the knockoff filter assumes {due}, at every size of W. The test finds no contradiction "
-        f"(p = {p_value:.2g}), which is no proof: a skew within that interval would break the promise unseen."
+        f"(p = {shown}), which is no proof: a skew within that interval would break the promise unseen."
         if ok
-        else f"The signs of W among {w.size} documents of known membership are not fair coins (p = {p_value:.2g}): "
+        else f"The signs of W among {w.size} documents of known membership are not fair coins (p = {shown}): "
         f"{where} {shares[worst]:.0%} are positive where {due} should be. The knockoff filter's promise does not hold "
         "here."
     )

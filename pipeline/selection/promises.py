@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.detectors.plugins import Registry
+from pipeline.selection.digits import percentage
 from pipeline.selection.grid import Grid
 
 Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
@@ -133,7 +134,7 @@ TERMS: Registry[Terms] = Registry("procedure", _BUILT_IN)
 
 def terms_of_bound(confidence: Fraction) -> Terms:
     """The terms of procedure `bound` at a confidence in (0, 1): of this one list, and no average."""
-    sure, rest = (f"{float(100 * share):.6g}%" for share in (confidence, 1 - confidence))
+    sure, rest = percentage(confidence), percentage(1 - confidence)
     return Terms(
         "finite-sample",
         _EXCHANGEABLE,
