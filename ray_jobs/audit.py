@@ -17,11 +17,13 @@ from pipeline.audit.allocation import (
     allocation_record,
     write_document_keys,
 )
+from pipeline.audit.before_scoring import check_before_scoring
+from pipeline.audit.checking import check_apart
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
-from pipeline.audit.precheck import check_before_scoring
+from pipeline.audit.precheck import check_documents
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.settle import note_gradient, settle
@@ -138,7 +140,7 @@ def scoring(
     store = Store(config.run)
     early = _begin_model(plan, store, machine)
     with RunLock(store) as lock:
-        check_before_scoring(plan, store, reporter.say)
+        check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
         parts = allocate(config, plan.shards)
         digest = model_digests()
         base = digest(weights_of(config.model)) if parts.adapters else {}

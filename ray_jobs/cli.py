@@ -11,6 +11,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
+from pipeline.models.libraries import uncollected
 from ray_jobs import interrupts, terminal
 
 if TYPE_CHECKING:
@@ -110,9 +111,10 @@ def run(
     fail_if_selected: FailIfSelected = False,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
-    planned = _planned(config, set_, limit)
-    from ray_jobs.audit import run_audit
-    from ray_jobs.progress import Reporter
+    with uncollected():
+        planned = _planned(config, set_, limit)
+        from ray_jobs.audit import run_audit
+        from ray_jobs.progress import Reporter
 
     reporter = Reporter(terminal.console(errors=json_))
     outcome = run_audit(planned.config, reporter, limit, not no_text, fail_if_selected, planned)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from pydantic import Field
 from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, blind_test
 from pipeline.audit.copies import NearCopies, counted, near_copies_among
-from pipeline.audit.forecast import outlooks
 from pipeline.audit.overlap import NAMED_PAIRS, overlap_diagnostic, shared_error, short_id
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, read_record
@@ -35,7 +34,9 @@ from pipeline.store.files import Store
 
 EXAMPLES = 3
 DOCUMENT_COST = 256  # characters that take as long as a document's row does, whatever its length
-_NOTE, _WARNING = "note: ", "warning: "
+NOTE, WARNING = "note: ", "warning: "
+"""Before a line of a check that did not pass."""
+
 _ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
 
 
@@ -118,44 +119,6 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     )
 
 
-def check_before_scoring(plan: Plan, store: Store, say: Callable[[str], None]) -> None:
-    """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
-
-    Nothing of this replaces what selection checks over all scored documents.
-
-    Args:
-        plan: of the run.
-        store: the run directory.
-        say: called with each line.
-
-    Raises:
-        UserError: calibration documents are near copies of audited ones, and the config does not say `overlap: drop`.
-    """
-    earlier = filed_precheck(store, plan.shards, plan.config.seed)
-    checked = earlier or check_documents(plan, RUN)
-    check_shared(checked, plan.config)
-    check_weighable(checked, plan.config)
-    if earlier is None:
-        store.write_json(_file(plan.shards, plan.config.seed), checked.plain())
-    lines = remarks(checked, plan.config)
-    counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
-    for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
-        if entry["ok"] is False:
-            lines.append(f"{_WARNING}selection {entry['name']}: {entry['sentence']}")
-    if lines and not checked.whole:
-        say(f"checked before scoring: {checked.scope}; what they share is checked again over all of them after it")
-    for line in lines:
-        say(line)
-
-
-def _at_least(count: int, plan: Plan, role: Role) -> int:
-    """The documents of a role as planned; those that were read where a damaged file hides their number."""
-    try:
-        return plan.documents(role)[0]
-    except UserError:
-        return count
-
-
 def plan_checks(plan: Plan) -> dict[str, Any]:
     """What `seenset plan` says of the documents: the checks, "scope" (how many were read) and "lines" (one a check).
 
@@ -206,7 +169,7 @@ def check_weighable(checked: Precheck, config: AuditConfig) -> None:
 
 def remarks(checked: Precheck, config: AuditConfig) -> list[str]:
     """A line for each check that did not pass, of the roles that calibrate a selection."""
-    return [line for line in _lines(checked, config) if line.startswith((_WARNING, _NOTE))]
+    return [line for line in _lines(checked, config) if line.startswith((WARNING, NOTE))]
 
 
 def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
@@ -214,13 +177,13 @@ def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
         checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
-    words = {True: "", None: _NOTE, False: _WARNING}
+    words = {True: "", None: NOTE, False: WARNING}
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
     for role, copies in checked.copies.items():
         if role == "audit" or role in calibrating(config):
             line = counted(copies, "audited documents" if role == "audit" else f"{role} documents")
-            lines.append(f"{_NOTE if copies.n_copies else ''}{line}")
-    return [*(f"{_WARNING}{line}" for line in checked.damaged), *lines]
+            lines.append(f"{NOTE if copies.n_copies else ''}{line}")
+    return [*(f"{WARNING}{line}" for line in checked.damaged), *lines]
 
 
 def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
@@ -240,6 +203,11 @@ def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck
     """
     name = _file(shards, seed)
     return read_record(store, name, Precheck, f"remove {name} and run again")
+
+
+def file_precheck(checked: Precheck, store: Store, shards: Sequence[Shard], seed: int) -> None:
+    """Keep the checks of these documents in the run directory."""
+    store.write_json(_file(shards, seed), checked.plain())
 
 
 def _file(shards: Sequence[Shard], seed: int) -> str:

@@ -30,7 +30,7 @@ from pipeline.models.checkpoints import (
     seq2seq_class,
     weight_files,
 )
-from pipeline.models.libraries import BUILDING, quieten
+from pipeline.models.libraries import BUILDING, import_models, quieten
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 
@@ -86,6 +86,7 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
     """Open a causal model or, with `seq2seq`, also an encoder-decoder one."""
     import torch
 
+    import_models()
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor were asked for and torch sees none")

@@ -32,7 +32,7 @@ class SharedModels:
         """Open a model in a thread, before anybody asks for it; arguments as those of `copy_of`, which waits for it."""
 
         def work() -> None:
-            with contextlib.suppress(Exception):  # raised to whoever asks for it
+            with contextlib.suppress(Exception), self._lock:  # raised to whoever asks for it
                 self._open(opener, config, gpus)
 
         threading.Thread(target=work, name="seenset-model", daemon=True).start()
@@ -48,14 +48,14 @@ class SharedModels:
         Raises:
             UserError: as the opener.
         """
-        return own_layers(self._open(opener, config, gpus))
+        with self._lock:  # one copy after the other: the first thread works while the second's is made
+            return own_layers(self._open(opener, config, gpus))
 
     def _open(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         key = f"{opener.__name__} {config.model_dump_json()}"
-        with self._lock:
-            if key not in self._opened:
-                self._opened[key] = opener(config, gpus=gpus)
-            return cast(Opened, self._opened[key])
+        if key not in self._opened:
+            self._opened[key] = opener(config, gpus=gpus)
+        return cast(Opened, self._opened[key])
 
 
 def own_layers(lm: Opened) -> Opened:

@@ -1,0 +1,67 @@
+"""What a run says and stops at before it scores: documents that cannot give the answer that is sought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.audit.forecast import outlooks
+from pipeline.audit.plan import Plan
+from pipeline.audit.precheck import (
+    RUN,
+    WARNING,
+    Effort,
+    Precheck,
+    check_documents,
+    check_shared,
+    check_weighable,
+    file_precheck,
+    filed_precheck,
+    remarks,
+)
+from pipeline.config.corpus import Role
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+
+def check_before_scoring(
+    plan: Plan,
+    store: Store,
+    say: Callable[[str], None],
+    check: Callable[[Plan, Effort], Precheck] = check_documents,
+) -> None:
+    """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
+
+    Nothing of this replaces what selection checks over all scored documents.
+
+    Args:
+        plan: of the run.
+        store: the run directory.
+        say: called with each line.
+        check: `check_documents`, or `check_apart` beside a thread of this process that imports libraries for seconds.
+
+    Raises:
+        UserError: calibration documents are near copies of audited ones, and the config does not say `overlap: drop`.
+    """
+    earlier = filed_precheck(store, plan.shards, plan.config.seed)
+    checked = earlier or check(plan, RUN)
+    check_shared(checked, plan.config)
+    check_weighable(checked, plan.config)
+    if earlier is None:
+        file_precheck(checked, store, plan.shards, plan.config.seed)
+    lines = remarks(checked, plan.config)
+    counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
+    for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
+        if entry["ok"] is False:
+            lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
+    if lines and not checked.whole:
+        say(f"checked before scoring: {checked.scope}; what they share is checked again over all of them after it")
+    for line in lines:
+        say(line)
+
+
+def _at_least(count: int, plan: Plan, role: Role) -> int:
+    """The documents of a role as planned; those that were read where a damaged file hides their number."""
+    try:
+        return plan.documents(role)[0]
+    except UserError:
+        return count
