@@ -37,6 +37,10 @@ class IncompleteError(UserError):
     exit_code = ExitCode.INCOMPLETE
 
 
+class DamagedError(UserError):
+    """A file of a run directory is gone or is not what its receipt says; the run makes it again."""
+
+
 class StopError(UserError):
     """What would befall every document to come: the run ends at once, with an exit code that says whose turn it is."""
 

@@ -63,7 +63,7 @@ class ShardActor:
             if isinstance(self.worker, UserError):
                 raise self.worker
             receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch)
-            return {"failure": "", "receipt": json.dumps(asdict(receipt))}
+            return {"failure": "", "receipt": json.dumps(receipt.to_dict())}
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
             return {"receipt": "", "failure": json.dumps(asdict(failure_of(shard, error)))}
 
@@ -225,7 +225,7 @@ def map_shards(
         if row is None:
             yield from _news(board)
         elif row["receipt"]:
-            yield Receipt(**json.loads(row["receipt"]))
+            yield Receipt.from_dict(json.loads(row["receipt"]), f"receipt of stage {stage.name}")
         else:
             yield Failure(**json.loads(row["failure"]))
 

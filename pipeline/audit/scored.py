@@ -24,6 +24,7 @@ from pipeline.stages.process import QUARANTINE_SCHEMA
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.tables import read_filed
 
 
 def check_budget(config: AuditConfig, scored: Scored) -> None:
@@ -67,7 +68,7 @@ class Scored:
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without the rows that repeat an id, and without those of fine-tuning unless asked for."""
         try:
-            table = self.store.read_table(receipt.data, columns)
+            table = read_filed(self.store, receipt, columns)
         except KeyError as error:
             raise UserError(f"{receipt.data}: {error}") from None
         dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
@@ -160,7 +161,7 @@ def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) ->
 
 def _sketched(store: Store, receipt: Receipt) -> pa.Table:
     try:
-        return store.read_table(receipt.data, ["sketch"])
+        return read_filed(store, receipt, ["sketch"])
     except KeyError as error:
         raise UserError(f"{receipt.data}: {error}") from None
 
@@ -182,7 +183,7 @@ def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarr
     for part in range(parts):
         keys, shard_of, position = [], [], []
         for index, receipt in enumerate(receipts):
-            shard_keys = store.read_table(receipt.data, ["id_key"])["id_key"].to_numpy()
+            shard_keys = read_filed(store, receipt, ["id_key"])["id_key"].to_numpy()
             inside = np.flatnonzero(shard_keys % parts == part)
             keys.append(shard_keys[inside])
             shard_of.append(np.full(inside.size, index, dtype=np.int32))
@@ -201,7 +202,7 @@ def _write_duplicates(scored: Scored) -> None:
     tables = []
     for receipt in scored.receipts:
         if receipt.shard in scored.duplicates:
-            table = scored.store.read_table(receipt.data, ["doc_id", "role", "row", "id_key"])
+            table = read_filed(scored.store, receipt, ["doc_id", "role", "row", "id_key"])
             table = table.take(pa.array(scored.duplicates[receipt.shard]))
             fixed = {
                 "source": scored.shards[receipt.shard].name,

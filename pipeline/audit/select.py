@@ -32,6 +32,7 @@ from pipeline.errors import UserError
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
 from pipeline.store.receipts import Receipt
+from pipeline.store.tables import read_filed
 
 EXCERPT = 200
 """Characters of a selected document's beginning, at most."""
@@ -313,9 +314,11 @@ class _Question:
 
     def unscored(self, receipt: Receipt) -> pa.Table:
         """Quarantined documents of a shard: p = 1, never selected, no scores."""
-        names = [self.scored.store.read_table(receipt.quarantine, ["doc_id"])["doc_id"]] if receipt.quarantine else []
+        store, names = self.scored.store, []
+        if receipt.quarantine is not None:
+            names.append(read_filed(store, receipt, ["doc_id"], receipt.quarantine)["doc_id"])
         if receipt.shard in self.scored.duplicates:
-            table = self.scored.store.read_table(receipt.data, ["doc_id"])
+            table = read_filed(store, receipt, ["doc_id"])
             names.append(table["doc_id"].take(pa.array(self.scored.duplicates[receipt.shard])))
         ids = [name.as_py() for chunk in names for name in chunk]
         columns = {"doc_id": ids, "p_value": [1.0] * len(ids), "selected": [False] * len(ids)}

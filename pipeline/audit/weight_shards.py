@@ -20,6 +20,7 @@ from pipeline.config.corpus import Role
 from pipeline.corpus.documents import id_key, read_shard, text_key
 from pipeline.errors import UserError
 from pipeline.store.receipts import Receipt
+from pipeline.store.tables import read_filed
 
 AT_ONCE = 1_000
 """Texts that are weighed together; memory holds no more of them."""
@@ -115,7 +116,7 @@ def _learn(scored: Scored, role: Role, seed: int) -> tuple[Weigher, BlindDiagnos
 
 def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:
     """The weights of a shard's scored documents, by row."""
-    table = scored.store.read_table(receipt.data, ["row", "id_key", "text_key"])
+    table = read_filed(scored.store, receipt, ["row", "id_key", "text_key"])
     columns = (table[name].to_pylist() for name in table.column_names)
     wanted = {row: (key, of_text) for row, key, of_text in zip(*columns, strict=True)}
     rows: list[int] = []

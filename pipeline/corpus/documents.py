@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset
 from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.shard import Shard
@@ -39,8 +40,12 @@ class Document:
     problem: tuple[str, str] | None = None
 
 
-def read_shard(shard: Shard) -> Generator[Document]:
+def read_shard(shard: Shard, content: ContentDigest | None = None) -> Generator[Document]:
     """All documents of a shard, in order, good and bad. Memory holds one batch of them.
+
+    Args:
+        shard: to be read.
+        content: takes in every row as it is read.
 
     Raises:
         UserError: the file itself is damaged (truncated, corrupt, gone).
@@ -48,6 +53,8 @@ def read_shard(shard: Shard) -> Generator[Document]:
     row = shard.first_row
     try:
         for row, text, identity, group, _ in _rows(shard):
+            if content is not None:
+                content.add(row, (text.reason,) if isinstance(text, _Unreadable) else text, identity, group)
             yield _checked(shard, row, text, identity, group)
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from pipeline.errors import UserError
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.tables import read_filed
 
 LISTED = 50
 EXAMPLES = 20
@@ -209,13 +211,18 @@ def _examples(
     """The first documents of each reason, about equally many, opening only the files that hold them."""
     wanted = dict.fromkeys(reasons, max(1, EXAMPLES // max(1, len(reasons))))
     examples: list[QuarantinedDocument] = []
-    files = [(receipt.quarantine, list(receipt.reasons)) for receipt in receipts]
+    columns = list(QuarantinedDocument.model_fields)
+    files: list[tuple[Iterable[str], Callable[[], pa.Table]]] = [
+        (receipt.reasons, partial(read_filed, store, receipt, columns, receipt.quarantine))
+        for receipt in receipts
+        if receipt.quarantine is not None
+    ]
     if duplicates:
-        files.append((DUPLICATES, ["duplicate_id"]))
-    for name, file_reasons in files:
-        if name is None or not any(wanted.get(reason, 0) for reason in file_reasons):
+        files.append((["duplicate_id"], partial(store.read_table, DUPLICATES, columns)))
+    for file_reasons, read in files:
+        if not any(wanted.get(reason, 0) for reason in file_reasons):
             continue
-        for row in store.read_table(name, list(QuarantinedDocument.model_fields)).to_pylist():
+        for row in read().to_pylist():
             if wanted.get(row["reason"], 0):
                 wanted[row["reason"]] -= 1
                 examples.append(QuarantinedDocument(**row))

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pipeline import __version__
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
+from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.endpoint.answers import Answers
@@ -143,6 +144,8 @@ class Output:
     tokens: int = 0
     n_truncated: int = 0
     gradient: dict[str, Any] | None = None  # over what gradient norms were taken, and how
+    content: ContentDigest = field(default_factory=ContentDigest)  # of the documents as they are read
+    earlier: dict[str, str] = field(default_factory=dict)  # stage whose rows are read -> digest of what it read
 
     def keep(self, document: Document, **columns: Any) -> None:
         """Note the row of a document."""

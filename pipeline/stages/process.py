@@ -21,6 +21,7 @@ from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Windo
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
+from pipeline.store.tables import read_filed, write_filed
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -131,7 +132,7 @@ def readable_documents(stage: Stage, shard: Shard, output: Output) -> Iterator[D
     if shard.transform != stage.transform:
         raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
     ids: set[str] = set()
-    for document in read_shard(shard):
+    for document in read_shard(shard, output.content):
         problem = document.problem
         if document.doc_id in ids:
             problem = ("duplicate_id", "the id stands earlier in the shard")
@@ -143,16 +144,24 @@ def readable_documents(stage: Stage, shard: Shard, output: Output) -> Iterator[D
             output.unread.add(document.row)
 
 
-def read_rows(stage: Stage, shard: Shard, store: Store) -> dict[int, dict[str, Any]]:
+def read_rows(stage: Stage, shard: Shard, store: Store, output: Output | None = None) -> dict[int, dict[str, Any]]:
     """The rows of a finished shard, by number.
 
+    Args:
+        stage: that made them.
+        shard: of the documents.
+        store: the run directory.
+        output: of the stage that reads them, which must read the same documents; None: the documents are not read.
+
     Raises:
-        UserError: the stage has not finished the shard.
+        UserError: the stage has not finished the shard, or its file is damaged.
     """
     receipt = read_receipt(store, stage.name, shard.id)
     if receipt is None:
         raise UserError(f"stage {stage.name} has not finished shard {shard.id} of {shard.name} yet")
-    return {row["row"]: row for row in store.read_table(receipt.data).to_pylist()}
+    if output is not None:
+        output.earlier[stage.name] = receipt.documents
+    return {row["row"]: row for row in read_filed(store, receipt).to_pylist()}
 
 
 def earlier_rows(stage: Stage, shard: Shard, store: Store) -> Iterator[dict[str, Any]]:
@@ -167,7 +176,15 @@ def earlier_rows(stage: Stage, shard: Shard, store: Store) -> Iterator[dict[str,
 def file_rows(
     stage: Stage, shard: Shard, store: Store, output: Output, seconds: float, spent: Usage | None = None
 ) -> Receipt:
-    """Write the rows of a finished shard, and then its receipt."""
+    """Write the rows of a finished shard, and then its receipt.
+
+    Raises:
+        UserError: the documents are not those that an earlier stage read.
+    """
+    documents = output.content.hexdigest()
+    for earlier, digest in output.earlier.items():
+        if digest != documents:
+            raise UserError(changed_input(shard, earlier))
     attempt = f"{shard.id}-{uuid.uuid4().hex[:8]}.parquet"
     rows = dict(output.rows)
     if not stage.quarantines:
@@ -177,11 +194,12 @@ def file_rows(
                 rows[number] = {**row, "reason": reason, "problem": message}
     schema = stage.schema.with_metadata({_MADE_OF: _made_of(stage, shard)}) if stage.grows else stage.schema
     data = f"{stage.folder}/{attempt}"
-    store.write_table(data, pa.Table.from_pylist([rows[number] for number in sorted(rows)], schema=schema))
+    table = pa.Table.from_pylist([rows[number] for number in sorted(rows)], schema=schema)
+    files = {data: write_filed(store, data, table)}
     quarantine = None
     if stage.quarantines and output.refused:
         quarantine = f"quarantine/{attempt}"
-        store.write_table(quarantine, _quarantine_table(stage, shard, output))
+        files[quarantine] = write_filed(store, quarantine, _quarantine_table(stage, shard, output))
     n_in, n_refused = len(output.rows.keys() | output.refused.keys()), len(output.refused)
     receipt = Receipt(
         shard=shard.id,
@@ -193,6 +211,8 @@ def file_rows(
         quarantine=quarantine,
         reasons=dict(sorted(output.reasons.items())),
         fingerprint=stage.fingerprint_of(shard),
+        files=files,
+        documents=documents,
         tokens=output.tokens if spent is None or not spent.tokens else spent.tokens,
         n_truncated=output.n_truncated,
         seconds=round(seconds, 3),
@@ -200,6 +220,14 @@ def file_rows(
         spent=None if spent is None else spent.to_dict(),
     )
     return write_receipt(store, stage.name, receipt)
+
+
+def changed_input(shard: Shard, stage: str) -> str:
+    """What to say of a shard whose documents are not those that a stage read."""
+    return (
+        f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents are others now; "
+        "put back the ones that were read, or begin a new run directory"
+    )
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -146,9 +146,9 @@ class Scorer:
         output.gradient = self.gradient
         return _Inputs(
             shard.role,
-            read_rows(self.paraphrase, shard, store) if self.paraphrase is not None else {},
-            {continued: read_rows(stage, shard, store) for continued, stage in self.samples.items()},
-            {forward_pass: read_rows(stage, shard, store) for forward_pass, stage in self.answers.items()},
+            read_rows(self.paraphrase, shard, store, output) if self.paraphrase is not None else {},
+            {continued: read_rows(stage, shard, store, output) for continued, stage in self.samples.items()},
+            {forward_pass: read_rows(stage, shard, store, output) for forward_pass, stage in self.answers.items()},
         )
 
     def prepare(self, documents: list[Document], inputs: _Inputs, output: Output) -> list[Entry]:

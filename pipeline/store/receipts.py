@@ -1,13 +1,29 @@
-"""Receipts: the durable proof that one stage finished one shard, written once."""
+"""Receipts: the durable proof that one stage finished one shard, written once, with digests of what they name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from pipeline.errors import UserError
-from pipeline.store.files import Store
+from pipeline.errors import DamagedError, UserError
+from pipeline.store.files import Store, to_json
+
+DIGEST = "digest"
+"""The key of a receipt's file under which the SHA-256 of all its other keys stands."""
+
+REMADE = "seenset run makes it again"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a table of a run directory was when it was written."""
+
+    rows: int
+    size: int  # bytes
+    sha256: str  # of the whole file, hexadecimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +39,8 @@ class Receipt:
     quarantine: str | None
     reasons: dict[str, int]
     fingerprint: dict[str, Any]
+    files: dict[str, FileRecord]  # by name: data, quarantine and whatever else is read through the receipt
+    documents: str  # SHA-256 of the shard's ids and texts as they were read, before any transform
     tokens: int = 0
     n_truncated: int = 0
     seconds: float = 0.0
@@ -30,14 +48,56 @@ class Receipt:
     spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
 
     def __post_init__(self) -> None:
-        """Refuse a receipt that loses a document."""
+        """Refuse a receipt that loses a document, or that names a file without its digest."""
         if self.n_in != self.n_scored + self.n_quarantined:
             raise ValueError(
                 f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined"
             )
+        for name in (self.data, self.quarantine):
+            if name is not None and name not in self.files:
+                raise ValueError(f"shard {self.shard}: no digest of {name}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a file holds them: the receipt's own digest is the last."""
+        value: dict[str, Any] = json.loads(to_json(asdict(self)))
+        return {**value, DIGEST: _digest(value)}
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> Receipt:
+        """The inverse of `to_dict`.
+
+        Args:
+            value: what a file holds.
+            where: its place, for messages.
+
+        Raises:
+            DamagedError: a value differs from the one that was written.
+            UserError: a version that kept no digests wrote it.
+        """
+        if not isinstance(value, dict):
+            raise DamagedError(f"{where} is damaged: no mapping of keys to values; {REMADE}")
+        if DIGEST not in value and "files" not in value:
+            fingerprint = value.get("fingerprint")
+            writer = fingerprint.get("code") if isinstance(fingerprint, dict) else None
+            raise UserError(
+                f"{where} was written by seenset {writer or 'of an unknown version'}, which kept no digests of files: "
+                "begin a new run directory with seenset run, or use that version"
+            )
+        if value.get(DIGEST) != _digest({key: value[key] for key in value if key != DIGEST}):
+            raise DamagedError(f"{where} is damaged: its digest is not the one that was written; {REMADE}")
+        kept = {key: value[key] for key in value if key in _KEYS}
+        try:
+            files = {name: FileRecord(**record) for name, record in value["files"].items()}
+            return cls(**{**kept, "files": files})
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{where} was written by another version of seenset: {error}") from None
 
 
 _KEYS = frozenset(entry.name for entry in fields(Receipt))  # others were written by another version
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def receipt_name(stage: str, shard: str) -> str:
@@ -50,32 +110,45 @@ def write_receipt(store: Store, stage: str, receipt: Receipt) -> Receipt:
 
     Of two attempts that end at the same moment one wins, and readers trust only the files that it names.
     """
-    if store.create_json(receipt_name(stage, receipt.shard), asdict(receipt)):
+    if store.create_json(receipt_name(stage, receipt.shard), receipt.to_dict()):
         return receipt
     filed = read_receipt(store, stage, receipt.shard)
     assert filed is not None
     return filed
 
 
+def withdraw_receipt(store: Store, stage: str, shard: str) -> None:
+    """Remove the receipt of a shard, which the stage then has to finish again."""
+    store.remove(receipt_name(stage, shard))
+
+
 def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
     """The receipt of one shard; None while the stage has not finished it.
 
     Raises:
-        UserError: it is damaged.
+        DamagedError: it is not as it was written.
+        UserError: a version that kept no digests wrote it.
     """
     name = receipt_name(stage, shard)
-    value = store.read_json(name)
+    where = f"{store.url}/{name}"
     try:
-        return None if value is None else Receipt(**{key: value[key] for key in value if key in _KEYS})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{store.url}/{name} is damaged: {error}") from None
+        value = json.loads(store.read(name))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        raise DamagedError(f"{where} is damaged: not JSON; {REMADE}") from None
+    receipt = Receipt.from_dict(value, where)
+    if receipt.shard != shard:
+        raise DamagedError(f"{where} is damaged: it is the receipt of shard {receipt.shard}; {REMADE}")
+    return receipt
 
 
 def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
     """All receipts of a stage, in the order of their shards.
 
     Raises:
-        UserError: one is damaged.
+        DamagedError: one is not as it was written.
+        UserError: a version that kept no digests wrote one.
     """
     for name in store.names(f"receipts/{stage}", ".json"):
         receipt = read_receipt(store, stage, name.removesuffix(".json"))

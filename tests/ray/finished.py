@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
+from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
+from pipeline.store.tables import write_filed
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 
@@ -28,3 +32,19 @@ def rows(folder: Path, stage: str = "score") -> dict[str, dict[str, Any]]:
             assert row["doc_id"] not in found
             found[row["doc_id"]] = row
     return found
+
+
+def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: str = "") -> None:
+    """File other scores in the place of those of a finished run, of one role or of all, as scoring would."""
+    store = Store(str(folder))
+    for receipt in list(read_receipts(store, "score")):
+        if role in ("", receipt.role):
+            table = change(store.read_table(receipt.data), receipt)
+            files = {**receipt.files, receipt.data: write_filed(store, receipt.data, table)}
+            withdraw_receipt(store, "score", receipt.shard)
+            write_receipt(store, "score", replace(receipt, files=files))
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """The table with other values in a column."""
+    return table.set_column(table.column_names.index(name), name, values)

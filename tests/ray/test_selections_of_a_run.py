@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from finished import refile, with_column
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -28,6 +30,7 @@ from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.process import process
 from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import selection as job
 from ray_jobs.audit import select_again
 
@@ -124,12 +127,11 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
 
 
 def test_the_knockoff_filter_reads_any_signed_column(run: Path) -> None:
-    for path in (run / "scores").glob("*.parquet"):
-        table = pq.read_table(path)
-        wide = np.where(np.array(table["zlib"]) > -0.05, 1.0, -1.0) * (1 + np.arange(len(table)) / 1000)
-        pq.write_table(
-            table.set_column(table.column_names.index("min_k_plus_plus"), "min_k_plus_plus", pa.array(wide)), path
-        )
+    def wide(table: pa.Table, receipt: Receipt) -> pa.Table:
+        values = np.where(np.array(table["zlib"]) > -0.05, 1.0, -1.0) * (1 + np.arange(len(table)) / 1000)
+        return with_column(table, "min_k_plus_plus", pa.array(values))
+
+    refile(run, wide)
     summary = select(run, {"procedure": "ktd", "detectors": ["min_k_plus_plus"], "alpha": 0.1})[0]
     assert summary.diagnostics.sign_symmetry is not None
     assert summary.guarantee == "heuristic"
@@ -171,13 +173,13 @@ def test_a_cluster_and_a_loop_give_the_same_bytes(run: Path, monkeypatch: pytest
 
 def test_several_selections_share_the_passes_over_the_scores(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    read_table = Store.read_table
+    read = Store.read
 
-    def counted(store: Store, name: str, columns: Any = None) -> pa.Table:
+    def counted(store: Store, name: str) -> bytes:
         reads.append(name)
-        return read_table(store, name, columns)
+        return read(store, name)
 
-    monkeypatch.setattr(Store, "read_table", counted)
+    monkeypatch.setattr(Store, "read", counted)
 
     def audit_reads(*asked: dict[str, Any]) -> int:
         reads.clear()
@@ -306,33 +308,30 @@ def test_a_question_that_cannot_be_asked_is_one_line(run: Path, asked: dict[str,
 
 
 def test_scores_that_are_no_numbers_or_of_two_runs_are_refused(run: Path) -> None:
-    receipt = sorted((run / "receipts/score").glob("audit*.json"))[1]
-    value = json.loads(receipt.read_text())
-    other = {**value, "fingerprint": {**value["fingerprint"], "dtype": "bfloat16"}}
-    receipt.write_text(json.dumps(other))
+    store = Store(str(run))
+    _, receipt, *_ = (r for r in read_receipts(store, "score") if r.role == "audit")
+    withdraw_receipt(store, "score", receipt.shard)
+    write_receipt(store, "score", replace(receipt, fingerprint={**receipt.fingerprint, "dtype": "bfloat16"}))
     assert "score shards differ in dtype" in refusal(run, {})
-    receipt.write_text(json.dumps(value))
-    path = run / value["data"]
-    table = pq.read_table(path)
-    spoiled = pa.array([float("nan"), *table["zlib"].to_pylist()[1:]])
-    pq.write_table(table.set_column(table.column_names.index("zlib"), "zlib", spoiled), path)
+    withdraw_receipt(store, "score", receipt.shard)
+    write_receipt(store, "score", receipt)
+
+    def spoiled(table: pa.Table, other: Receipt) -> pa.Table:
+        values = pa.array([float("nan"), *table["zlib"].to_pylist()[1:]])
+        return with_column(table, "zlib", values) if other.shard == receipt.shard else table
+
+    refile(run, spoiled)
     assert "1 scores that are no number" in refusal(run, {})
-    pq.write_table(table.drop_columns(["zlib"]), path)
+    refile(run, lambda table, _: table.drop_columns(["zlib"]))
     assert "zlib" in refusal(run, {})
 
 
 def test_a_group_without_calibration_documents_is_named(run: Path) -> None:
-    for path in (run / "scores").glob("unseen-*.parquet"):
-        table = pq.read_table(path)
-        groups = pa.array(["a"] * len(table), pa.string())
-        pq.write_table(table.set_column(table.column_names.index("group"), "group", groups), path)
+    refile(run, lambda table, _: with_column(table, "group", pa.array(["a"] * len(table), pa.string())), "unseen")
     assert "group 'b' has audit documents and no calibration documents" in refusal(run, {"calibration": "by_group"})
 
 
 def test_equal_scores_select_nothing(run: Path) -> None:
-    for path in (run / "scores").glob("*.parquet"):
-        table = pq.read_table(path)
-        same = pa.array([0.5] * len(table))
-        pq.write_table(table.set_column(table.column_names.index("zlib"), "zlib", same), path)
+    refile(run, lambda table, _: with_column(table, "zlib", pa.array([0.5] * len(table))))
     for summary in select(run, {"procedure": "bh"}, {"procedure": "ptdi"}, {"procedure": "td4eval", "detectors": ONE}):
         assert summary.n_selected == 0

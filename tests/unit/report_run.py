@@ -30,7 +30,8 @@ from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.selection import Decision, RankCounts, StrictAnswer, calibrate, decide, minimum_selectable, ranks, strict
 from pipeline.selection.resolution import PLAIN
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, write_receipt
+from pipeline.store.receipts import FileRecord, Receipt, write_receipt
+from pipeline.store.tables import write_filed
 
 SCRIPT = "<script>alert('selected')</script><img src=http://evil.example/x onerror=alert(1)>"
 SECRET = "Harvest of the unlikely orchard"
@@ -98,7 +99,7 @@ def _score(store: Store, shards: list[str], m: int, n: int) -> None:
             "message": ["nothing but white space"] * 3 + [f"<b>failed on {SECRET}</b>"],
         }
     )
-    store.write_table("quarantine/audit-000000-a.parquet", quarantine)
+    refused = write_filed(store, "quarantine/audit-000000-a.parquet", quarantine)
     for shard in shards:
         role = shard.split("-")[0]
         size, bad = (m, 4) if role == "audit" else (n, 0)
@@ -112,6 +113,8 @@ def _score(store: Store, shards: list[str], m: int, n: int) -> None:
             quarantine="quarantine/audit-000000-a.parquet" if bad else None,
             reasons={"empty": 3, "model_error": 1} if bad else {},
             fingerprint={},
+            files={f"scores/{shard}-a.parquet": FileRecord(0, 0, ""), "quarantine/audit-000000-a.parquet": refused},
+            documents="",
             tokens=1000,
             n_truncated=2,
         )

@@ -25,7 +25,8 @@ from pipeline.corpus.near_copies import sketch
 from pipeline.errors import UserError
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, write_receipt
+from pipeline.store.receipts import Receipt, withdraw_receipt, write_receipt
+from pipeline.store.tables import write_filed
 
 LIST = "This is a list of people reported killed by the police in {}"
 HEADER = "licensed to everybody under the terms of the licence text {}"
@@ -84,10 +85,12 @@ def select(
             "sketch": [sketch(text) for text in some],
             column: rng.normal(size=len(some)) + 6 * (np.array(numbers) < raised) * (shard.role == "audit"),
         }
-        store.write_table(f"scores/{shard.id}.parquet", pa.table(rows, schema=score_schema([column])))
+        name = f"scores/{shard.id}.parquet"
+        files = {name: write_filed(store, name, pa.table(rows, schema=score_schema([column])))}
         counts = {"n_in": len(some), "n_scored": len(some), "n_quarantined": 0, "tokens": 1, "n_truncated": 0}
-        fixed = {"data": f"scores/{shard.id}.parquet", "quarantine": None, "reasons": {}, "fingerprint": {}}
-        write_receipt(store, "score", Receipt(shard=shard.id, role=shard.role, **counts, **fixed))
+        fixed = {"data": name, "quarantine": None, "reasons": {}, "fingerprint": {}, "documents": ""}
+        withdraw_receipt(store, "score", shard.id)  # of a question before
+        write_receipt(store, "score", Receipt(shard=shard.id, role=shard.role, files=files, **counts, **fixed))
     (summary,) = select_all(config, read_scored(store, plan.shards), None, each)
     return summary
 

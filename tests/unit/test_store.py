@@ -17,11 +17,12 @@ from pipeline.errors import BusyError, ExitCode, UserError
 from pipeline.store import lock as lock_module
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
-from pipeline.store.receipts import Receipt, read_receipts, write_receipt
+from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt
 
 
 def receipt(shard: str = "audit-000000", data: str = "scores/a.parquet", n_in: int = 3) -> Receipt:
-    return Receipt(shard, "audit", n_in, n_in, 0, data, None, {}, {"dtype": "float32"})
+    files = {data: FileRecord(n_in, 100, "ab12")}
+    return Receipt(shard, "audit", n_in, n_in, 0, data, None, {}, {"dtype": "float32"}, files, "cd34")
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -31,7 +32,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def test_a_receipt_that_loses_a_document_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="3 in, 1 scored, 1 quarantined"):
-        Receipt("s", "audit", 3, 1, 1, "d", None, {}, {})
+        Receipt("s", "audit", 3, 1, 1, "d", None, {}, {}, {"d": FileRecord(1, 100, "ab12")}, "cd34")
+
+
+def test_a_receipt_that_names_a_file_without_its_digest_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="no digest of q"):
+        Receipt("s", "audit", 3, 2, 1, "d", "q", {"empty": 1}, {}, {"d": FileRecord(2, 100, "ab12")}, "cd34")
 
 
 def test_the_first_receipt_counts_and_later_attempts_get_it_back(store: Store) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from finished import refile, with_column
 from rich.console import Console
 
 import seenset
@@ -23,7 +24,7 @@ from pipeline.audit.verdict import CollectionVerdict, MemberCount, read_verdict
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
+from pipeline.store.receipts import Receipt
 from ray_jobs.audit import run_audit, select_again
 from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
@@ -65,15 +66,16 @@ def store(finished: Path, tmp_path: Path) -> Store:
 def set_scores(store: Store, shift: float, groups: Callable[[str, int], str | None] = lambda role, row: None) -> None:
     """Normal scores, with audited ones higher by a shift, and groups by role and row."""
     rng = np.random.default_rng(0)
-    for receipt in read_receipts(store, "score"):
-        table = store.read_table(receipt.data)
+
+    def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
         common = rng.normal(size=len(table))
         for column in ("loss", "zlib"):
             values = common + 0.5 * rng.normal(size=len(table)) + shift * (receipt.role == "audit")
-            table = table.set_column(table.column_names.index(column), column, pa.array(values))
+            table = with_column(table, column, pa.array(values))
         names = pa.array([groups(receipt.role, row) for row in table["row"].to_pylist()], pa.string())
-        table = table.set_column(table.column_names.index("group"), "group", names)
-        store.write_table(receipt.data, table)
+        return with_column(table, "group", names)
+
+    refile(Path(store.root), changed)
 
 
 def count(monkeypatch: pytest.MonkeyPatch, at_least: int, supported: bool | None = True) -> None:

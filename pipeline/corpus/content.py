@@ -1,0 +1,25 @@
+"""A digest of documents as they are read, by which a change of an input shows."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+
+class ContentDigest:
+    """SHA-256 over the numbers, ids, groups and texts of documents, before any transform, in their order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, row: int, text: Any, identity: Any, group: Any) -> None:
+        """Take in a row; a value in the place of a text that is none counts by its representation."""
+        kind, value = ("text", text) if isinstance(text, str) else ("none", repr(text))
+        data = value.encode("utf-8", "surrogatepass")
+        head = f"{row} {identity!r} {group!r} {kind} {len(data)}\n"
+        self._digest.update(head.encode("utf-8", "backslashreplace"))
+        self._digest.update(data)
+
+    def hexdigest(self) -> str:
+        """Of all rows so far, hexadecimal."""
+        return self._digest.hexdigest()
