@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -22,11 +23,12 @@ from pipeline.audit.checking import check_apart
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.manifest import read_run
+from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.precheck import check_documents
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
-from pipeline.audit.settle import note_gradient, settle
+from pipeline.audit.settle import check_inputs_since, note_gradient, settle
 from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
 from pipeline.audit.summary import Summary, exit_code_of
@@ -34,8 +36,8 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
-from pipeline.errors import ExitCode, IncompleteError, UserError
-from pipeline.models.adapters import RECORD
+from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
+from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.load import open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
@@ -147,7 +149,11 @@ def scoring(
         keys = adapter_folders(parts, base)
         stages = stages_of(config, keys or None, digest)
         fingerprints = {stage.name: stage.fingerprint for stage in stages}
-        plan = settle(plan, fingerprints, store, allocation_record(parts, keys))
+        fold = each if machine is None else each_here
+        plan = settle(plan, fingerprints, store, allocation_record(parts, keys), fold)
+        for line in withdraw_damaged(stages, plan.shards, store, fold):
+            reporter.say(line)
+        unscored = pending(plan, STAGE, store)
         status = StatusFile(store, Counts(len(plan.shards)))
         driver = _Driver(store, lock, status, reporter, machine, early)
         try:
@@ -155,10 +161,12 @@ def scoring(
             finetuning = _finetuning(driver, config, parts, keys, base)
             _prepare(driver, finetuning, before, plan)
             _finish(driver, scoring, plan)
+            if unscored:
+                check_inputs_since(plan, stages, store, fold)
             scored = read_scored(store, plan.shards, plan.config.near_copies)
             note_gradient(store, scored)
             check_budget(config, scored)
-            yield scored, status, each if machine is None else each_here
+            yield scored, status, fold
         except KeyboardInterrupt:
             status.write("incomplete", ExitCode.INTERRUPTED)
             raise
@@ -205,14 +213,18 @@ def _finetuning(
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return None
     write_document_keys(parts, store)
-    missing = [key for key in keys.values() if not store.exists(f"adapters/{key}/{RECORD}")]
+    missing = _missing_adapters(store, keys.values())
     if not missing:
         return None
     if store.names(f"receipts/{STAGE}", ".json"):
         raise UserError(
-            f"{store.url}/adapters/{missing[0]} is gone, and documents were scored with it; another may differ: "
+            f"{next(iter(missing.values()))}, and documents were scored with it; another may differ: "
             "begin a new run directory"
         )
+    for key, problem in missing.items():
+        if store.exists(f"adapters/{key}/{RECORD}"):
+            reporter.say(f"{problem}; it is trained again")
+            store.remove_folder(f"adapters/{key}")
 
     def on_adapter(adapter: Adapter) -> None:
         if adapter.fresh:
@@ -227,6 +239,20 @@ def _finetuning(
         driver.check,
         driver.machine is not None,
     )
+
+
+def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
+    """The adapters that are not there as they were trained, and what is wrong with each."""
+    missing = {}
+    for key in keys:
+        if not store.exists(f"adapters/{key}/{RECORD}"):
+            missing[key] = f"{store.url}/adapters/{key} is gone"
+            continue
+        try:
+            check_adapter(Path(store.path(f"adapters/{key}")))
+        except DamagedError as error:
+            missing[key] = str(error)
+    return missing
 
 
 def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[Stage], plan: Plan) -> None:

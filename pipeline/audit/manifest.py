@@ -31,6 +31,9 @@ class InputRecord(Record):
     size: int = Field(description="Bytes; 0 where unknown.")
     rows: int | None = Field(description="Rows; null where only reading would tell.")
     content: str = Field(description="Digest of its size and of both its ends, by which a change shows.")
+    stamp: str | None = Field(
+        None, description="Digest of when its files were written last; if another one is met, the input is read again."
+    )
 
 
 class AuditedModel(Record):

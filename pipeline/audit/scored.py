@@ -48,6 +48,12 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
 Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 """A function of every score shard, in any order: in this process or on a cluster."""
 
+
+def each_in_turn(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+    """The function of every shard, in this process, in order."""
+    return map(function, receipts)
+
+
 KEYS_AT_ONCE = 1 << 24
 
 
@@ -254,7 +260,7 @@ def find_overlap(scored: Scored, role: str, config: AuditConfig, each: Each | No
         return receipt.shard, known.shared(table, NAMED_PAIRS), int(like.sum())
 
     audited = scored.of("audit")
-    parts = {shard: (shared, like) for shard, shared, like in (each or _here)(audited, of_shard)}
+    parts = {shard: (shared, like) for shard, shared, like in (each or each_in_turn)(audited, of_shard)}
     near, equal = (np.zeros(known.text_key.size, dtype=bool) for _ in range(2))
     examples: list[tuple[Receipt, int, int, float]] = []
     for receipt in audited:  # in their order, whatever order they were read in
@@ -272,10 +278,6 @@ def find_overlap(scored: Scored, role: str, config: AuditConfig, each: Each | No
         calibrating = ~trained.matches(known.index.sketches)
     n_trained = sum(like for _, like in parts.values())
     return Overlap(n_shared, n_equal, n_audit, pairs, n_trained, ~near[calibrating])
-
-
-def _here(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
-    return map(function, receipts)
 
 
 def _named_pairs(

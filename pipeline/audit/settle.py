@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.audit.manifest import (
@@ -18,14 +18,17 @@ from pipeline.audit.manifest import (
     versions,
     write_manifest,
 )
+from pipeline.audit.mend import check_documents_read
 from pipeline.audit.plan import Plan, describe_model
-from pipeline.audit.scored import Scored
+from pipeline.audit.scored import Each, Scored, each_in_turn
+from pipeline.corpus.inputs import InputFile, stamp_of
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
+from pipeline.stages.base import Stage
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
+from pipeline.store.receipts import intact_receipts
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ def settle(
     fingerprints: Mapping[str, Mapping[str, Any]],
     store: Store,
     allocation: Allocation | None = None,
+    each: Each = each_in_turn,
 ) -> Plan:
     """Write the manifest and the shard table, or check that the ones in the run directory still hold.
 
@@ -43,6 +47,7 @@ def settle(
         fingerprints: stage -> all that could change what it computes; scoring among them.
         store: the run directory.
         allocation: which known documents are trained on; by default none.
+        each: a function of every shard.
 
     Returns:
         The plan with its rows numbered.
@@ -64,6 +69,8 @@ def settle(
         store.remove_folder(f"receipts/{STAGE}")
     for stage, wanted in fingerprints.items():
         _check_receipts(plan, stage, wanted, store)
+    if before is not None:
+        check_documents_read(_stamps(before.inputs), _stamps(plan.inputs), shards, list(fingerprints), store, each)
     store.write_json(SHARDS_FILE, [shard.to_dict() for shard in shards])
     if before is not None and before.fingerprint == dict(fingerprint):
         model = before.model
@@ -71,6 +78,20 @@ def settle(
         model = AuditedModel(**describe_model(plan.config.model))
     write_manifest(store, _manifest(plan, fingerprint, model, allocation or Allocation()))
     return plan
+
+
+def check_inputs_since(plan: Plan, stages: Sequence[Stage], store: Store, each: Each) -> None:
+    """Check that no input was changed while the run read it: its shards would be of two corpora.
+
+    Raises:
+        UserError: names the input.
+    """
+    now = {(entry.role, entry.path): stamp_of(entry) for entry in plan.inputs}
+    check_documents_read(_stamps(plan.inputs), now, plan.shards, [stage.name for stage in stages], store, each)
+
+
+def _stamps(inputs: Sequence[InputFile | InputRecord]) -> dict[tuple[str, str], str | None]:
+    return {(entry.role, entry.path): entry.stamp for entry in inputs}
 
 
 def note_gradient(store: Store, scored: Scored) -> None:
@@ -124,7 +145,7 @@ def _differ_in_detectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> b
 def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
     """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
     shards = {shard.id: shard for shard in plan.shards}
-    for receipt in read_receipts(store, stage):
+    for receipt in intact_receipts(store, stage):
         shard = shards.get(receipt.shard)
         if shard is None:
             raise UserError(

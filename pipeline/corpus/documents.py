@@ -174,6 +174,8 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes]]:
         while (stop is None or position < stop) and count != shard.max_rows:
             line = file.readline()
             if not line:
+                if stop is not None:
+                    raise EOFError(f"it ends at byte {position}; it was planned to byte {stop}")
                 return
             position += len(line)
             if line.strip():
@@ -222,17 +224,24 @@ def _parquet_rows(shard: Shard) -> Iterator[_Row]:
     columns = [name for name in (shard.text, *_columns(shard)) if name is not None]
     with fsspec.open(shard.path, "rb") as file:
         parquet = pq.ParquetFile(file)
-        first = 0
+        first = given = 0
         for group in range(parquet.metadata.num_row_groups):
             size = parquet.metadata.row_group(group).num_rows
             if first < shard.stop and first + size > shard.start:
                 row = first
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group], columns=columns):
-                    yield from _batch_rows(shard, batch, row)
+                    for value in _batch_rows(shard, batch, row):
+                        yield value
+                        given += 1
                     row += len(batch)
                     if row >= shard.stop:
                         break
             first += size
+    if given != shard.stop - shard.start:
+        raise UserError(
+            f"{shard.name} is damaged: rows [{shard.start}, {shard.stop}) were planned from its footer, and only "
+            f"{given} of them are in it"
+        )
 
 
 def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[_Row]:
@@ -269,6 +278,8 @@ def _dataset_rows(shard: Shard) -> Iterator[_Row]:
         dataset = datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
     else:
         dataset = open_saved_dataset(shard.path, shard.split, shard.name)
+    if len(dataset) < shard.stop:
+        raise UserError(f"{shard.name} has {len(dataset)} rows now; [{shard.start}, {shard.stop}) were planned")
     for row in range(shard.start, shard.stop):
         value = dataset[row]
         yield row, value.get(shard.text), *_fields(value, shard)

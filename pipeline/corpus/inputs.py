@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -47,6 +47,7 @@ class InputFile:
     rows: int | None  # None where they are unknown before the file is read
     content: str  # digest of the size and of both ends of the file, to notice changes
     files: tuple[str, ...] = ()  # of a folder of text files
+    stamp: str = ""  # digest of when its files were written last, as the file system says; empty of a dataset's name
 
     @property
     def splittable(self) -> bool:
@@ -71,8 +72,34 @@ def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
             raise UserError(
                 f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
             )
-        inputs.extend(entries)
+        inputs.extend(replace(entry, stamp=stamp_of(entry)) for entry in entries)
     return inputs
+
+
+def stamp_of(entry: InputFile) -> str:
+    """A digest of when the files of an input were written last, or of their tags in an object store, as they are now.
+
+    Two that are equal say that nothing was written in between; of two that differ only reading tells.
+
+    Raises:
+        UserError: a file is gone.
+    """
+    if entry.format == "hub":
+        return ""
+    try:
+        fs, path = fsspec.core.url_to_fs(entry.path)
+        files = [f"{path}/{name}" if name else path for name in entry.files] or sorted(fs.find(path)) or [path]
+        return _digest(*(_written_at(fs.info(file)) for file in files))
+    except OSError as error:
+        raise UserError(f"cannot read {entry.name}: {' '.join(str(error).split())}") from None
+
+
+def _written_at(info: dict[str, Any]) -> str:
+    for keys in (("ETag", "etag", "md5Hash"), ("LastModified", "last_modified", "mtime", "created")):
+        values = [str(info[key]).strip('"') for key in keys if info.get(key) is not None]
+        if values:
+            return " ".join(values)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +267,7 @@ def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
     try:
         with fsspec.open(path, "rb") as file:
             footer = pq.ParquetFile(file)
-            schema, rows = footer.schema_arrow, footer.metadata.num_rows
+            schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.text, name)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
     _check_columns(source, name, schema.names)
@@ -250,7 +277,29 @@ def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
         kind = kind.value_type
     if not any(check(kind) for check in stringlike) and str(kind) != "string_view":
         raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
-    return int(rows)
+    return rows
+
+
+def _rows_of_footer(metadata: pq.FileMetaData, text: str, name: str) -> int:
+    """The rows of a Parquet file, of which its footer says the same in every place.
+
+    Raises:
+        UserError: it contradicts itself.
+    """
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    total = sum(group.num_rows for group in groups)
+    if total != metadata.num_rows:
+        raise UserError(
+            f"{name} is damaged: its footer says {metadata.num_rows} rows, and its row groups have {total} in all"
+        )
+    for number, group in enumerate(groups):
+        for column in (group.column(index) for index in range(group.num_columns)):
+            if column.path_in_schema == text and column.num_values != group.num_rows:
+                raise UserError(
+                    f"{name} is damaged: its footer says {group.num_rows} rows of row group {number}, and column "
+                    f"{text!r} has {column.num_values} values there"
+                )
+    return int(total)
 
 
 def _check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.endpoint.client import Usage
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts, receipt_name
+from pipeline.store.receipts import Receipt, intact_receipts, receipt_name
 
 FOLDERS = {"sample": "samples", "log_probs": "log_probs"}
 """Stages that ask, and where their answers are."""
@@ -67,7 +67,7 @@ def spent_before(store: Store, stage: str) -> Usage:
     reference = _of_reference(stage.split("/")[1])
     total = Usage()
     for name in _stages(store):
-        for receipt in read_receipts(store, name) if _of_reference(name.split("/")[1]) == reference else ():
+        for receipt in intact_receipts(store, name) if _of_reference(name.split("/")[1]) == reference else ():
             total += _spent_for(receipt)
     for folder in FOLDERS.values():
         for part in store.names(folder):

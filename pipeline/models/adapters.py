@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.models.checkpoints import ADAPTER_WEIGHTS
 from pipeline.models.libraries import BUILDING
+from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
 RECORD = "training.json"
 """File beside an adapter's weights: settings, versions, base model, loss of every step."""
+
+
+def adapter_record(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of an adapter that was just trained, with digests of its files and of itself."""
+    return sealed({**json.loads(json.dumps(record)), "files": _digests(folder)})
+
+
+def check_adapter(folder: Path) -> None:
+    """Refuse an adapter that is not as it was trained, where its record has digests: other software writes none.
+
+    Raises:
+        DamagedError: names the file.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except FileNotFoundError:
+        return
+    except ValueError:
+        raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not JSON") from None
+    if not isinstance(record, dict) or not {"files", DIGEST} & record.keys():
+        return
+    if not is_sealed(record):
+        raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not what was written")
+    digests = _digests(folder)
+    for name, digest in record["files"].items():
+        if digests.get(name) != digest:
+            raise DamagedError(
+                f"adapter {folder} is damaged: {name} is {'not what was trained' if name in digests else 'gone'}"
+            )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of an adapter beside its record, by name."""
+    digests = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != RECORD:
+            with path.open("rb") as file:
+                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def check_base(folder: Path, base: str, model_path: str) -> None:

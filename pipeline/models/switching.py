@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.adapters import check_base, load_adapter
+from pipeline.models.adapters import check_adapter, check_base, load_adapter
 from pipeline.models.load import LanguageModel
 
 
@@ -31,12 +31,13 @@ class Adapters:
             model_path: of the model, for errors.
 
         Raises:
-            UserError: an adapter for another base model.
+            UserError: an adapter for another base model, or one that is damaged.
         """
         self._model: Any = lm.model if lm is not None else None
         self._plain: dict[str, nn.Module] = dict(lm.model.named_modules()) if lm is not None else {}
         self._layers: dict[str, dict[str, nn.Module]] = {}
         for name, folder in folders.items():
+            check_adapter(folder)
             check_base(folder, base, model_path)
             self._layers[name] = self._load(folder, model_path)
 

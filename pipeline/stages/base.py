@@ -29,7 +29,9 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint
 from pipeline.models.load import fingerprint_model
 from pipeline.models.sharing import Opened, SharedModels
+from pipeline.stages.growth import Rows
 from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 
 Digest = Callable[[AnyModel], Mapping[str, str]]
 
@@ -146,6 +148,8 @@ class Output:
     gradient: dict[str, Any] | None = None  # over what gradient norms were taken, and how
     content: ContentDigest = field(default_factory=ContentDigest)  # of the documents as they are read
     earlier: dict[str, str] = field(default_factory=dict)  # stage whose rows are read -> digest of what it read
+    base: Receipt | None = None  # of the same stage with less asked for, from which its rows go on
+    base_rows: Rows = field(default_factory=dict)
 
     def keep(self, document: Document, **columns: Any) -> None:
         """Note the row of a document."""

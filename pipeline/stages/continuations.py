@@ -1,8 +1,8 @@
 """Continuations of documents: what is drawn, and how a document is cut into what is given and what is compared.
 
 Whoever draws them, a shard comes to one file: for each document the rest of its text and what the model wrote instead,
-or why there is nothing. A draw that is in a file is never made again: a run that asks for more draws makes those that
-are missing.
+or why there is nothing. A draw that is in a file is never made again, nor stored again: a run that asks for more draws
+makes those that are missing, and its file holds them alone.
 """
 
 from __future__ import annotations
@@ -66,11 +66,9 @@ def token_limit(reference_bytes: int, continued: Continued) -> int:
 
 
 def keep_earlier_draws(stage: Stage, shard: Shard, store: Store, output: Output) -> None:
-    """Put the draws that earlier attempts filed into the output: of each document the most that there are."""
-    for row in earlier_rows(stage, shard, store):
-        row = {**row, "continuations": row["continuations"] or [], "reason": None, "problem": None}
-        if len(row["continuations"]) >= len(draws_of_row(row["row"], output)):
-            output.rows[row["row"]] = row
+    """Put the draws that were filed with another number of draws into the output."""
+    for row in earlier_rows(stage, shard, store, output):
+        output.rows[row["row"]] = {**row, "continuations": row["continuations"] or [], "reason": None, "problem": None}
 
 
 def draws_of_row(number: int, output: Output) -> list[str]:

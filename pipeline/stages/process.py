@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +15,14 @@ from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.stages.background import in_background
 from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Window, Worker
+from pipeline.stages.growth import filed_rows, new_rows
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
-from pipeline.store.tables import read_filed, write_filed
+from pipeline.store.tables import write_filed
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -35,13 +36,14 @@ QUARANTINE_SCHEMA = pa.schema(
         ("id_key", pa.int64()),
     ]
 )
+_log = logging.getLogger(__name__)
+
 LOCAL_DRIVER = "local"
 """In the journals of attempts: a process that was killed and the one that goes on are one driver."""
 
 MOST_DEATHS = 3
 """Of a batch none of whose documents kills alone: it is then worked on a document at a time."""
 
-_MADE_OF = b"seenset"
 _MESSAGE_CHARACTERS = 300
 
 
@@ -161,16 +163,29 @@ def read_rows(stage: Stage, shard: Shard, store: Store, output: Output | None = 
         raise UserError(f"stage {stage.name} has not finished shard {shard.id} of {shard.name} yet")
     if output is not None:
         output.earlier[stage.name] = receipt.documents
-    return {row["row"]: row for row in read_filed(store, receipt).to_pylist()}
+    return filed_rows(store, receipt)
 
 
-def earlier_rows(stage: Stage, shard: Shard, store: Store) -> Iterator[dict[str, Any]]:
-    """The rows that earlier attempts filed of a shard, however much of `stage.grows` they were asked for."""
-    for name in store.names(stage.folder, ".parquet"):
-        if name.startswith(f"{shard.id}-"):
-            table = store.read_table(f"{stage.folder}/{name}")
-            if (table.schema.metadata or {}).get(_MADE_OF) == _made_of(stage, shard):
-                yield from table.to_pylist()
+def earlier_rows(stage: Stage, shard: Shard, store: Store, output: Output) -> Iterator[dict[str, Any]]:
+    """The rows that were filed of a shard with another `stage.grows`, the last part of the stage's name: the most.
+
+    They are the base of the output, whose table then holds only what is new.
+    """
+    parent, _, asked_for = stage.name.rpartition("/")
+    others = {name for name in store.names(f"receipts/{parent}") if name.isdigit() and name != asked_for}
+    for other in sorted(others, key=int, reverse=True):
+        try:
+            receipt = read_receipt(store, f"{parent}/{other}", shard.id)
+            if receipt is None or _but(receipt.fingerprint, stage.grows) != stage.identity(shard):
+                continue
+            output.base_rows = filed_rows(store, receipt)
+        except DamagedError as error:
+            _log.warning("%s", error)  # what it held is made anew
+            continue
+        output.base = receipt
+        output.earlier[f"{parent}/{other}"] = receipt.documents
+        yield from output.base_rows.values()
+        return
 
 
 def file_rows(
@@ -192,10 +207,11 @@ def file_rows(
             if number not in output.unread:
                 row = rows.get(number, {"doc_id": document.doc_id, "row": number})
                 rows[number] = {**row, "reason": reason, "problem": message}
-    schema = stage.schema.with_metadata({_MADE_OF: _made_of(stage, shard)}) if stage.grows else stage.schema
     data = f"{stage.folder}/{attempt}"
-    table = pa.Table.from_pylist([rows[number] for number in sorted(rows)], schema=schema)
-    files = {data: write_filed(store, data, table)}
+    table = pa.Table.from_pylist(list(new_rows(rows, output.base_rows)), schema=stage.schema)
+    base = () if output.base is None else (*output.base.earlier, output.base.data)
+    files = {name: output.base.files[name] for name in base if output.base is not None}
+    files[data] = write_filed(store, data, table)
     quarantine = None
     if stage.quarantines and output.refused:
         quarantine = f"quarantine/{attempt}"
@@ -218,6 +234,7 @@ def file_rows(
         seconds=round(seconds, 3),
         gradient=output.gradient,
         spent=None if spent is None else spent.to_dict(),
+        earlier=base,
     )
     return write_receipt(store, stage.name, receipt)
 
@@ -235,8 +252,8 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
-def _made_of(stage: Stage, shard: Shard) -> bytes:
-    return json.dumps(stage.identity(shard), sort_keys=True).encode()
+def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    return {key: value for key, value in fingerprint.items() if key != name}
 
 
 def _windows(documents: Iterator[Document], most: Window) -> Iterator[list[Document]]:

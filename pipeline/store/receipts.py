@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import DamagedError, UserError
 from pipeline.store.files import Store, to_json
+
+_log = logging.getLogger(__name__)
 
 DIGEST = "digest"
 """The key of a receipt's file under which the SHA-256 of all its other keys stands."""
@@ -46,6 +49,7 @@ class Receipt:
     seconds: float = 0.0
     gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
     spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
+    earlier: tuple[str, ...] = ()  # tables of earlier receipts, in their order, that its data goes on from
 
     def __post_init__(self) -> None:
         """Refuse a receipt that loses a document, or that names a file without its digest."""
@@ -53,14 +57,13 @@ class Receipt:
             raise ValueError(
                 f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined"
             )
-        for name in (self.data, self.quarantine):
+        for name in (self.data, self.quarantine, *self.earlier):
             if name is not None and name not in self.files:
                 raise ValueError(f"shard {self.shard}: no digest of {name}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a file holds them: the receipt's own digest is the last."""
-        value: dict[str, Any] = json.loads(to_json(asdict(self)))
-        return {**value, DIGEST: _digest(value)}
+        return sealed(json.loads(to_json(asdict(self))))
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> Receipt:
@@ -83,17 +86,27 @@ class Receipt:
                 f"{where} was written by seenset {writer or 'of an unknown version'}, which kept no digests of files: "
                 "begin a new run directory with seenset run, or use that version"
             )
-        if value.get(DIGEST) != _digest({key: value[key] for key in value if key != DIGEST}):
+        if not is_sealed(value):
             raise DamagedError(f"{where} is damaged: its digest is not the one that was written; {REMADE}")
         kept = {key: value[key] for key in value if key in _KEYS}
         try:
             files = {name: FileRecord(**record) for name, record in value["files"].items()}
-            return cls(**{**kept, "files": files})
+            return cls(**{**kept, "files": files, "earlier": tuple(value.get("earlier", ()))})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{where} was written by another version of seenset: {error}") from None
 
 
 _KEYS = frozenset(entry.name for entry in fields(Receipt))  # others were written by another version
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of plain values, with a digest of itself as the last."""
+    return {**value, DIGEST: _digest(value)}
+
+
+def is_sealed(value: Mapping[str, Any]) -> bool:
+    """Whether a record is as `sealed` left it."""
+    return value.get(DIGEST) == _digest({key: value[key] for key in value if key != DIGEST})
 
 
 def _digest(value: Mapping[str, Any]) -> str:
@@ -141,6 +154,29 @@ def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
     if receipt.shard != shard:
         raise DamagedError(f"{where} is damaged: it is the receipt of shard {receipt.shard}; {REMADE}")
     return receipt
+
+
+def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
+    """All receipts of a stage; one that is not as it was written is withdrawn, and its shard has to be finished again.
+
+    Raises:
+        UserError: a version that kept no digests wrote one.
+    """
+    for name in store.names(f"receipts/{stage}", ".json"):
+        shard = name.removesuffix(".json")
+        try:
+            receipt = read_receipt(store, stage, shard)
+        except DamagedError as error:
+            withdraw_receipt(store, stage, shard)
+            _log.warning("%s", made_again(error))
+        else:
+            if receipt is not None:
+                yield receipt
+
+
+def made_again(error: DamagedError) -> str:
+    """The error as a line for the run that makes the file again."""
+    return f"{str(error).removesuffix(f'; {REMADE}')}; its shard is done again"
 
 
 def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD
+from pipeline.models.adapters import RECORD, adapter_record
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.libraries import BUILDING
 from pipeline.training.adapter import adapter_config, orthogonality
@@ -369,7 +369,8 @@ def _write(
             "result": asdict(result),
             "began_at": began_at,
         }
-        (attempt / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        written = json.dumps(adapter_record(attempt, record), indent=1) + "\n"
+        (attempt / RECORD).write_text(written, encoding="utf-8")
         attempt.chmod(0o755)
         os.rename(attempt, folder)
     except BaseException:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.console import Console
 
 from pipeline.audit.description import load_config
+from pipeline.stages.growth import filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from pipeline.store.tables import write_filed
@@ -28,7 +28,7 @@ def rows(folder: Path, stage: str = "score") -> dict[str, dict[str, Any]]:
     """What the finished shards of a stage wrote, by document, none of which may stand there twice."""
     found: dict[str, dict[str, Any]] = {}
     for receipt in read_receipts(Store(str(folder)), stage):
-        for row in pq.read_table(folder / receipt.data).to_pylist():
+        for row in filed_rows(Store(str(folder)), receipt).values():
             assert row["doc_id"] not in found
             found[row["doc_id"]] = row
     return found

@@ -329,12 +329,13 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(
     shard_of: Callable[..., tuple[Shard, Store]],
 ) -> None:
     shard, store = shard_of(["a", "bb"])
-    one = counting(grows="rounds")
+    one = counting(grows="rounds", name="count/1")
     process(one, one.make(one, Placement()), shard, store)
     more = counting(grows="rounds", settings=CountingSettings(2, rounds=5), name="count/5")
-    assert [row["length"] for row in earlier_rows(more, shard, store)] == [2, 4]
+    assert [row["length"] for row in earlier_rows(more, shard, store, Output())] == [2, 4]
     for other in (CountingSettings(3), CountingSettings(2, bad="worse")):
-        assert not list(earlier_rows(counting(grows="rounds", settings=other), shard, store))
+        stage = counting(grows="rounds", settings=other, name="count/5")
+        assert not list(earlier_rows(stage, shard, store, Output()))
 
 
 def test_the_work_of_another_version_is_refused_by_its_name(

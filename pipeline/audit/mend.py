@@ -1,0 +1,114 @@
+"""Mend a run directory before it goes on: what is not as it was filed, and inputs that are not as they were read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from pipeline.audit.scored import Each
+from pipeline.corpus.content import ContentDigest
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.shard import Shard
+from pipeline.errors import DamagedError, UserError
+from pipeline.stages.base import Stage
+from pipeline.stages.process import changed_input
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, made_again, read_receipts, withdraw_receipt
+from pipeline.store.tables import check_filed
+
+_log = logging.getLogger(__name__)
+
+
+def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, each: Each) -> Iterator[str]:
+    """Withdraw the receipts whose files are gone or not as they were filed, so that their shards are done again.
+
+    Files of a stage before the last are needed only where a later stage has not finished the shard.
+
+    Args:
+        stages: of the run, the one that scores last.
+        shards: of the run.
+        store: the run directory.
+        each: a function of every shard.
+
+    Returns:
+        A line for each.
+
+    Raises:
+        UserError: a file cannot be read now.
+    """
+    needed = {shard.id for shard in shards}
+    pending: set[str] = set()
+    for stage in reversed(stages):
+        receipts = [receipt for receipt in read_receipts(store, stage.name) if receipt.shard in needed]
+        problems: dict[str, str | None] = dict(each(receipts, partial(_problem, store)))
+        for receipt in receipts:
+            if (problem := problems[receipt.shard]) is not None:
+                withdraw_receipt(store, stage.name, receipt.shard)
+                yield problem
+        pending |= needed - {shard for shard, problem in problems.items() if problem is None}
+        needed = set(pending)
+
+
+def _problem(store: Store, receipt: Receipt) -> tuple[str, str | None]:
+    """A shard, and what is wrong with the files of its receipt."""
+    try:
+        for name, record in receipt.files.items():
+            check_filed(store, name, record)
+    except DamagedError as error:
+        return receipt.shard, made_again(error)
+    except OSError as error:
+        raise UserError(f"cannot read {store.url}/{name}: {' '.join(str(error).split())}") from None
+    return receipt.shard, None
+
+
+def check_documents_read(
+    before: Mapping[tuple[str, str], str | None],
+    now: Mapping[tuple[str, str], str | None],
+    shards: Sequence[Shard],
+    stages: Sequence[str],
+    store: Store,
+    each: Each,
+) -> None:
+    """Check that the finished shards of inputs that were written to since still hold what was read of them.
+
+    A stamp that is another costs reading the finished shards of the input again, and no pass of a model.
+
+    Args:
+        before: role and path of an input -> its stamp when the run was planned.
+        now: the same, as it is now.
+        shards: of the run, their rows numbered.
+        stages: names.
+        store: the run directory.
+        each: a function of every shard.
+
+    Raises:
+        UserError: names the input and the stage that read other documents in it.
+    """
+    touched = {key for key, stamp in now.items() if stamp != before.get(key)}
+    by_id = {shard.id: shard for shard in shards if (shard.role, shard.path) in touched}
+    if not by_id:
+        return
+    read: dict[str, list[tuple[str, Receipt]]] = {}
+    for stage in stages:
+        for receipt in read_receipts(store, stage):
+            if receipt.shard in by_id:
+                read.setdefault(receipt.shard, []).append((stage, receipt))
+    if read:
+        _log.warning(
+            "%d inputs were written to since: their %d finished shards are read again", len(touched), len(read)
+        )
+    firsts = [filed[0][1] for filed in read.values()]
+    digests: dict[str, str] = dict(each(firsts, partial(_content_of, by_id)))
+    for shard_id, filed in sorted(read.items()):
+        for stage, receipt in filed:
+            if receipt.documents != digests[shard_id]:
+                raise UserError(changed_input(by_id[shard_id], stage))
+
+
+def _content_of(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str]:
+    """A shard, and the digest of its documents as they are now."""
+    content = ContentDigest()
+    for _ in read_shard(shards[receipt.shard], content):
+        pass
+    return receipt.shard, content.hexdigest()
