@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from pipeline.audit.scored import Each
+from pipeline.config.corpus import Role
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.shard import Shard
+from pipeline.endpoint.answers import Answers
+from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Stage
 from pipeline.stages.process import changed_input
@@ -18,6 +21,9 @@ from pipeline.store.receipts import Receipt, made_again, read_receipts, withdraw
 from pipeline.store.tables import check_filed
 
 _log = logging.getLogger(__name__)
+
+Stamps = Mapping[tuple[Role, str], str | None]
+"""Role and path of each input -> its stamp."""
 
 
 def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, each: Each) -> Iterator[str]:
@@ -37,13 +43,18 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
     Raises:
         UserError: a file cannot be read now.
     """
-    needed = {shard.id for shard in shards}
+    by_id = {shard.id: shard for shard in shards}
+    needed = set(by_id)
     pending: set[str] = set()
     for stage in reversed(stages):
         receipts = [receipt for receipt in read_receipts(store, stage.name) if receipt.shard in needed]
         problems: dict[str, str | None] = dict(each(receipts, partial(_problem, store)))
         for receipt in receipts:
             if (problem := problems[receipt.shard]) is not None:
+                if receipt.spent is not None:  # the budget does not forget it
+                    shard = by_id[receipt.shard]
+                    answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
+                    answers.add(Usage(**receipt.spent))
                 withdraw_receipt(store, stage.name, receipt.shard)
                 yield problem
         pending |= needed - {shard for shard, problem in problems.items() if problem is None}
@@ -63,8 +74,8 @@ def _problem(store: Store, receipt: Receipt) -> tuple[str, str | None]:
 
 
 def check_documents_read(
-    before: Mapping[tuple[str, str], str | None],
-    now: Mapping[tuple[str, str], str | None],
+    before: Stamps,
+    now: Stamps,
     shards: Sequence[Shard],
     stages: Sequence[str],
     store: Store,
@@ -75,8 +86,8 @@ def check_documents_read(
     A stamp that is another costs reading the finished shards of the input again, and no pass of a model.
 
     Args:
-        before: role and path of an input -> its stamp when the run was planned.
-        now: the same, as it is now.
+        before: when the run was planned.
+        now: as they are now.
         shards: of the run, their rows numbered.
         stages: names.
         store: the run directory.

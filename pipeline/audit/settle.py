@@ -18,7 +18,7 @@ from pipeline.audit.manifest import (
     versions,
     write_manifest,
 )
-from pipeline.audit.mend import check_documents_read
+from pipeline.audit.mend import Stamps, check_documents_read
 from pipeline.audit.plan import Plan, describe_model
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.corpus.inputs import InputFile, stamp_of
@@ -86,11 +86,11 @@ def check_inputs_since(plan: Plan, stages: Sequence[Stage], store: Store, each: 
     Raises:
         UserError: names the input.
     """
-    now = {(entry.role, entry.path): stamp_of(entry) for entry in plan.inputs}
+    now: Stamps = {(entry.role, entry.path): stamp_of(entry) for entry in plan.inputs}
     check_documents_read(_stamps(plan.inputs), now, plan.shards, [stage.name for stage in stages], store, each)
 
 
-def _stamps(inputs: Sequence[InputFile | InputRecord]) -> dict[tuple[str, str], str | None]:
+def _stamps(inputs: Sequence[InputFile | InputRecord]) -> Stamps:
     return {(entry.role, entry.path): entry.stamp for entry in inputs}
 
 

@@ -23,3 +23,8 @@ class ContentDigest:
     def hexdigest(self) -> str:
         """Of all rows so far, hexadecimal."""
         return self._digest.hexdigest()
+
+
+def text_digest(text: str) -> str:
+    """16 hexadecimal digits of the SHA-256 of a text as it is."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -88,13 +88,19 @@ def stamp_of(entry: InputFile) -> str:
         return ""
     try:
         fs, path = fsspec.core.url_to_fs(entry.path)
-        files = [f"{path}/{name}" if name else path for name in entry.files] or sorted(fs.find(path)) or [path]
-        return _digest(*(_written_at(fs.info(file)) for file in files))
+        files = [f"{path}/{name}" if name else path for name in entry.files]
+        if not files:
+            files = sorted(fs.find(path)) if entry.format == "dataset" else [path]
+        return _digest(*(_written_at(fs, file) for file in files))
     except OSError as error:
         raise UserError(f"cannot read {entry.name}: {' '.join(str(error).split())}") from None
 
 
-def _written_at(info: dict[str, Any]) -> str:
+def _written_at(fs: Any, path: str) -> str:
+    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+        state = os.stat(path)  # of what a link leads to, as it is what is read
+        return f"{state.st_mtime_ns} {state.st_ctime_ns}"
+    info = fs.info(path)
     for keys in (("ETag", "etag", "md5Hash"), ("LastModified", "last_modified", "mtime", "created")):
         values = [str(info[key]).strip('"') for key in keys if info.get(key) is not None]
         if values:
@@ -267,7 +273,7 @@ def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
     try:
         with fsspec.open(path, "rb") as file:
             footer = pq.ParquetFile(file)
-            schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.text, name)
+            schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.columns, name)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
     _check_columns(source, name, schema.names)
@@ -280,11 +286,11 @@ def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
     return rows
 
 
-def _rows_of_footer(metadata: pq.FileMetaData, text: str, name: str) -> int:
-    """The rows of a Parquet file, of which its footer says the same in every place.
+def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str) -> int:
+    """The rows of a Parquet file. Where its footer says fewer in one place than in another, the rest would be lost.
 
     Raises:
-        UserError: it contradicts itself.
+        UserError: its footer contradicts itself.
     """
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     total = sum(group.num_rows for group in groups)
@@ -292,12 +298,13 @@ def _rows_of_footer(metadata: pq.FileMetaData, text: str, name: str) -> int:
         raise UserError(
             f"{name} is damaged: its footer says {metadata.num_rows} rows, and its row groups have {total} in all"
         )
-    for number, group in enumerate(groups):
-        for column in (group.column(index) for index in range(group.num_columns)):
-            if column.path_in_schema == text and column.num_values != group.num_rows:
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    for index in (paths.index(column) for column in columns if column in paths):
+        for number, group in enumerate(groups):
+            if (values := group.column(index).num_values) > group.num_rows:
                 raise UserError(
                     f"{name} is damaged: its footer says {group.num_rows} rows of row group {number}, and column "
-                    f"{text!r} has {column.num_values} values there"
+                    f"{paths[index]!r} has {values} values there"
                 )
     return int(total)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.endpoint.client import Usage
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, intact_receipts, receipt_name
+from pipeline.store.receipts import Receipt, intact_receipts, is_sealed, receipt_name, sealed
 
 FOLDERS = {"sample": "samples", "log_probs": "log_probs"}
 """Stages that ask, and where their answers are."""
@@ -49,7 +49,7 @@ class Answers:
         if not answer and not spent.requests:
             return
         self.spent += spent
-        line = {"stage": self.stage, "made_of": self.made_of, **answer, **spent.to_dict()}
+        line = sealed({"stage": self.stage, "made_of": self.made_of, **answer, **spent.to_dict()})
         self.store.append(self.name, (json.dumps(line) + "\n").encode())
 
     def close(self) -> None:
@@ -102,6 +102,8 @@ def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
     for line in store.read_grown(name).split(b"\n"):
         if line.strip():
             try:
-                yield json.loads(line)
-            except ValueError:  # half a line, of a driver that was killed
+                value = json.loads(line)
+            except (ValueError, RecursionError):  # half a line, of a driver that was killed
                 continue
+            if isinstance(value, dict) and is_sealed(value):  # else it is not as it was written
+                yield value

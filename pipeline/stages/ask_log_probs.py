@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from pipeline.config.models import EndpointConfig
+from pipeline.corpus.content import text_digest
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
@@ -61,13 +62,15 @@ class EndpointReader:
                 finally:
                     answers.add(spent)
 
-    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[int, list[float]]:
-        """The answers of earlier attempts, by number of the row."""
-        return {line["row"]: line["log_probs"] for line in answers.before()}
+    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[float]]:
+        """The answers of earlier attempts, by number of the row and digest of the text."""
+        return {(line["row"], line["text"]): line["log_probs"] for line in answers.before()}
 
-    def prepare(self, document: Document, inputs: dict[int, list[float]], output: Output) -> Document | None:
+    def prepare(
+        self, document: Document, inputs: dict[tuple[int, str], list[float]], output: Output
+    ) -> Document | None:
         """The document, if it has no answer yet."""
-        if (values := inputs.get(document.row)) is None:
+        if (values := inputs.get((document.row, text_digest(document.text)))) is None:
             return document
         self._keep(document, values, output)
         return None
@@ -84,7 +87,8 @@ class EndpointReader:
         except (Fault, Refusal) as error:
             output.refuse(document, "model_error", f"endpoint: {error}")
         finally:
-            answers.add(spent, **({"row": document.row, "log_probs": values} if values else {}))
+            answer = {"row": document.row, "text": text_digest(document.text), "log_probs": values}
+            answers.add(spent, **(answer if values else {}))
 
     def _keep(self, document: Document, values: list[float], output: Output) -> None:
         output.keep(document, log_probs=values)

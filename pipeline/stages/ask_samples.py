@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from pipeline.config.models import EndpointConfig
+from pipeline.corpus.content import text_digest
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
@@ -36,26 +37,27 @@ class EndpointSampler:
     async def begin(self, endpoint: Endpoint, answers: Answers) -> None:
         """Nothing must be known before the first document."""
 
-    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[int, list[str]]:
-        """The draws of files and of answers that no file holds yet, by number of the row."""
+    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[str]]:
+        """The draws of files and of answers that no file holds yet, by number of the row and digest of the text."""
         keep_earlier_draws(self.stage, shard, store, output)
-        draws: dict[int, list[str]] = {}
+        draws: dict[tuple[int, str], list[str]] = {}
         for line in answers.before():
-            texts = draws.setdefault(line["row"], list(draws_of_row(line["row"], output)))
+            texts = draws.setdefault((line["row"], line["text"]), list(draws_of_row(line["row"], output)))
             if line["draw"] == len(texts):
                 texts += line["texts"]
-        for number, texts in draws.items():
-            if len(draws_of_row(number, output)) >= self.settings.draws:  # more than is wanted now may be wanted later
-                output.rows[number]["continuations"] = texts
         return draws
 
     def prepare(
-        self, document: Document, inputs: dict[int, list[str]], output: Output
+        self, document: Document, inputs: dict[tuple[int, str], list[str]], output: Output
     ) -> tuple[Task, list[str]] | None:
         """A document cut in two, and the draws that there are."""
         kept = count_words([document.text], self.settings.max_tokens)[0].kept
+        filed = draws_of_row(document.row, output)
+        texts = inputs.get((document.row, text_digest(document.text))) or filed
+        if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later
+            output.rows[document.row]["continuations"] = texts
         task = task_of(self.stage, document, kept, output)
-        return None if task is None else (task, inputs.get(document.row) or draws_of_row(document.row, output))
+        return None if task is None else (task, texts)
 
     async def ask(self, missing: tuple[Task, list[str]], output: Output, answers: Answers, endpoint: Endpoint) -> None:
         """Ask until the document has its draws: endpoints may give fewer than were asked for."""
@@ -73,7 +75,8 @@ class EndpointSampler:
                 return
             finally:  # whatever ends it: what it cost is known
                 output.tokens += spent.tokens
-                answers.add(spent, **({"row": task.document.row, "draw": len(texts), "texts": more} if more else {}))
+                place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": len(texts)}
+                answers.add(spent, **({**place, "texts": more} if more else {}))
             texts = [*texts, *more]
         keep_draws(task, texts, output)
 

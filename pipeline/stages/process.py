@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -36,8 +36,6 @@ QUARANTINE_SCHEMA = pa.schema(
         ("id_key", pa.int64()),
     ]
 )
-_log = logging.getLogger(__name__)
-
 LOCAL_DRIVER = "local"
 """In the journals of attempts: a process that was killed and the one that goes on are one driver."""
 
@@ -167,25 +165,27 @@ def read_rows(stage: Stage, shard: Shard, store: Store, output: Output | None = 
 
 
 def earlier_rows(stage: Stage, shard: Shard, store: Store, output: Output) -> Iterator[dict[str, Any]]:
-    """The rows that were filed of a shard with another `stage.grows`, the last part of the stage's name: the most.
+    """The rows that were filed of a shard with another `stage.grows`, the last part of the stage's name.
 
-    They are the base of the output, whose table then holds only what is new.
+    They are the base of the output, whose table then holds only what is new. Of several receipts the one counts that
+    goes on from most others: it has all that they have. What is damaged is made anew.
     """
-    parent, _, asked_for = stage.name.rpartition("/")
-    others = {name for name in store.names(f"receipts/{parent}") if name.isdigit() and name != asked_for}
-    for other in sorted(others, key=int, reverse=True):
-        try:
-            receipt = read_receipt(store, f"{parent}/{other}", shard.id)
-            if receipt is None or _but(receipt.fingerprint, stage.grows) != stage.identity(shard):
-                continue
-            output.base_rows = filed_rows(store, receipt)
-        except DamagedError as error:
-            _log.warning("%s", error)  # what it held is made anew
+    parent, _, wanted = stage.name.rpartition("/")
+    bases: list[tuple[int, int, Receipt]] = []
+    for other in store.names(f"receipts/{parent}"):
+        if not other.isdigit() or other == wanted:
             continue
-        output.base = receipt
-        output.earlier[f"{parent}/{other}"] = receipt.documents
-        yield from output.base_rows.values()
-        return
+        with suppress(DamagedError):
+            receipt = read_receipt(store, f"{parent}/{other}", shard.id)
+            if receipt is not None and _but(receipt.fingerprint, stage.grows) == stage.identity(shard):
+                bases.append((len(receipt.earlier), int(other), receipt))
+    for _, number, receipt in sorted(bases, key=lambda base: base[:2], reverse=True):
+        with suppress(DamagedError):
+            output.base_rows = filed_rows(store, receipt)
+            output.base = receipt
+            output.earlier[f"{parent}/{number}"] = receipt.documents
+            yield from output.base_rows.values()
+            return
 
 
 def file_rows(

@@ -144,14 +144,15 @@ class Store:
             UserError: missing or damaged.
         """
         try:
-            return pq.read_table(io.BytesIO(self.read(name)), columns=list(columns) if columns is not None else None)
+            wanted = list(columns) if columns is not None else None
+            return pq.read_table(io.BytesIO(self.read(name)), columns=wanted, page_checksum_verification=True)
         except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
             raise UserError(f"cannot read {self.url}/{name}: {' '.join(str(error).split())}") from None
 
     def write_table(self, name: str, table: pa.Table) -> None:
-        """Write a Parquet file, atomically; the same table gives the same bytes."""
+        """Write a Parquet file with a checksum of every page, atomically; the same table gives the same bytes."""
         buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd")
+        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
         self.write(name, buffer.getvalue())
 
     def _temporary(self, name: str, data: bytes) -> str:
