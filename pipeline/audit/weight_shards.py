@@ -47,7 +47,10 @@ class RunWeights:
 
     def of(self, table: pa.Table, receipt: Receipt) -> np.ndarray:
         """Weights of documents of a score shard, int64, in their order; the table has their column `row`."""
-        weighed = self.scored.store.read_table(_file(self.role, receipt))
+        try:
+            weighed = self.scored.store.read_table(_file(self.role, receipt))
+        except UserError as error:
+            raise UserError(f"{error}; remove {_record(self.role)} there, and the weights are made again") from None
         rows, weights = weighed["row"].to_numpy(), weighed["weight"].to_numpy()
         order = np.argsort(rows, kind="stable")
         places = order[np.searchsorted(rows, table["row"].to_numpy(), sorter=order)]
@@ -74,7 +77,7 @@ def weigh_run(scored: Scored, role: Role, seed: int, each: _Each) -> RunWeights:
     Raises:
         UserError: fewer than 20 documents of either role, or texts that are gone or changed since they were scored.
     """
-    name = f"diagnostics/weights-{role}.json"
+    name = _record(role)
     earlier = scored.store.read_json(name)
     if earlier is not None:
         weighting = parse_part(Weighting, earlier, f"{scored.store.url}/{name}")
@@ -92,6 +95,10 @@ def weigh_run(scored: Scored, role: Role, seed: int, each: _Each) -> RunWeights:
         pass
     scored.store.write_json(name, Weighting(seed=seed, blind=blind).plain())
     return RunWeights(scored, role, blind)
+
+
+def _record(role: Role) -> str:
+    return f"diagnostics/weights-{role}.json"
 
 
 def _file(role: Role, receipt: Receipt) -> str:

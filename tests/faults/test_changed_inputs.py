@@ -86,6 +86,7 @@ def test_an_input_that_was_edited_between_two_stages_is_seen(tmp_path: Path, tin
     assert not list(read_receipts(store, "score"))
 
 
+@pytest.mark.slow
 def test_an_input_that_is_edited_while_a_run_reads_it_gives_no_answer(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

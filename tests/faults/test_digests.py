@@ -147,6 +147,7 @@ def test_the_receipt_of_another_shard_is_no_receipt(audit: Path) -> None:
         select_again(str(folder), [])
 
 
+@pytest.mark.slow
 def test_a_damaged_quarantine_file_is_refused_and_made_again(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = audit.parent / "run"
     (receipt,) = (receipt for receipt in receipts_of(audit) if receipt.quarantine)
@@ -180,6 +181,7 @@ def sampled(tmp_path: Path, tiny_model_folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_samples_that_are_damaged_are_made_again_where_scoring_reads_them(
     sampled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +205,7 @@ def test_samples_that_are_damaged_are_made_again_where_scoring_reads_them(
 # --- adapters
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter_is_trained_again_unless_documents_were_scored_with_it(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:

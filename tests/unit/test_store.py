@@ -47,6 +47,24 @@ def test_the_first_receipt_counts_and_later_attempts_get_it_back(store: Store) -
     assert [r.data for r in read_receipts(store, "score")] == ["scores/first.parquet"]
 
 
+def test_no_flipped_bit_of_the_pages_of_a_table_gives_other_values(tmp_path: Path) -> None:
+    store, table = Store(str(tmp_path)), pa.table({"row": range(2000), "weight": [7 * i for i in range(2000)]})
+    store.write_table("weights.parquet", table)
+    path = tmp_path / "weights.parquet"
+    whole = path.read_bytes()
+    pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = 0
+    for bit in range(0, 8 * pages, 211):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert store.read_table("weights.parquet").equals(table)  # a bit of a page's head may say nothing
+        except UserError:
+            refused += 1
+    assert refused > 0.9 * len(range(0, 8 * pages, 211))
+
+
 def test_of_many_attempts_at_once_exactly_one_creates(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     won: list[int] = []
