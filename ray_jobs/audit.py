@@ -21,6 +21,7 @@ from pipeline.audit.allocation import (
 from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.checking import check_apart
 from pipeline.audit.description import build_config
+from pipeline.audit.finished import forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.manifest import read_run
 from pipeline.audit.mend import withdraw_damaged
@@ -107,12 +108,19 @@ def run_audit(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
+    plan = make_plan(config, limit) if plan is None else plan
+    store, flags = Store(config.run), (texts, fail_if_selected)
+    earlier = read_finished(store, plan, flags)
+    if earlier is not None and earlier.fingerprint == _work_of(config, plan.shards).stages[-1].fingerprint:
+        reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
+        return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan) as (scored, status, fold):
         reporter.say("selecting")
         summaries = select_all(config, scored, limit, fold, texts=texts)
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         report = write_report(scored.store, texts=texts)
+        note_finished(plan, flags, scored, ended, report)
     return Outcome(ended, report)
 
 
@@ -143,26 +151,23 @@ def scoring(
     early = _begin_model(plan, store, machine)
     with RunLock(store) as lock:
         check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
-        parts = allocate(config, plan.shards)
-        digest = model_digests()
-        base = digest(weights_of(config.model)) if parts.adapters else {}
-        keys = adapter_folders(parts, base)
-        stages = stages_of(config, keys or None, digest)
-        fingerprints = {stage.name: stage.fingerprint for stage in stages}
+        forget_finished(store)
+        work = _work_of(config, plan.shards)
+        fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         fold = each if machine is None else each_here
-        plan = settle(plan, fingerprints, store, allocation_record(parts, keys), fold)
-        for line in withdraw_damaged(stages, plan.shards, store, fold):
+        plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
+        for line in withdraw_damaged(work.stages, plan.shards, store, fold):
             reporter.say(line)
         unscored = pending(plan, STAGE, store)
         status = StatusFile(store, Counts(len(plan.shards)))
         driver = _Driver(store, lock, status, reporter, machine, early)
         try:
-            *before, scoring = stages
-            finetuning = _finetuning(driver, config, parts, keys, base)
+            *before, scoring = work.stages
+            finetuning = _finetuning(driver, config, work)
             _prepare(driver, finetuning, before, plan)
             _finish(driver, scoring, plan)
             if unscored:
-                check_inputs_since(plan, stages, store, fold)
+                check_inputs_since(plan, work.stages, store, fold)
             scored = read_scored(store, plan.shards, plan.config.near_copies)
             note_gradient(store, scored)
             check_budget(config, scored)
@@ -197,6 +202,7 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
     with RunLock(store):
+        forget_finished(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
         summaries = select_all(config, scored, manifest.limit, each, "select", texts)
@@ -204,11 +210,27 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
     return summaries
 
 
-def _finetuning(
-    driver: _Driver, config: AuditConfig, parts: Parts, keys: Mapping[str, str], base: Mapping[str, str]
-) -> Finetuning | None:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The stages of an audit, scoring last, and the adapters that they need."""
+
+    stages: tuple[Stage, ...]
+    parts: Parts
+    keys: dict[str, str]  # of an adapter's folder, by its name
+    base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
+
+
+def _work_of(config: AuditConfig, shards: Sequence[Shard]) -> _Work:
+    parts = allocate(config, shards)
+    digest = model_digests()
+    base = digest(weights_of(config.model)) if parts.adapters else {}
+    keys = adapter_folders(parts, base)
+    return _Work(stages_of(config, keys or None, digest), parts, keys, base)
+
+
+def _finetuning(driver: _Driver, config: AuditConfig, work: _Work) -> Finetuning | None:
     """The trainings that the detectors need, if one is missing."""
-    store, reporter = driver.store, driver.reporter
+    store, reporter, parts, keys = driver.store, driver.reporter, work.parts, work.keys
     if not parts.adapters:
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return None
@@ -230,7 +252,7 @@ def _finetuning(
         if adapter.fresh:
             reporter.say(adapter.line())
 
-    jobs = adapters.adapter_jobs(config, parts, base, None if driver.machine is None else driver.machine.gpus)
+    jobs = adapters.adapter_jobs(config, parts, work.base, None if driver.machine is None else driver.machine.gpus)
     return Finetuning(
         jobs,
         store,

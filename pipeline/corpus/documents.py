@@ -15,16 +15,14 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset
 from pipeline.corpus.labels import role_of_label
+from pipeline.corpus.parquet import parquet_batches
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
-
-_BATCH = 1024
 
 csv.field_size_limit(1 << 31)
 
@@ -222,21 +220,10 @@ def _txt_rows(shard: Shard) -> Iterator[_Row]:
 def _parquet_rows(shard: Shard) -> Iterator[_Row]:
     assert shard.stop is not None
     columns = [name for name in (shard.text, *_columns(shard)) if name is not None]
-    with fsspec.open(shard.path, "rb") as file:
-        parquet = pq.ParquetFile(file)
-        first = given = 0
-        for group in range(parquet.metadata.num_row_groups):
-            size = parquet.metadata.row_group(group).num_rows
-            if first < shard.stop and first + size > shard.start:
-                row = first
-                for batch in parquet.iter_batches(_BATCH, row_groups=[group], columns=columns):
-                    for value in _batch_rows(shard, batch, row):
-                        yield value
-                        given += 1
-                    row += len(batch)
-                    if row >= shard.stop:
-                        break
-            first += size
+    given = 0
+    for first, batch in parquet_batches(shard.path, columns, shard.start, shard.stop):
+        yield from _batch_rows(shard, batch, first)
+        given += len(batch)
     if given != shard.stop - shard.start:
         raise UserError(
             f"{shard.name} is damaged: rows [{shard.start}, {shard.stop}) were planned from its footer, and only "
@@ -245,15 +232,10 @@ def _parquet_rows(shard: Shard) -> Iterator[_Row]:
 
 
 def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[_Row]:
-    assert shard.stop is not None
-    begin, end = max(shard.start - first, 0), min(shard.stop - first, len(batch))
-    if begin >= end:
-        return
-    part = batch.slice(begin, end - begin)
-    texts = _decoded(part.column(shard.text))
-    others = [part.column(name).to_pylist() if name else itertools.repeat(None) for name in _columns(shard)]
+    texts = _decoded(batch.column(shard.text))
+    others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in _columns(shard)]
     for offset, (text, identity, group, label) in enumerate(zip(texts, *others, strict=False)):
-        yield first + begin + offset, text, identity, group, label
+        yield first + offset, text, identity, group, label
 
 
 def _decoded(column: pa.Array) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -52,6 +53,22 @@ class Store:
             return []
         bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
         return sorted(base for base in bases if base.endswith(suffix) and not base.startswith("."))
+
+    def state(self, folder: str, passing: Sequence[str] = ()) -> str:
+        """A digest of a folder's listing, by which a change of any file in it shows; of folders in it only the names.
+
+        Args:
+            folder: in the directory; it need not exist.
+            passing: how names begin that do not count.
+        """
+        self.fs.invalidate_cache()
+        try:
+            entries = self.fs.ls(self.path(folder).rstrip("/"), detail=True)
+        except FileNotFoundError:
+            entries = []
+        marks = {entry["name"].rstrip("/").rsplit("/", 1)[-1]: _mark(entry) for entry in entries}
+        kept = sorted(item for item in marks.items() if not item[0].startswith((".", *passing)))
+        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. Raises FileNotFoundError."""
@@ -186,6 +203,14 @@ class Store:
             # A store without conditional writes: both attempts hold the same rows, so the last one may win.
             self.fs.pipe_file(path, data)
         return True
+
+
+_MARKS = ("type", "size", "mtime", "ETag", "etag", "md5Hash", "generation", "created", "LastModified", "last_modified")
+
+
+def _mark(entry: dict[str, Any]) -> list[str]:
+    """What a listing says of a file's content and time; of a folder, whose time changes with what is in it, nothing."""
+    return ["directory"] if entry["type"] == "directory" else [str(entry.get(key)) for key in _MARKS]
 
 
 def to_json(value: Any) -> bytes:
