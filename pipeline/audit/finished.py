@@ -21,7 +21,7 @@ from pipeline.store.files import Store
 
 FINISHED_FILE = "finished.json"
 
-_READ = (f"receipts/{SCORING}", FOLDER)
+_READ = (f"receipts/{SCORING}", FOLDER, "quarantine")
 """Folders that the answers are made of."""
 
 _PASSING = ("lock", FINISHED_FILE)
@@ -57,11 +57,13 @@ def note_finished(
         report: address of the report.
     """
     store = scored.store
+    adapters = [f"adapters/{name}" for name in store.names("adapters")]
+    folders = [*_READ, *_written(status), *adapters]
     fingerprint = scored.receipts[0].fingerprint
     record = FinishedRecord(
         question=_question(plan, flags),
         fingerprint={key: value for key, value in fingerprint.items() if key not in ("rows", "columns")},
-        files={folder: store.state(folder, _PASSING) for folder in (*_READ, *_written(status))},
+        files={folder: store.state(folder, _PASSING) for folder in folders},
         report=report,
         status=status,
     )
@@ -77,7 +79,7 @@ def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRe
         record = build(FinishedRecord, dict(store.read_json(FINISHED_FILE) or {}))
     except (UserError, TypeError, ValueError):  # none, damaged or of another version: all is done anew
         return None
-    if record.question != _question(plan, flags) or set(record.files) != {*_READ, *_written(record.status)}:
+    if record.question != _question(plan, flags) or not record.files.keys() >= {*_READ, *_written(record.status)}:
         return None
     unchanged = all(store.state(folder, _PASSING) == state for folder, state in record.files.items())
     return record if unchanged else None
@@ -96,7 +98,8 @@ def _written(status: Status) -> list[str]:
 def _question(plan: Plan, flags: Sequence[bool]) -> str:
     shards = [{key: value for key, value in shard.to_dict().items() if key != "first_row"} for shard in plan.shards]
     config = plan.config.model_dump(mode="json", by_alias=True)
-    return _digest([config, plan.limit, list(flags), versions(), shards])
+    stamps = [entry.stamp for entry in plan.inputs]
+    return _digest([config, plan.limit, list(flags), versions(), shards, stamps])
 
 
 def _digest(value: Any) -> str:
