@@ -46,6 +46,7 @@ from pipeline.stages.base import Stage, model_digests
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
 from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
+from pipeline.store.compaction import compact_receipts
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
@@ -55,7 +56,7 @@ from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.finetune import Adapter
 from ray_jobs.progress import Reporter
-from ray_jobs.selection import each, each_here
+from ray_jobs.selection import fold_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,11 @@ def scoring(
     early = _begin_model(plan, store, machine)
     with RunLock(store) as lock:
         check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
+        store.begin()
         forget_finished(store)
         work = _work_of(config, plan.shards)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
-        fold = each if machine is None else each_here
+        fold = fold_of(store, machine is None)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         for line in withdraw_damaged(work.stages, plan.shards, store, fold):
             reporter.say(line)
@@ -202,10 +204,11 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
     with RunLock(store):
+        store.begin()
         forget_finished(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
-        summaries = select_all(config, scored, manifest.limit, each, "select", texts)
+        summaries = select_all(config, scored, manifest.limit, fold_of(store, True), "select", texts)
         write_report(store, texts=texts)
     return summaries
 
@@ -318,6 +321,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     """
     store, status, reporter = driver.store, driver.status, driver.reporter
     todo = pending(plan, stage.name, store)
+    compact_receipts(store, stage.name)
     counts = status.counts = Counts(len(plan.shards), stage.name, plan.estimated_tokens())
     waiting = {shard.id for shard in todo}
     for receipt in read_receipts(store, stage.name):
@@ -348,6 +352,8 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
                 reporter.pace(f"{stage.name}: still loading")
         reporter.update(counts, last=True)
     interrupts.check()
+    driver.check()
+    compact_receipts(store, stage.name)
     if counts.failures:
         raise IncompleteError(
             f"{len(counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import Any
 
+from pipeline.audit.scored import Each
+from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import connect
 
 MANY_SHARDS = 512
+SIDE_BY_SIDE = 8
 SHARDS_A_TASK = 64
 TASKS_A_CPU = 4
 """Tasks under way at a time, so that results do not pile up in the object store."""
@@ -19,10 +26,27 @@ def each_here(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -
     yield from map(function, receipts)
 
 
-def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+def each_side_by_side(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+    """The function of every shard, in order, by threads of this process that wait for an object store together."""
+    following = iter(receipts)
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        under_way = deque(pool.submit(function, receipt) for receipt in islice(following, SIDE_BY_SIDE))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(function, receipt) for receipt in islice(following, 1))
+            yield result
+
+
+def fold_of(store: Store, cluster: bool) -> Each:
+    """How the shards of a run are read: where its cluster is at hand, many of them there."""
+    few = each_here if store.local else each_side_by_side
+    return partial(each, few=few) if cluster else few
+
+
+def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any], few: Each = each_here) -> Iterator[Any]:
     """The function of every shard, in any order: here for a few shards, on the cluster for many."""
     if len(receipts) < MANY_SHARDS:
-        yield from each_here(receipts, function)
+        yield from few(receipts, function)
         return
     import ray
 

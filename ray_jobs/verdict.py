@@ -10,7 +10,7 @@ from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.report import rewrite_report
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-from ray_jobs.selection import each
+from ray_jobs.selection import fold_of
 
 
 def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict:
@@ -29,7 +29,7 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
     with RunLock(store):
         scored = read_scored(store, shards)
         check_budget(config, scored)
-        verdict = judge_collection(config, scored, manifest.limit, each, blocks)
+        verdict = judge_collection(config, scored, manifest.limit, fold_of(store, True), blocks)
         write_verdict(store, verdict)
         rewrite_report(store)
     return verdict

@@ -142,6 +142,7 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
             f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
         )
     _one_fingerprint(receipts)
+    store.fetch({receipt.data: receipt.files[receipt.data].size for receipt in receipts})
     scored = Scored(store, receipts, by_id, {}, _finetuned(store, receipts, near_copies))
     duplicates = {}
     for role in ROLES:

@@ -7,9 +7,12 @@ import hashlib
 import io
 import json
 import os
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
@@ -17,6 +20,47 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import UserError
+
+SIDE_BY_SIDE = 16
+"""Requests to an object store that are under way together."""
+
+KEPT_BYTES = 1 << 28
+"""Of files that a process keeps of what it read."""
+
+_OPTIONS = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
+"""Else s3fs asks for the size of a file before it reads it, to read a large one in parts."""
+
+
+class _Kept:
+    """Files that never change under their names, those that were read last."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, str]) -> bytes | None:
+        with self._lock:
+            if key in self._files:
+                self._files.move_to_end(key)
+            return self._files.get(key)
+
+    def put(self, key: tuple[str, str], data: bytes) -> bytes:
+        with self._lock:
+            if key not in self._files:
+                self._files[key] = data
+                self._size += len(data)
+            while self._size > KEPT_BYTES:
+                self._size -= len(self._files.popitem(last=False)[1])
+        return data
+
+    def clear(self) -> None:
+        with self._lock:
+            self._files.clear()
+            self._size = 0
+
+
+_kept = _Kept()
 
 
 class Store:
@@ -29,7 +73,10 @@ class Store:
             UserError: the file system of the URL is unknown or its package is not installed.
         """
         try:
-            self.fs, root = fsspec.core.url_to_fs(os.path.expanduser(url) if "://" not in url else url)
+            protocol = url.split("://")[0] if "://" in url else ""
+            self.fs, root = fsspec.core.url_to_fs(
+                url if protocol else os.path.expanduser(url), **_OPTIONS.get(protocol, {})
+            )
         except (ImportError, ValueError) as error:
             raise UserError(f"cannot open run directory {url}: {error}") from None
         self.root = root.rstrip("/")
@@ -54,25 +101,76 @@ class Store:
         bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
         return sorted(base for base in bases if base.endswith(suffix) and not base.startswith("."))
 
-    def state(self, folder: str, passing: Sequence[str] = ()) -> str:
-        """A digest of a folder's listing, by which a change of any file in it shows; of folders in it only the names.
+    def listing(self, folder: str) -> dict[str, list[str]]:
+        """What stands in a folder, by name, and how it is: equal marks mean that a file was not changed.
 
-        Args:
-            folder: in the directory; it need not exist.
-            passing: how names begin that do not count.
+        Of a folder only that it is one; empty if the folder does not exist.
         """
         self.fs.invalidate_cache()
         try:
             entries = self.fs.ls(self.path(folder).rstrip("/"), detail=True)
         except FileNotFoundError:
-            entries = []
+            return {}
         marks = {entry["name"].rstrip("/").rsplit("/", 1)[-1]: _mark(entry) for entry in entries}
-        kept = sorted(item for item in marks.items() if not item[0].startswith((".", *passing)))
+        return {name: marks[name] for name in sorted(marks) if not name.startswith(".")}
+
+    def state(self, folder: str, passing: Sequence[str] = ()) -> str:
+        """A digest of a folder's listing, by which a change of any file in it shows.
+
+        Args:
+            folder: in the directory; it need not exist.
+            passing: how names begin that do not count.
+        """
+        kept = [item for item in self.listing(folder).items() if not item[0].startswith(tuple(passing))]
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. Raises FileNotFoundError."""
         return bytes(self.fs.cat_file(self.path(name)))
+
+    def read_many(self, names: Sequence[str], keep: bool = False) -> list[bytes | None]:
+        """The bytes of files, in order; None for one that is not there. Side by side where each costs a request.
+
+        Args:
+            names: of the files.
+            keep: whether they never change under their names: then this process asks for them once, if there is room.
+        """
+
+        def read(name: str) -> bytes | None:
+            try:
+                return self.read_fixed(name) if keep else self.read(name)
+            except FileNotFoundError:
+                return None
+
+        if self.local or len(names) < 2:
+            return [read(name) for name in names]
+        with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(names))) as pool:
+            return list(pool.map(read, names))
+
+    def read_fixed(self, name: str) -> bytes:
+        """The bytes of a file that never changes under its name, kept by this process while there is room.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        if self.local:
+            return self.read(name)
+        if (data := _kept.get((self.url, name))) is None:
+            data = _kept.put((self.url, name), self.read(name))
+        return data
+
+    def fetch(self, sizes: Mapping[str, int]) -> None:
+        """Read files ahead, side by side, that never change under their names, if there is room to keep all of them.
+
+        Args:
+            sizes: bytes, by name.
+        """
+        if not self.local and sum(sizes.values()) <= KEPT_BYTES:
+            self.read_many(list(sizes), keep=True)
+
+    def begin(self) -> None:
+        """A command begins: what an earlier one of this process kept is forgotten."""
+        _kept.clear()
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all, replacing what was there."""
@@ -130,7 +228,7 @@ class Store:
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and its content if it exists."""
-        if self.fs.exists(self.path(name)):
+        with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.path(name), recursive=True)
 
     def read_json(self, name: str) -> Any:
@@ -193,13 +291,13 @@ class Store:
 
     def _create_remote(self, name: str, data: bytes) -> bool:
         path = self.path(name)
-        if self.fs.exists(path):
-            return False
         try:
             self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return False
         except (TypeError, ValueError, NotImplementedError):
+            if self.fs.exists(path):
+                return False
             # A store without conditional writes: both attempts hold the same rows, so the last one may win.
             self.fs.pipe_file(path, data)
         return True

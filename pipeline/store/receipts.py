@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import DamagedError, UserError
+from pipeline.store.compaction import read_filed_receipts
 from pipeline.store.files import Store, to_json
 
 _log = logging.getLogger(__name__)
@@ -142,12 +143,17 @@ def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
         DamagedError: it is not as it was written.
         UserError: a version that kept no digests wrote it.
     """
-    name = receipt_name(stage, shard)
-    where = f"{store.url}/{name}"
     try:
-        value = json.loads(store.read(name))
+        data = store.read(receipt_name(stage, shard))
     except FileNotFoundError:
         return None
+    return _parsed(store, stage, shard, data)
+
+
+def _parsed(store: Store, stage: str, shard: str, data: bytes) -> Receipt:
+    where = f"{store.url}/{receipt_name(stage, shard)}"
+    try:
+        value = json.loads(data)
     except (ValueError, RecursionError):
         raise DamagedError(f"{where} is damaged: not JSON; {REMADE}") from None
     receipt = Receipt.from_dict(value, where)
@@ -162,16 +168,12 @@ def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
     Raises:
         UserError: a version that kept no digests wrote one.
     """
-    for name in store.names(f"receipts/{stage}", ".json"):
-        shard = name.removesuffix(".json")
+    for shard, data in read_filed_receipts(store, stage):
         try:
-            receipt = read_receipt(store, stage, shard)
+            yield _parsed(store, stage, shard, data)
         except DamagedError as error:
             withdraw_receipt(store, stage, shard)
             _log.warning("%s", made_again(error))
-        else:
-            if receipt is not None:
-                yield receipt
 
 
 def made_again(error: DamagedError) -> str:
@@ -186,7 +188,5 @@ def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
         DamagedError: one is not as it was written.
         UserError: a version that kept no digests wrote one.
     """
-    for name in store.names(f"receipts/{stage}", ".json"):
-        receipt = read_receipt(store, stage, name.removesuffix(".json"))
-        if receipt is not None:
-            yield receipt
+    for shard, data in read_filed_receipts(store, stage):
+        yield _parsed(store, stage, shard, data)

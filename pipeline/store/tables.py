@@ -64,7 +64,7 @@ def check_filed(store: Store, name: str, record: FileRecord) -> bytes:
     try:
         # Before it is read: a change in between is seen the next time.
         state = (where, record.sha256, os.stat(store.path(name)).st_mtime_ns if store.local else None)
-        data = store.read(name)
+        data = store.read_fixed(name)
     except FileNotFoundError:
         raise DamagedError(f"{where} is gone, and its receipt names it; {REMADE}") from None
     if state not in _checked:
