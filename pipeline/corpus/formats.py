@@ -28,6 +28,9 @@ SUFFIXES: dict[str, Format] = {
 HUB_SPLIT = "train"
 """The split of a dataset on the hub whose configuration names none."""
 
+BLOCK_BYTES = 1 << 22
+"""Asked for at a time where a file lies in an object store."""
+
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -49,7 +52,7 @@ class _Decompressed(io.RawIOBase):
     """The decompressed content of a file as a stream; a file that ends too early raises OSError."""
 
     def __init__(self, path: str, compression: str) -> None:
-        self._file = fsspec.open(path, "rb").open()
+        self._file = _open(path)
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), compression)
 
     def readable(self) -> bool:
@@ -71,11 +74,18 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
+def _open(path: str) -> IO[bytes]:
+    """Open a file as it is. An object store is asked for some MiB at a time: by default s3fs reads 50 MiB ahead."""
+    fs, name = fsspec.core.url_to_fs(path)
+    local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
+    return cast(IO[bytes], fs.open(name, "rb") if local else fs.open(name, "rb", block_size=BLOCK_BYTES))
+
+
 def open_plain(path: str) -> IO[bytes]:
     """Open a file for reading, decompressed if its name says that it is compressed."""
     compression = compression_of(path)
     if compression is None:
-        return cast(IO[bytes], fsspec.open(path, "rb").open())
+        return _open(path)
     return io.BufferedReader(_Decompressed(path, compression), 1 << 16)
 
 

@@ -6,9 +6,10 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import fsspec
@@ -33,6 +34,7 @@ from pipeline.errors import UserError, nearest
 _EDGE = 1 << 16
 _PLACES = 16
 _COMPRESSED_HEAD = 1 << 23
+_SIDE_BY_SIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class InputFile:
     rows: int | None  # None where they are unknown before the file is read
     content: str  # digest of the size and of both ends of the file, to notice changes
     files: tuple[str, ...] = ()  # of a folder of text files
+    text_bytes: int = 0  # of the text column, decompressed, where the metadata say
     stamp: str = ""  # digest of when its files were written last, as the file system says; empty of a dataset's name
 
     @property
@@ -64,7 +67,7 @@ def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
         key = corpus.key(role)
-        entries = _hub_input(role, source) if source.dataset else list(_local_inputs(role, source, key))
+        entries = _hub_input(role, source) if source.dataset else _local_inputs(role, source, key)
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = source.dataset or ", ".join(map(written, source.paths))
             raise UserError(f"{key} holds no documents: {where}")
@@ -183,35 +186,54 @@ def _csv_ends_in(data: bytes, columns: int) -> int:
     return min(readings)[1] - 1 if readings else _ends_in(data)
 
 
-def _local_inputs(role: Role, source: SourceConfig, key: str) -> Iterator[InputFile]:
+def _local_inputs(role: Role, source: SourceConfig, key: str) -> list[InputFile]:
     seen: set[str] = set()
+    looks: list[Callable[[], InputFile]] = []
+    local = True
     for pattern in source.paths:
-        for name, path, fs in _expand(key, pattern):
+        for name, info, fs in _expand(key, pattern):
+            path, local = _address(fs, info["name"]), local and _is_local(fs)
             if path in seen:
                 continue
             seen.add(path)
-            if fs.isdir(path):
-                yield from _folder(role, source, key, name, path, fs)
+            if os.path.isdir(path) if _is_local(fs) else info["type"] == "directory":
+                looks += _folder(role, source, key, name, path, fs)
             else:
-                yield _file(role, source, key, name, path, fs)
+                looks.append(partial(_file, role, source, key, name, info, fs))
+    if local:
+        return [look() for look in looks]
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:  # each waits for its requests
+        return list(pool.map(lambda look: look(), looks))
 
 
-def _expand(key: str, pattern: str) -> Iterator[tuple[str, str, Any]]:
-    """(name as the user would write it, full path, file system) of every match of a path or glob."""
+def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """(name as the user would write it, what its file system says of it, file system) of every match of a path."""
     base, pattern = origin_of(pattern), written(pattern)
     try:
         fs, full = fsspec.core.url_to_fs(_opened(base, pattern))
-        local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
-        magic = any(mark in full for mark in "*?[") and not fs.exists(full)
-        paths = sorted(fs.glob(full)) if magic else [full] if fs.exists(full) else []
+        local = _is_local(fs)
+        if not local:
+            fs.invalidate_cache()
+        magic = any(mark in full for mark in "*?[") and not (local and fs.exists(full))
+        infos = [info for _, info in sorted(fs.glob(full, detail=True).items())] if magic else []
+        infos = infos or ([fs.info(full)] if fs.exists(full) else [])
     except (ImportError, ValueError, OSError) as error:
         raise UserError(f"{key}: cannot open {pattern}: {' '.join(str(error).split())}") from None
-    if not paths:
+    if not infos:
         raise UserError(f"{key}: no file {pattern}{_neighbours(fs, full)}")
-    for path in paths:
+    for info in infos:
+        path = _address(fs, info["name"])
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
-        name = os.path.relpath(path, base) if relative else path if local else fs.unstrip_protocol(path)
-        yield name, path if local else fs.unstrip_protocol(path), fs
+        yield os.path.relpath(path, base) if relative else path, info, fs
+
+
+def _is_local(fs: Any) -> bool:
+    return isinstance(fs, fsspec.implementations.local.LocalFileSystem)
+
+
+def _address(fs: Any, path: str) -> str:
+    """A path of a file system, as it is opened from anywhere."""
+    return path if _is_local(fs) else str(fs.unstrip_protocol(path)).rstrip("/")
 
 
 def _opened(base: str | None, pattern: str) -> str:
@@ -230,35 +252,43 @@ def _neighbours(fs: Any, full: str) -> str:
     return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
 
 
-def _folder(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any) -> Iterator[InputFile]:
-    if fs.exists(f"{path}/dataset_info.json") or fs.exists(f"{path}/dataset_dict.json"):
-        yield _saved_dataset(role, source, name, path)
-        return
-    files = [file for file in sorted(fs.find(path)) if format_of(file) and "/." not in file[len(path) :]]
+def _folder(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any) -> list[Callable[[], InputFile]]:
+    """How to look at what a folder holds; its text files are one input."""
+    root = fs._strip_protocol(path).rstrip("/")
+    infos = dict(sorted(fs.find(root, detail=True).items()))
+    if f"{root}/dataset_info.json" in infos or f"{root}/dataset_dict.json" in infos:
+        return [partial(_saved_dataset, role, source, name, path)]
+    files = {file[len(root) + 1 :]: info for file, info in infos.items() if format_of(file)}
+    files = {inner: info for inner, info in files.items() if not f"/{inner}".count("/.")}
     if not files:
         raise UserError(f"{key}: folder {name} holds no file that ends in {', '.join(SUFFIXES)}")
-    texts = [file for file in files if format_of(file) == "txt"]
-    strip = len(path.rstrip("/")) + 1
     prefix = name.rstrip("/")
+    looks: list[Callable[[], InputFile]] = []
+    texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner) == "txt"}
     if texts:
-        sizes = [int(fs.size(file) or 0) for file in texts]
-        digest = _digest(*(f"{file[strip:]}:{size}" for file, size in zip(texts, sizes, strict=True)))
-        inner = tuple(file[strip:] for file in texts)
-        yield InputFile(role, prefix, path, "txt", sum(sizes), len(texts), digest, inner)
-    for file in files:
-        if format_of(file) != "txt":
-            yield _file(role, source, key, f"{prefix}/{file[strip:]}", file, fs)
+        digest = _digest(*(f"{inner}:{size}" for inner, size in texts.items()))
+        size = sum(texts.values())
+        looks.append(partial(InputFile, role, prefix, path, "txt", size, len(texts), digest, tuple(texts)))
+    for inner, info in files.items():
+        if inner not in texts:
+            looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs))
+    return looks
 
 
-def _file(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any) -> InputFile:
+def _file(role: Role, source: SourceConfig, key: str, name: str, info: dict[str, Any], fs: Any) -> InputFile:
+    path = _address(fs, info["name"])
     form = format_of(path)
     if form is None:
         raise UserError(f"{key}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
-    size = int(fs.size(path) or 0)
-    content = _digest(str(size), _digest_of_ends(fs, path, size))
+    size = int(info["size"] or 0)
+    head, tail = _ends(fs, info["name"], size)
+    content = _digest(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
     rows: int | None = None
+    text_bytes = 0
     if form == "parquet":
-        rows = _check_parquet(source, name, path)
+        footer = _footer(path, name, tail)
+        rows = _check_parquet(source, name, footer)
+        text_bytes = _text_bytes(footer.metadata, source.text)
     elif form == "txt":
         return InputFile(role, name, path, "txt", size, 1, content, ("",))
     elif size == 0:
@@ -266,16 +296,31 @@ def _file(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: 
     else:
         columns = first_columns(form, path, name)
         _check_columns(source, name, columns)
-    return InputFile(role, name, path, form, size, rows, content)
+    return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes)
 
 
-def _check_parquet(source: SourceConfig, name: str, path: str) -> int:
+def _footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
+    """The footer of a Parquet file, from its end where that holds it."""
     try:
+        if int.from_bytes(tail[-8:-4], "little") + 8 <= len(tail):
+            return pq.ParquetFile(pa.BufferReader(tail))
         with fsspec.open(path, "rb") as file:
-            footer = pq.ParquetFile(file)
-            schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.columns, name)
+            return pq.ParquetFile(file)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
+
+
+def _text_bytes(metadata: pq.FileMetaData, text: str) -> int:
+    total = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        columns = (row_group.column(index) for index in range(row_group.num_columns))
+        total += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == text)
+    return total
+
+
+def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile) -> int:
+    schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.columns, name)
     _check_columns(source, name, schema.names)
     kind = schema.field(source.text).type
     stringlike = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -339,10 +384,12 @@ def _hub_input(role: Role, source: SourceConfig) -> list[InputFile]:
     return [InputFile(role, source.dataset, source.dataset, "hub", info.size, info.rows, digest)]
 
 
-def _digest_of_ends(fs: Any, path: str, size: int) -> str:
-    head = fs.cat_file(path, start=0, end=min(size, _EDGE)) if size else b""
-    tail = fs.cat_file(path, start=max(0, size - _EDGE), end=size) if size > _EDGE else b""
-    return hashlib.sha256(head + tail).hexdigest()
+def _ends(fs: Any, path: str, size: int) -> tuple[bytes, bytes]:
+    """The first and the last bytes of a file."""
+    if size <= 2 * _EDGE:
+        data = fs.cat_file(path, start=0, end=size) if size else b""
+        return data[:_EDGE], data[-_EDGE:]
+    return fs.cat_file(path, start=0, end=_EDGE), fs.cat_file(path, start=size - _EDGE, end=size)
 
 
 def _digest(*parts: str) -> str:

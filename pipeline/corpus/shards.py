@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import fsspec
-import pyarrow.parquet as pq
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LabelledConfig, SourceConfig, TransformConfig
@@ -133,26 +132,12 @@ def _split_input(
         step, total = shard_bytes, entry.size
     else:
         total = entry.rows or 0
-        by_bytes = shard_bytes * total // max(1, _text_bytes(entry, source))
+        by_bytes = shard_bytes * total // max(1, entry.text_bytes if entry.format == "parquet" else entry.size)
         step = max(1, min(shard_documents, by_bytes))
     for start in range(0, total, step):
         stop = min(total, start + step)
         first = 0 if entry.format == "jsonl" else start
         yield replace(whole, start=start, stop=stop, first_row=first, files=entry.files[start:stop])
-
-
-def _text_bytes(entry: InputFile, source: SourceConfig) -> int:
-    """Uncompressed bytes of the text column (Parquet, from its footer), else of the whole input."""
-    if entry.format != "parquet":
-        return entry.size
-    with fsspec.open(entry.path, "rb") as file:
-        metadata = pq.ParquetFile(file).metadata
-        total = 0
-        for group in range(metadata.num_row_groups):
-            row_group = metadata.row_group(group)
-            columns = (row_group.column(index) for index in range(row_group.num_columns))
-            total += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == source.text)
-    return total
 
 
 def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:

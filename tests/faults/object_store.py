@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -16,7 +17,7 @@ SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
 BUCKET = "bucket"
-WORKERS_OF_THE_STORE = {
+_CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -40,7 +41,7 @@ class ObjectStore:
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs to reach the store."""
-        return {**WORKERS_OF_THE_STORE, "AWS_ENDPOINT_URL": self.endpoint}
+        return {**_CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
 
     def kinds(self) -> Counter[str]:
         """How many requests there were of each kind."""
@@ -89,8 +90,9 @@ def _between(store: ObjectStore, application: Callable[..., Any]) -> Callable[..
                 if drawn >= store.failures:
                     start_response(*headers[:2])
                     return [body]
-            start_response("503 Slow Down", [("Content-Length", str(len(SLOW_DOWN))), ("Connection", "close")])
-            return [SLOW_DOWN]
+            body = b"" if environ["REQUEST_METHOD"] == "HEAD" else SLOW_DOWN
+            start_response("503 Slow Down", [("Content-Length", str(len(body))), ("Connection", "close")])
+            return [body]
         finally:
             store.end()
 
@@ -100,8 +102,6 @@ def _between(store: ObjectStore, application: Callable[..., Any]) -> Callable[..
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     """A server with one empty bucket."""
-    import logging
-
     from moto.backends import get_backend
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server

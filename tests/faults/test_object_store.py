@@ -1,0 +1,182 @@
+"""A run on an object store: few requests, side by side, and the same answers through delays, failures, two drivers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from empty_receipts import receipt_of
+from made_up import sentence
+from object_store import BUCKET, ObjectStore, object_store
+from rich.console import Console
+
+from pipeline.audit.description import load_config
+from pipeline.audit.finished import FINISHED_FILE
+from pipeline.config.audit import ResourcesConfig
+from pipeline.config.corpus import CorpusConfig, SourceConfig
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.inputs import InputFile, find_inputs
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import plan_shards
+from pipeline.store.compaction import COMPACTED, compact_receipts
+from pipeline.store.files import Store, to_json
+from pipeline.store.receipts import read_receipts, receipt_name
+from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.progress import Reporter
+
+for package in ("moto", "s3fs"):
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'seenset[dev]'")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    with object_store() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        fsspec.filesystem("s3").clear_instance_cache()
+        yield server
+        fsspec.filesystem("s3").clear_instance_cache()
+
+
+def audited(path: Path) -> Outcome:
+    return run_audit(load_config(str(path)), Reporter(Console(stderr=True)))
+
+
+def test_a_finished_run_costs_at_most_10_requests_and_a_500th_of_its_shards(
+    make_audit: Callable[..., Path], store: ObjectStore
+) -> None:
+    path = make_audit(run=f"s3://{BUCKET}/run")
+    first = audited(path)
+    shards = first.status.shards
+    assert shards >= 12
+    store.forget()
+    assert audited(path) == first
+    assert len(store.requests) <= 10 + shards / 500, store.kinds()
+    assert store.kinds().keys() <= {"GET", "LIST"}
+    fsspec.filesystem("s3").rm_file(f"{BUCKET}/run/{FINISHED_FILE}")
+    store.forget()
+    assert audited(path).selections == first.selections
+    read = [
+        key
+        for kind, key in store.requests
+        if kind in ("GET", "HEAD") and key.startswith(("run/scores", "run/receipts"))
+    ]
+    assert len(read) == len(set(read)) == shards  # each score file once; the receipts come from their compaction
+    assert store.at_once > 1
+
+
+@pytest.mark.slow
+def test_1_100_receipts_are_read_from_3_compactions_and_single_ones_side_by_side(store: ObjectStore) -> None:
+    run = Store(f"s3://{BUCKET}/run")
+    receipts = [receipt_of(f"audit-{number:06d}") for number in range(1_100)]
+    fsspec.filesystem("s3").pipe(
+        {f"{BUCKET}/run/{receipt_name('score', r.shard)}": to_json(r.to_dict()) for r in receipts}
+    )
+    store.forget()
+    assert list(read_receipts(run, "score")) == receipts
+    assert store.kinds()["GET"] == 1_100
+    assert store.at_once > 4
+    compact_receipts(run, "score")
+    run.begin()
+    store.forget()
+    assert list(read_receipts(run, "score")) == receipts
+    assert store.kinds() == {"LIST": 3, "GET": -(-1_100 // COMPACTED)}
+
+
+def selected_of(folder: str) -> list[dict[str, object]]:
+    fs, path = fsspec.core.url_to_fs(folder)
+    with fs.open(f"{path}/selection/members/selected.parquet", "rb") as file:
+        return pq.read_table(file).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on_a_disk(
+    make_audit: Callable[..., Path], tmp_path: Path, store: ObjectStore
+) -> None:
+    texts = [sentence(i) for i in range(40)]
+    selections = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.9}]
+    path = make_audit(audit=texts, selections=selections)
+    here = audited(path)
+    remote = tmp_path / "remote.yaml"
+    remote.write_text(path.read_text().replace(str(tmp_path / "run"), f"s3://{BUCKET}/run"))
+    store.delay, store.failures = 0.15, 0.1
+    command = [sys.executable, "-m", "ray_jobs.cli", "run", str(remote)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    drivers = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [(driver.communicate(timeout=300)[1], driver.returncode) for driver in drivers]
+    codes = sorted(code for _, code in ends)
+    assert codes in ([0, 0], [0, 75]), ends
+    there = audited(remote)
+    assert there.status.documents == here.status.documents
+    assert [summary.plain() for summary in there.selections] == [summary.plain() for summary in here.selections]
+    assert selected_of(f"s3://{BUCKET}/run") == selected_of(str(tmp_path / "run"))
+    assert any(kind == "LIST" for kind, _ in store.requests)
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_in_an_object_store_is_read_as_a_glob_of_its_files_is(store: ObjectStore, end: str) -> None:
+    rows = [{"id": f"d{i}", "text": sentence(i)} for i in range(50)]
+    table, lines = io.BytesIO(), "".join(json.dumps(row) + "\n" for row in rows).encode()
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    files = {
+        "a.parquet": table.getvalue(),
+        "b.jsonl": lines,
+        "deeper/c.jsonl": lines,
+        ".d.jsonl": lines,
+        "README": b"x",
+    }
+    fsspec.filesystem("s3").pipe({f"{BUCKET}/data/{name}": data for name, data in files.items()})
+    store.forget()
+    folder = inputs_of(f"s3://{BUCKET}/data{end}")
+    assert [entry.name for entry in folder] == [
+        f"s3://{BUCKET}/data/{n}" for n in ("a.parquet", "b.jsonl", "deeper/c.jsonl")
+    ]
+    assert store.kinds()["GET"] + store.kinds()["HEAD"] <= 4 * len(folder) + 2
+    assert folder[:2] == inputs_of(f"s3://{BUCKET}/data/*.parquet", f"s3://{BUCKET}/data/[a-z]*.jsonl")
+    assert [len(list(read_shard(shard))) for shard in shards_of(folder)] == [50, 50, 50]
+
+
+def test_a_folder_of_text_files_in_an_object_store_is_one_input(store: ObjectStore) -> None:
+    texts = {f"{BUCKET}/texts/{name}.txt": sentence(i).encode() for i, name in enumerate(("a", "b", "deeper/c"))}
+    fsspec.filesystem("s3").pipe(texts)
+    (entry,) = inputs_of(f"s3://{BUCKET}/texts")
+    assert entry.files == ("a.txt", "b.txt", "deeper/c.txt")
+    assert [document.text for shard in shards_of([entry]) for document in read_shard(shard)] == [
+        data.decode() for data in texts.values()
+    ]
+
+
+def test_a_corpus_and_a_run_in_an_object_store_give_the_scores_of_those_on_a_disk(
+    make_audit: Callable[..., Path], tmp_path: Path, store: ObjectStore
+) -> None:
+    path = make_audit()
+    here = audited(path)
+    for role in ("audit", "unseen"):
+        fsspec.filesystem("s3").put(str(tmp_path / f"{role}.jsonl"), f"{BUCKET}/{role}/{role}.jsonl")
+    text = path.read_text().replace(str(tmp_path / "run"), f"s3://{BUCKET}/run")
+    for role in ("audit", "unseen"):
+        text = text.replace(str(tmp_path / f"{role}.jsonl"), f"s3://{BUCKET}/{role}")
+    remote = tmp_path / "remote.yaml"
+    remote.write_text(text)
+    there = audited(remote)
+    assert [summary.plain() for summary in there.selections] == [summary.plain() for summary in here.selections]
+
+
+def inputs_of(*paths: str) -> list[InputFile]:
+    return find_inputs(CorpusConfig(audit=SourceConfig(path=list(paths), id=None)))
+
+
+def shards_of(inputs: list[InputFile]) -> list[Shard]:
+    corpus = CorpusConfig(audit=SourceConfig(path=[entry.path for entry in inputs]))
+    return plan_shards(corpus, inputs, ResourcesConfig(shard_bytes=1 << 20))
