@@ -41,6 +41,10 @@ class DamagedError(UserError):
     """A file of a run directory is gone or is not what its receipt says; the run makes it again."""
 
 
+class FullError(IncompleteError):
+    """There is no space left to write to: the same command goes on when there is."""
+
+
 class StopError(UserError):
     """What would befall every document to come: the run ends at once, with an exit code that says whose turn it is."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Endpoint
-from pipeline.errors import StopError
+from pipeline.errors import FullError, StopError
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Answered, Failure, failure_of
 from pipeline.stages.process import process_by_asking
@@ -39,6 +39,7 @@ def ask_shards(stage: Stage, shards: Sequence[Shard], store: Store) -> Iterator[
 
     Raises:
         StopError: no document would get an answer now, or the budget is spent.
+        FullError: there is no space left for answers.
     """
     assert stage.endpoint is not None
     client = Endpoint(stage.endpoint, spent_before(store, stage.name))
@@ -98,10 +99,11 @@ def _outcome(task: asyncio.Task[Receipt], shard: Shard) -> Receipt | Failure:
 
     Raises:
         StopError: there will be none of any.
+        FullError: nothing more could be written down.
     """
     try:
         return task.result()
-    except StopError:
+    except (FullError, StopError):
         raise
     except Exception as error:
         return failure_of(shard, error)

@@ -150,7 +150,8 @@ def scoring(
     machine = _machine(plan)
     store = Store(config.run)
     early = _begin_model(plan, store, machine)
-    with RunLock(store) as lock:
+    with RunLock(store, reporter.say) as lock:
+        store = lock.held
         check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
         store.begin()
         forget_finished(store)
@@ -175,14 +176,14 @@ def scoring(
             check_budget(config, scored)
             yield scored, status, fold
         except KeyboardInterrupt:
-            status.write("incomplete", ExitCode.INTERRUPTED)
+            status.end("incomplete", ExitCode.INTERRUPTED)
             raise
         except UserError as error:
             state: RunState = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
-            status.write(state, error.exit_code, str(error))
+            status.end(state, error.exit_code, str(error))
             raise
         except BaseException as error:
-            status.write("failed", 1, f"{type(error).__name__}: {error}")
+            status.end("failed", 1, f"{type(error).__name__}: {error}")
             raise
 
 
@@ -203,7 +204,8 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
         raise UserError(
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
-    with RunLock(store):
+    with RunLock(store) as lock:
+        store = lock.held
         store.begin()
         forget_finished(store)
         scored = read_scored(store, shards, config.near_copies)

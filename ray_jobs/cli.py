@@ -12,6 +12,7 @@ from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import uncollected
+from pipeline.store.space import is_full
 from ray_jobs import interrupts, terminal
 
 if TYPE_CHECKING:
@@ -345,6 +346,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(_message_of(error), int(ExitCode.USER_ERROR))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        _fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
         _leave_at_once("interrupted; the same command goes on from here", code)
     sys.exit(code or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,17 @@ from pipeline.errors import IncompleteError, UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.load import fingerprint_model
 from pipeline.store.files import Store
+from pipeline.store.space import is_full
 from pipeline.training.adapter import adapter_key
 from pipeline.training.train import NOT_IN_FULL, FinetuneConfig, TrainingStep
 from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.actors import connect
-from ray_jobs.training import PROGRESS_SECONDS, fit, progress_file, train_one
+from ray_jobs.training import MAX_FAILURES, PROGRESS_SECONDS, fit, train_one
 
 TEXT = "text"
 """The column of a file of texts."""
+
+SCRATCH = ".scratch-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class _Planned:
     job: AdapterJob
     key: str  # digest of all that decides the weights
     folder: Path
+    scratch: Path  # of this call alone: an earlier driver that only slept removes nothing of it
     settings: dict[str, Any]
 
 
@@ -166,18 +171,20 @@ def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _P
     base = job.base if job.base is not None else fingerprint_model(job.model)
     base = {key: base[key] for key in ("model", "tokenizer", "quantization")}
     key = adapter_key(base, job.config, _texts(job))
+    scratch = Path(store.path(f"adapters/.{key}{SCRATCH}{uuid.uuid4().hex[:8]}"))
     dtype = "float32" if job.config.method == "full" else job.config.dtype
     settings: dict[str, Any] = {
         "model": job.model.model_copy(update={"dtype": dtype}).model_dump(mode="json"),
         "config": job.config.model_dump(mode="json"),
-        "texts": os.path.abspath(job.texts) if isinstance(job.texts, str) else store.path(f"adapters/.{key}.parquet"),
+        "texts": os.path.abspath(job.texts) if isinstance(job.texts, str) else str(scratch / "texts.parquet"),
+        "progress": str(scratch / "progress.json"),
         "folder": store.path(f"adapters/{key}"),
         "gpus": job.gpus,
         "zero": zero,
         "base": base,
         "checkpoint_seconds": checkpoint_seconds,
     }
-    return _Planned(job, key, Path(settings["folder"]), settings)
+    return _Planned(job, key, Path(settings["folder"]), scratch, settings)
 
 
 def _texts(job: AdapterJob) -> Iterator[str]:
@@ -247,21 +254,25 @@ def _run_here(
                 on_progress(AdapterProgress(name, step, tokens_per_s))
 
         try:
-            _write_texts(plan, store)
+            _begin(plan, store)
             torch.set_num_threads(plan.job.cpus)  # as a worker on a cluster: the number may change the last bits
             problem = train_one(plan.settings, on_step)
         finally:
             torch.set_num_threads(threads)
-            _tidy(plan, store)
+            _tidy(plan)
         if problem is not None:
             raise UserError(f"adapter {plan.job.name}: {problem}")
         yield plan.key
 
 
-def _write_texts(plan: _Planned, store: Store) -> None:
-    """Write the texts of a job, where they are not in a file already, for its workers."""
-    if not isinstance(plan.job.texts, str):
-        store.write_table(f"adapters/.{plan.key}.parquet", pa.table({TEXT: list(plan.job.texts)}))
+def _begin(plan: _Planned, store: Store) -> None:
+    """Make the temporary folder of a training, with its texts where they are in no file; those of dead drivers go."""
+    for left in plan.scratch.parent.glob(f".{plan.key}{SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if isinstance(plan.job.texts, str):
+        plan.scratch.mkdir(parents=True)
+    else:
+        store.write_table(f"adapters/{plan.scratch.name}/texts.parquet", pa.table({TEXT: list(plan.job.texts)}))
 
 
 def _run(
@@ -278,7 +289,7 @@ def _run(
     free = dict(capacity)
     running: dict[Any, _Planned] = {}
     shown: dict[str, int] = {}
-    driver = ray.remote(num_cpus=0, max_retries=0)(fit)
+    driver = ray.remote(num_cpus=0, max_retries=MAX_FAILURES)(fit)  # a retry goes on from the checkpoint
     try:
         while waiting or running:
             for plan in list(waiting.values()):
@@ -286,10 +297,9 @@ def _run(
                 if all(need[kind] <= free[kind] for kind in need):
                     del waiting[plan.key]
                     free = {kind: free[kind] - need[kind] for kind in free}
-                    _write_texts(plan, store)
-                    running[driver.remote(plan.settings, plan.job.workers, plan.job.cpus, _ray_folder(store, plan))] = (
-                        plan
-                    )
+                    _begin(plan, store)
+                    storage = str(plan.scratch / "ray")
+                    running[driver.remote(plan.settings, plan.job.workers, plan.job.cpus, storage)] = plan
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             if check is not None:
                 check()
@@ -298,8 +308,12 @@ def _run(
             for reference in ended:
                 plan = running.pop(reference)
                 free = {kind: free[kind] + need for kind, need in resources_of(plan.job).items()}
-                problem = ray.get(reference)
-                _tidy(plan, store)
+                try:
+                    problem = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    problem = ("lost", _lost(error))
+                finally:
+                    _tidy(plan)
                 if problem is not None:
                     kind, message = problem
                     raise (UserError if kind == "user" else IncompleteError)(f"adapter {plan.job.name}: {message}")
@@ -308,18 +322,21 @@ def _run(
         for reference in running:
             ray.cancel(reference, force=True)
         for plan in running.values():
-            _tidy(plan, store)
+            _tidy(plan)
 
 
-def _ray_folder(store: Store, plan: _Planned) -> str:
-    return store.path(f"adapters/.{plan.key}.ray")
+def _lost(error: Exception) -> str:
+    """Why the process that leads a training ended, in one line."""
+    if is_full(error):
+        return "no space left: make room, and the same command goes on"
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return f"the process that leads it was lost ({type(cause).__name__}: {lines[0] if lines else ''})"
 
 
-def _tidy(plan: _Planned, store: Store) -> None:
+def _tidy(plan: _Planned) -> None:
     """Remove the temporary files of a training; its checkpoint stays until it is finished or has failed."""
-    store.remove(f"adapters/.{plan.key}.parquet")
-    progress_file(str(plan.folder)).unlink(missing_ok=True)
-    shutil.rmtree(_ray_folder(store, plan), ignore_errors=True)
+    shutil.rmtree(plan.scratch, ignore_errors=True)
 
 
 def _report_step(plan: _Planned, shown: dict[str, int], on_progress: Callable[[AdapterProgress], None] | None) -> None:
@@ -327,7 +344,7 @@ def _report_step(plan: _Planned, shown: dict[str, int], on_progress: Callable[[A
     if on_progress is None:
         return
     try:
-        record = json.loads(progress_file(plan.settings["folder"]).read_bytes())
+        record = json.loads(Path(plan.settings["progress"]).read_bytes())
     except (OSError, ValueError):
         return
     if shown.get(plan.key) != record["step"]["step"]:

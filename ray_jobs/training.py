@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,9 @@ import pyarrow.parquet as pq
 
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.errors import UserError
+from pipeline.errors import FullError, UserError
 from pipeline.models.load import open_model
+from pipeline.store.space import remove_quietly
 from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import TrainingStep, train
 from pipeline.training.zero import zero_stage
@@ -25,11 +27,6 @@ MAX_FAILURES = 3
 """Times that the workers of one adapter may be lost before the job gives up."""
 
 
-def progress_file(folder: str) -> Path:
-    """The file in which the training of a folder writes its progress."""
-    return Path(folder).with_name(f".{Path(folder).name}.progress")
-
-
 def fit(settings: dict[str, Any], workers: int, cpus: int, storage: str) -> tuple[str, str] | None:
     """Run one training with Ray Train.
 
@@ -37,7 +34,7 @@ def fit(settings: dict[str, Any], workers: int, cpus: int, storage: str) -> tupl
         settings: of the job, as `finetune._plan` writes them.
         workers: processes that train together.
         cpus: of each worker.
-        storage: folder in which Ray Train keeps its own files.
+        storage: folder in which Ray Train keeps its own files, in a new folder each time that this is retried.
 
     Returns:
         None if the training ended well. Otherwise "user" (the user can mend it) or "lost" (its workers failed too
@@ -60,7 +57,9 @@ def fit(settings: dict[str, Any], workers: int, cpus: int, storage: str) -> tupl
             num_workers=workers, use_gpu=bool(settings["gpus"]), resources_per_worker=resources
         ),
         run_config=RunConfig(
-            name="train", storage_path=storage, failure_config=FailureConfig(max_failures=MAX_FAILURES)
+            name=f"train-{uuid.uuid4().hex[:8]}",
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=MAX_FAILURES),
         ),
     )
     try:
@@ -78,7 +77,7 @@ def train_one(settings: dict[str, Any], on_step: Callable[[TrainingStep, float],
     Args:
         settings: as those of `fit`.
         on_step: called about once a second with the last step and tokens a second; by default these are written to
-            `progress_file`.
+            the file that the settings name.
 
     Returns:
         An error that the user can mend, because a new attempt would not.
@@ -109,12 +108,14 @@ def train_one(settings: dict[str, Any], on_step: Callable[[TrainingStep, float],
             texts,
             config,
             settings["folder"],
-            _Progress(on_step or _ProgressFile(settings["folder"])) if processes.rank == 0 else None,
+            _Progress(on_step or _ProgressFile(settings["progress"])) if processes.rank == 0 else None,
             processes=processes,
             zero=settings["zero"],
             base=settings["base"],
             checkpoint_seconds=settings["checkpoint_seconds"],
         )
+    except FullError:  # new attempts may find space
+        raise
     except UserError as error:
         return str(error)
     return None
@@ -150,11 +151,14 @@ class _Progress:
 class _ProgressFile:
     """Writes the progress of a training to the file that the driver reads."""
 
-    def __init__(self, folder: str) -> None:
-        self.path = progress_file(folder)
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
 
     def __call__(self, step: TrainingStep, tokens_per_s: float) -> None:
         """Replace what stands there."""
         part = self.path.with_name(f"{self.path.name}.part")
-        part.write_text(json.dumps({"step": asdict(step), "tokens_per_s": tokens_per_s}), encoding="utf-8")
-        part.replace(self.path)
+        try:
+            part.write_text(json.dumps({"step": asdict(step), "tokens_per_s": tokens_per_s}), encoding="utf-8")
+            part.replace(self.path)
+        except OSError:  # progress is worth no failure
+            remove_quietly(str(part))

@@ -26,10 +26,10 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
     store = Store(run)
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True))
-    with RunLock(store):
-        scored = read_scored(store, shards)
+    with RunLock(store) as lock:
+        scored = read_scored(lock.held, shards)
         check_budget(config, scored)
-        verdict = judge_collection(config, scored, manifest.limit, fold_of(store, True), blocks)
-        write_verdict(store, verdict)
-        rewrite_report(store)
+        verdict = judge_collection(config, scored, manifest.limit, fold_of(lock.held, True), blocks)
+        write_verdict(lock.held, verdict)
+        rewrite_report(lock.held)
     return verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -44,6 +45,7 @@ from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.selection.conformal import mix
 from pipeline.selection.split import halves, shuffled
+from pipeline.store.space import whole
 
 SHOWN_WORDS = 12
 RARE = 3
@@ -255,17 +257,21 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     learnt = _weigh(known, taught, seed)
     certain = _certain(learnt, seed)
     path = os.path.join(folder, f"{role}.parquet")
+    part = Path(folder, f".{role}.{uuid.uuid4().hex[:8]}.part")
     total, kept = 0, 0
     sample: list[tuple[int, str]] = []
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(path, MATCHED_SCHEMA) as writer:
-            for some in _windows(shards):
-                table = _kept(some, learnt.weigher, certain, seed)
-                writer.write_table(table)
-                total, kept = total + len(some), kept + len(table)
-                hashes = shuffled(np.array([id_key(name) for name in table["id"].to_pylist()]), seed, _TEST).tolist()
-                sample = sorted([*sample, *zip(hashes, table["text"].to_pylist(), strict=True)])[:SAMPLE]
+        with whole(part):
+            with pq.ParquetWriter(part, MATCHED_SCHEMA) as writer:
+                for some in _windows(shards):
+                    table = _kept(some, learnt.weigher, certain, seed)
+                    writer.write_table(table)
+                    total, kept = total + len(some), kept + len(table)
+                    keys = np.array([id_key(name) for name in table["id"].to_pylist()])
+                    hashes = shuffled(keys, seed, _TEST).tolist()
+                    sample = sorted([*sample, *zip(hashes, table["text"].to_pylist(), strict=True)])[:SAMPLE]
+            part.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     audit_texts = [audit[place][1].text for place in np.flatnonzero(tested).tolist()]

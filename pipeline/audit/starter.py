@@ -25,6 +25,7 @@ from pipeline.corpus.discovery import (
 )
 from pipeline.errors import UserError
 from pipeline.store.files import to_json
+from pipeline.store.space import whole
 
 SCHEMA_FOLDER = ".seenset"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
@@ -100,10 +101,11 @@ def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
     """
     path, schema = Path(folder, starter.name), Path(folder, SCHEMA_FOLDER, f"{Path(starter.name).stem}.schema.json")
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with path.open("x", encoding="utf-8") as file, whole(path):
             file.write(starter.text)
-        schema.parent.mkdir(exist_ok=True)
-        schema.write_bytes(to_json(config_schema(starter.kind)))
+            file.flush()
+            schema.parent.mkdir(exist_ok=True)
+            schema.write_bytes(to_json(config_schema(starter.kind)))
     except FileExistsError:
         raise UserError(f"{path} is there already; remove it, or give another folder") from None
     except OSError as error:

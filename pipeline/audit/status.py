@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -212,6 +213,11 @@ class StatusFile:
         """Write the counts if the last time is long enough ago."""
         if time.monotonic() - self._last >= STATUS_SECONDS:
             self.write("running", None)
+
+    def end(self, state: RunState, code: int, message: str | None = None) -> None:
+        """Write why a run stopped, if its directory can still be written to: the error itself matters more."""
+        with contextlib.suppress(Exception):
+            self.write(state, code, message)
 
     def write(
         self, state: RunState, code: int | None, message: str | None = None, selections: Sequence[Summary] = ()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pipeline.corpus.shard import Shard
+from pipeline.errors import FullError
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
@@ -134,7 +135,7 @@ class _Pool:
 
         try:
             return process(self.stage, worker, shard, self.store, LOCAL_DRIVER, on_batch)
-        except _Stopped:
+        except (_Stopped, FullError):  # for want of space no other shard could be filed either
             raise
         except Exception as error:  # of one shard: the others go on
             return failure_of(shard, error)

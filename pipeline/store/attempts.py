@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pipeline.errors import FullError, UserError
 from pipeline.store.files import Store
 
 MAX_STARTS = 12
@@ -10,7 +13,7 @@ MAX_STARTS = 12
 def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
     """The shards of a stage at which a process of this driver was killed."""
     folder = f"attempts/{stage}"
-    records = {name: store.read_json(f"{folder}/{name}") for name in store.names(folder, ".json")}
+    records = {name: _read_record(store, f"{folder}/{name}") for name in store.names(folder, ".json")}
     return {name.removesuffix(".json") for name, record in records.items() if record and record["driver"] == driver}
 
 
@@ -36,7 +39,7 @@ class Journal:
         """
         self.store = store
         self.name = f"attempts/{work}.json"
-        record = store.read_json(self.name)
+        record = _read_record(store, self.name)
         if record is None or record["driver"] != driver:
             record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
         self.deaths: dict[str, int] = record["deaths"]
@@ -67,10 +70,25 @@ class Journal:
         """The attempt ended without a receipt, and its worker lives: it does not count."""
         self.starts -= 1
         if self.starts:
-            self._write(None)
-        else:
-            self.close()
+            try:
+                self._write(None)
+                return
+            except FullError:  # what stands there would count as a death
+                pass
+        self.close()
 
     def _write(self, batch: str | None) -> None:
         record = {"driver": self.driver, "starts": self.starts, "deaths": self.deaths, "at": batch}
         self.store.write_json(self.name, record)
+
+
+def _read_record(store: Store, name: str) -> dict[str, Any] | None:
+    """A journal; None where there is none, or a damaged one: then its attempts are counted from the start."""
+    try:
+        record = store.read_json(name)
+    except UserError:
+        return None
+    kinds = {"driver": str, "starts": int, "deaths": dict, "at": str | None}
+    if not isinstance(record, dict) or any(not isinstance(record.get(key, ...), kind) for key, kind in kinds.items()):
+        return None
+    return record if all(isinstance(number, int) for number in record["deaths"].values()) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import UserError
+from pipeline.store.space import remove_quietly, write_error
 
 SIDE_BY_SIDE = 16
 """Requests to an object store that are under way together."""
@@ -178,7 +180,12 @@ class Store:
             self.fs.pipe_file(self.path(name), data)
             return
         temporary = self._temporary(name, data)
-        os.replace(temporary, self.path(name))
+        try:
+            os.replace(temporary, self.path(name))
+        except OSError as error:
+            raise write_error(error, f"run directory {self.url}") from None
+        finally:
+            remove_quietly(temporary)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file only if it is absent; False when it was there already."""
@@ -189,8 +196,10 @@ class Store:
             os.link(temporary, self.path(name))
         except FileExistsError:
             return False
+        except OSError as error:
+            raise write_error(error, f"run directory {self.url}") from None
         finally:
-            os.unlink(temporary)
+            remove_quietly(temporary)
         return True
 
     def append(self, name: str, data: bytes) -> None:
@@ -202,10 +211,18 @@ class Store:
         path = self.path(name)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "ab") as file:
-                file.write(data)
+            with open(path, "ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                try:
+                    if file.write(data) < len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+                except OSError:
+                    file.truncate(size)
+                    if size == 0:
+                        os.unlink(path)
+                    raise
         except OSError as error:
-            raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
+            raise write_error(error, f"run directory {self.url}") from None
 
     def read_grown(self, name: str) -> bytes:
         """All data that was appended under a name, in order; empty if there is none."""
@@ -235,14 +252,18 @@ class Store:
         """A JSON file, or None when it is not there.
 
         Raises:
-            UserError: the file is there and is not JSON.
+            UserError: the file is there and is not JSON, or cannot be read.
         """
         try:
             return json.loads(self.read(name))
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"{self.url}/{name} is damaged: not JSON") from None
+        except OSError as error:
+            if not self.local:
+                raise
+            raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a value as readable JSON, atomically."""
@@ -275,6 +296,7 @@ class Store:
 
         Raises:
             UserError: the directory cannot be written to: it is a file, it is full, or it may not be changed.
+                Then nothing is left of the temporary file.
         """
         path = self.path(name)
         folder, base = os.path.split(path)
@@ -285,8 +307,11 @@ class Store:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write to run directory {self.url}: {error.strerror}: {error.filename}") from None
+        except BaseException as error:
+            remove_quietly(temporary)
+            if isinstance(error, OSError):
+                raise write_error(error, f"run directory {self.url}") from None
+            raise
         return temporary
 
     def _create_remote(self, name: str, data: bytes) -> bool:

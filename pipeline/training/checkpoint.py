@@ -7,13 +7,14 @@ import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
+from glob import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.training.steps import Updates
+from pipeline.training.steps import PART, Updates
 from pipeline.training.zero import ZeroUpdates
 
 
@@ -50,6 +51,9 @@ class TrainingCheckpoint:
         Raises:
             RuntimeError: the processes read different checkpoints; starting again may mend it.
         """
+        if updates.processes.rank == 0:  # of a process that was killed while it wrote
+            for part in self.path.parent.glob(f"{escape(self.path.name)}.*{PART}"):
+                part.unlink(missing_ok=True)
         state = updates.read(self.path, self._work_digest)
         fields = Progress.__dataclass_fields__
         progress = Progress() if state is None else Progress(**{k: value for k, value in state.items() if k in fields})

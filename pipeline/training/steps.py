@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+
+from pipeline.store.space import whole
 
 MAX_GRADIENT_NORM = 1.0
 BUCKET_ELEMENTS = 8 << 20
@@ -19,6 +22,9 @@ PASS_TOKENS = {"cpu": 256}
 CPU as many tokens are as quick in several passes as in one."""
 
 PASS_TOKENS_ELSEWHERE = 1 << 14
+
+PART = ".part"
+"""End of the name of a checkpoint that is being written. A process writes one of its own: another may not have died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,10 @@ class Updates:
             allocator = self._adalora.rankallocator
             state["importance"] = [allocator.ipt, allocator.exp_avg_ipt, allocator.exp_avg_unc]
             state["rank_pattern"] = allocator.peft_config.rank_pattern
-        part = path.with_name(f"{path.name}.part")
-        torch.save(state, part)
-        part.replace(path)
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{PART}")
+        with whole(part):
+            torch.save(state, part)
+            part.replace(path)
 
     def read(self, path: Path, work: str) -> dict[str, Any] | None:
         """Restore weights, optimizer and random state from a checkpoint.

@@ -30,6 +30,7 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD, adapter_record
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.libraries import BUILDING
+from pipeline.store.space import whole
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.steps import ALONE, ProcessGroup, Updates
@@ -121,6 +122,7 @@ def train(
     Raises:
         UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
             target_modules that do not exist, or the loss is no finite number.
+        FullError: there is no space left for a checkpoint or the result.
     """
     folder = Path(output_folder)
     if folder.exists():
@@ -360,7 +362,7 @@ def _write(
     folder = work.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with whole(attempt):
         save(attempt, state)
         record = {
             "config": work.config.model_dump(),
@@ -372,11 +374,18 @@ def _write(
         written = json.dumps(adapter_record(attempt, record), indent=1) + "\n"
         (attempt / RECORD).write_text(written, encoding="utf-8")
         attempt.chmod(0o755)
-        os.rename(attempt, folder)
-    except BaseException:
-        shutil.rmtree(attempt, ignore_errors=True)
-        raise
+        _place(attempt, folder)
     work.checkpoint.remove()
+
+
+def _place(attempt: Path, folder: Path) -> None:
+    """Give a whole folder its name, unless another process has finished the same training before."""
+    try:
+        os.rename(attempt, folder)
+    except OSError:
+        if not (folder / RECORD).exists():
+            raise
+        shutil.rmtree(attempt, ignore_errors=True)
 
 
 def _sort_modules(path: Path) -> None:

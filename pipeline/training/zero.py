@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import UserError, nearest
+from pipeline.store.space import whole
 from pipeline.training.steps import MAX_GRADIENT_NORM, ProcessGroup, random_state, set_random_state, trained_weights
 
 STAGES = (1, 2, 3)
@@ -127,9 +128,10 @@ class ZeroUpdates:
         """Write the part of every process to a folder, then the pointer that makes the checkpoint valid."""
         tag = f"step-{len(record['losses'])}"
         state = {**record, **random_state(self.model.device)}
-        self.model.save_checkpoint(
-            str(path), tag=tag, client_state={"said": state}, save_latest=False, exclude_frozen_parameters=True
-        )
+        with whole(path / tag):
+            self.model.save_checkpoint(
+                str(path), tag=tag, client_state={"said": state}, save_latest=False, exclude_frozen_parameters=True
+            )
         self.processes.add_up(torch.zeros(1, device=self.model.device))  # all parts are there
         if self.processes.rank != 0:
             return

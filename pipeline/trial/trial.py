@@ -105,8 +105,8 @@ def carry_out(
     documents = read_documents(config, limit)
     item_results = read_results(results, documents.ids) if results is not None else None
     with ExitStack() as locks:
-        for folder in {store.root: store, work.root: work}.values():
-            locks.enter_context(RunLock(folder))
+        held = {url: locks.enter_context(RunLock(Store(url), say)).held for url in {store.url, work.url}}
+        store, work = held[store.url], held[work.url]
         with TrialProgress(store, sum(point.config.models for point in points), len(points)) as progress:
             trial = _Trial(config, run_audit, say, store, work, documents, progress)
             trial.read_words(points, limit)

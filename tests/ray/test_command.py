@@ -17,7 +17,7 @@ import pytest
 from made_up import sentence
 
 from pipeline.store.files import Store
-from pipeline.store.lock import RunLock
+from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
 
@@ -154,7 +154,7 @@ def test_a_signal_leaves_a_run_that_resumes_and_one_line(
     assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 130)
-    assert not (tmp_path / "run/lock.json").exists()
+    assert not lock_is_live(Store(str(tmp_path / "run")))
 
 
 def test_a_cluster_that_is_not_there_is_one_line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -112,38 +111,30 @@ def test_a_second_driver_is_told_who_holds_the_run(store: Store) -> None:
     assert caught.value.exit_code == ExitCode.BUSY == 75
     with RunLock(store):
         pass
-    assert not store.exists("lock.json")
+    assert not lock_is_live(store)
 
 
-def test_the_lock_of_a_dead_process_is_taken_over(store: Store) -> None:
-    code = "import sys; from pipeline.store.lock import *; s = Store(sys.argv[1]); print(RunLock(s)._content()['pid'])"
-    done = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=True)
-    held = {**RunLock(store)._content(), "pid": int(done.stdout), "owner": "dead"}
-    store.write_json("lock.json", held)
+def test_the_lock_of_a_dead_process_is_taken_over_at_once(store: Store) -> None:
+    code = "from pipeline.store.holder import describe_process; print(describe_process('dead', 1).to_bytes().decode())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    store.create("lock/000001.json", done.stdout)
     assert not lock_is_live(store)
     with RunLock(store) as lock:
-        assert store.read_json("lock.json")["owner"] == lock.owner
+        assert lock_is_live(store)
+        assert store.names("lock") == ["000002.json"]
+        assert store.read_json("lock/000002.json")["owner"] == lock.owner
 
 
-def test_another_hosts_lock_is_live_while_its_heart_beats(store: Store) -> None:
-    held = {**RunLock(store)._content(), "host": "elsewhere", "owner": "other"}
-    store.write_json("lock.json", held)
-    with pytest.raises(BusyError, match="on elsewhere"), RunLock(store):
-        pass
-    store.write_json("lock.json", {**held, "heartbeat": time.time() - 1000})
-    with RunLock(store):
-        pass
-
-
-def test_a_driver_whose_lock_was_taken_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_whose_lock_was_taken_stops(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.05)
-    store = Store(str(tmp_path))
     with RunLock(store) as lock:
-        store.write_json("lock.json", {"owner": "another"})
-        assert lock.lost.wait(5)
-        with pytest.raises(BusyError, match="taken over"):
-            lock.check()
-    assert json.loads((tmp_path / "lock.json").read_text()) == {"owner": "another"}
+        store.write_json("lock/000002.json", {"owner": "another"})
+        assert lock.lost.wait(20)
+        for refused in (lock.check, lambda: lock.held.write_json("status.json", {}), lambda: lock.held.remove("a")):
+            with pytest.raises(BusyError, match="taken over"):
+                refused()
+    assert not store.exists("status.json")
+    assert store.read_json("lock/000002.json") == {"owner": "another"}
 
 
 def test_an_unknown_file_system_is_one_line() -> None:

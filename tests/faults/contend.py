@@ -1,0 +1,62 @@
+"""Rounds in which eight processes take over the lock of a dead one; prints how many rounds had so many winners.
+
+python contend.py FOLDER ROUNDS
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+from pipeline.errors import BusyError
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+
+CONTENDERS = 8
+
+
+def leave(url: str) -> None:
+    """Take the lock and die."""
+    RunLock(Store(url)).__enter__()
+    os._exit(0)
+
+
+def contend(url: str, start: Any, winners: Any, end: Any) -> None:
+    """Take the lock over, and hold it until all have tried."""
+    lock = RunLock(Store(url))
+    start.wait()
+    try:
+        lock.__enter__()
+        winners.put(lock.owner)
+    except BusyError:
+        winners.put(None)
+    end.wait()
+    os._exit(0)
+
+
+def main(folder: str, rounds: int) -> None:
+    """Print the count of rounds by their number of winners."""
+    fork = multiprocessing.get_context("fork")
+    counts: Counter[int] = Counter()
+    for number in range(rounds):
+        url = f"{folder}/{number}"
+        dead = fork.Process(target=leave, args=(url,))
+        dead.start()
+        dead.join()
+        start, end, winners = fork.Barrier(CONTENDERS), fork.Event(), fork.SimpleQueue()
+        processes = [fork.Process(target=contend, args=(url, start, winners, end)) for _ in range(CONTENDERS)]
+        for process in processes:
+            process.start()
+        counts[sum(winners.get() is not None for _ in processes)] += 1
+        end.set()
+        for process in processes:
+            process.join()
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

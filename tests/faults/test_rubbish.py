@@ -1,0 +1,100 @@
+"""Rubbish in a file of the run directory: one line that names it, or healed; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_up import sentence, write_audit
+
+from pipeline.errors import UserError
+from pipeline.store.attempts import Journal, interrupted_work
+from pipeline.store.files import Store
+from ray_jobs.cli import main
+
+MakeAudit = Callable[..., Path]
+
+RUBBISH = {
+    "nothing": b"",
+    "half": b'{"state": "run',
+    "list": b"[1]",
+    "null": b"null",
+    "bytes": b"\xff\x00",
+    "types": b'{"schema": 1, "state": 3, "driver": [], "starts": "many", "deaths": 1, "at": {}}',
+    "deaths": b'{"driver": "local", "starts": 1, "deaths": {"0+1": "two"}, "at": null}',
+    "brackets": b"[" * 20_000,
+    "digits": b'{"starts": ' + b"9" * 5_000 + b"}",
+    "version": b'{"schema": 99}',
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The audit.yaml of a finished run."""
+    texts = [sentence(i) for i in range(20)]
+    unseen = [sentence(100 + i) for i in range(9)]
+    path = write_audit(tmp_path_factory.mktemp("finished"), tiny_model_folder, texts, unseen)
+    assert exit_of("run", str(path), "--json") == 0
+    return path
+
+
+def exit_of(*arguments: str) -> int:
+    """The exit code of the command, which lets no other error through."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
+def test_rubbish_in_a_journal_of_attempts_is_healed(tmp_path: Path, rubbish: bytes) -> None:
+    store = Store(str(tmp_path))
+    store.write("attempts/score/one.json", rubbish)
+    assert interrupted_work(store, "score", "local") == set()
+    journal = Journal(store, "score/one", "one.jsonl", "local")
+    assert (journal.starts, journal.deaths) == (1, {})
+    assert interrupted_work(store, "score", "local") == {"one"}
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
+@pytest.mark.parametrize("name", ["status.json", "manifest.json", "shards.json"])
+def test_rubbish_in_a_file_of_a_run_is_one_line_that_names_it(
+    finished: Path, tmp_path: Path, name: str, rubbish: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.parent / "run", run)
+    (run / name).write_bytes(rubbish)
+    absent = name != "status.json" and rubbish == b"null"
+    code = exit_of("status", str(run))
+    errors = capsys.readouterr().err
+    if name == "status.json" and rubbish == b"null":
+        assert (code, errors) == (3, "")  # as where there is none: not known to be complete
+        return
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert (name in errors) or absent
+
+
+@pytest.mark.parametrize("name", ["status.json", "manifest.json", "shards.json", "attempts/score/audit-000000.json"])
+def test_a_run_heals_rubbish_or_names_it_in_one_line(
+    finished: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.parent / "run", run)
+    place = run / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"[" * 20_000)
+    code = exit_of("run", str(finished), "--set", f"run={run}")
+    errors = capsys.readouterr().err
+    if name in ("status.json", "attempts/score/audit-000000.json"):
+        assert code == 0, errors
+        assert json.loads((run / "status.json").read_bytes())["state"] == "complete"
+    else:
+        assert (code, errors.splitlines()[-1]) == (2, f"seenset: {run}/{name} is damaged: not JSON")
+
+
+def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "status.json").mkdir()
+    with pytest.raises(UserError, match=r"^cannot read [^\n]*status\.json: Is a directory$"):
+        Store(str(tmp_path)).read_json("status.json")
