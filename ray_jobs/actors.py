@@ -27,6 +27,7 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
 from ray_jobs.board import start_board
+from ray_jobs.bundles import QUEUED, bundles, packed, shards_in
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -36,7 +37,7 @@ REASON_CHARACTERS = 200
 
 
 class ShardActor:
-    """One actor: a shard in, a receipt (or a failure) out."""
+    """One actor: bundles of shards in, a receipt (or a failure) out for each shard as it ends."""
 
     def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str, board: Any) -> None:
         self.stage = stage
@@ -50,9 +51,15 @@ class ShardActor:
             self.worker = error
         board.ready.remote()
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, str]:
-        """Finish the shard of one row. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
-        shard = Shard.from_dict(json.loads(row["shard"]))
+    def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, str]]:
+        """Finish the shards of one row, one after the other.
+
+        An actor that takes over from one that died reads the receipts of the shards that this one had finished.
+        """
+        return map(self.finish, shards_in(row["bundle"]))
+
+    def finish(self, shard: Shard) -> dict[str, str]:
+        """Finish a shard. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
 
         def on_batch(documents: int, tokens: int) -> None:
             if time.monotonic() - self.reported >= TICK_SECONDS:
@@ -207,20 +214,22 @@ def map_shards(
     connect()
     gpus = gpus_per_actor(resources)
     size = actors(resources, gpus, len(shards))
-    context = DataContext.get_current()
+    context = DataContext.get_current().copy()
+    context.target_max_block_size = 1  # each receipt is a block of its own, which is seen as soon as it is there
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
     context.execution_no_progress_timeout_s = NO_PROGRESS_SECONDS
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     board = start_board()
-    rows = [{"shard": json.dumps(shard.to_dict())} for shard in shards]
-    dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        cast(Any, ShardActor),
-        fn_constructor_args=(stage, Placement(gpus, resources.cpus_per_actor), store.url, driver, board),
-        compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
-        num_cpus=resources.cpus_per_actor,
-        num_gpus=gpus,
-    )
+    rows = [{"bundle": packed(bundle)} for bundle in bundles(shards, size)]
+    with DataContext.current(context):
+        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
+            cast(Any, ShardActor),
+            fn_constructor_args=(stage, Placement(gpus, resources.cpus_per_actor), store.url, driver, board),
+            compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=QUEUED),
+            num_cpus=resources.cpus_per_actor,
+            num_gpus=gpus,
+        )
     for row in _with_ticks(dataset.iter_rows()):
         if row is None:
             yield from _news(board)

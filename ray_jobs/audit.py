@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
-from ray_jobs.actors import check_cluster, cluster_is_named, map_shards
+from ray_jobs.actors import check_cluster, cluster_is_named, connect, map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.finetune import Adapter
@@ -152,7 +153,7 @@ def scoring(
     early = _begin_model(plan, store, machine)
     with RunLock(store, reporter.say) as lock:
         store = lock.held
-        check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
+        _check_documents(plan, store, reporter, machine, early)
         store.begin()
         forget_finished(store)
         work = _work_of(config, plan.shards)
@@ -376,6 +377,26 @@ def _events(driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard]) 
         return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
     reporter.say(f"{stage.name}: starting actors on the cluster")
     return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner)
+
+
+def _check_documents(
+    plan: Plan, store: Store, reporter: Reporter, machine: LocalMachine | None, early: SharedModels | None
+) -> None:
+    """Check the documents, and start the cluster meanwhile where there is work for it.
+
+    Raises:
+        UserError: as `check_before_scoring` and `connect`.
+    """
+    if machine is not None or not pending(plan, STAGE, store):
+        check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
+        return
+    lines: list[str] = []  # said afterwards: while a cluster starts, nobody sees what is written to standard error
+    with ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(check_before_scoring, plan, store, lines.append)
+        connect()
+        checking.result()
+    for line in lines:
+        reporter.say(line)
 
 
 def _begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:

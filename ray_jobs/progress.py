@@ -59,5 +59,5 @@ class Reporter:
             self._bar.update(task, total=1.0, completed=counts.share, description=counts.line())
         if last:
             self.say(counts.line())
-        elif self._bar is None:
+        elif self._bar is None and time.monotonic() >= self._next:  # a line is not made in vain
             self.pace(counts.line())

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.audit.records import Record
-from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.near_copies import Sketches, near_families
 
 NAMED_FAMILIES = 10
 NAMED_COPIES = 5
@@ -37,12 +37,12 @@ class NearCopies(Record):
 
 
 def near_copies_among(
-    sketches: np.ndarray, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
+    sketches: np.ndarray | Sketches, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
 ) -> tuple[NearCopies, np.ndarray]:
     """Find near copies among documents.
 
     Args:
-        sketches: uint8, (documents, 128).
+        sketches: uint8, (documents, 128), in memory or not.
         threshold: the share of common runs from which documents are near copies.
         whole: whether these are all documents of the role.
         ids_of: ids of documents by their places, ascending.

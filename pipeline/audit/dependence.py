@@ -12,6 +12,7 @@ from pipeline.audit.copies import NearCopies, counted, near_copies_among
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
 from pipeline.corpus.near_copies import SKETCH, sketches_of
+from pipeline.corpus.sketch_file import SketchFile
 from pipeline.selection.digits import beside
 from pipeline.store.receipts import Receipt
 
@@ -66,20 +67,23 @@ def find_copies(
 
     def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int]:
         sketches = sketches_of(scored.table(receipt, ["sketch"])["sketch"])
-        places = np.flatnonzero(sketches[:, SKETCH - 1] < below)  # equal for two documents as often as they are alike
+        places = np.flatnonzero(sketches[:, SKETCH - 1] < below).astype(
+            np.int32
+        )  # equal for two documents as often as they are alike
         return receipt.shard, places, sketches[places], len(sketches)
 
-    read = {shard: part for shard, *part in each(receipts, of_shard)}
-    shards, places, sketches, first = [], [], [np.empty((0, SKETCH), dtype=np.uint8)], 0
-    for number, receipt in enumerate(receipts):
-        inside, some, size = read[receipt.shard]
+    file = SketchFile()
+    read = {shard: (some, file.append(sketches), size) for shard, some, sketches, size in each(receipts, of_shard)}
+    shards, places, filed, first = [], [], [], 0
+    for number, receipt in enumerate(receipts):  # in their order, whatever order they were read in
+        inside, begin, size = read.pop(receipt.shard)
         kept = np.ones(inside.size, dtype=bool) if keep is None else keep[first + inside]
         first += size
-        shards.append(np.full(int(kept.sum()), number))
+        shards.append(np.full(int(kept.sum()), number, dtype=np.int32))
         places.append(inside[kept])
-        sketches.append(some[kept])
+        filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
     where = _Places(scored, receipts, _joined(shards), _joined(places))
-    record, family = near_copies_among(np.concatenate(sketches), near_copies, below == 256, where.ids)
+    record, family = near_copies_among(file.arranged(_joined(filed)), near_copies, below == 256, where.ids)
     _write_families(scored, role, where, family)
     return record
 
@@ -90,8 +94,8 @@ class _Places:
 
     scored: Scored
     receipts: Sequence[Receipt]
-    shard: np.ndarray  # int64, (documents,): number of the receipt
-    place: np.ndarray  # int64, (documents,): in its score shard
+    shard: np.ndarray  # int32, (documents,): number of the receipt
+    place: np.ndarray  # int32, (documents,): in its score shard
 
     def ids(self, documents: Sequence[int]) -> list[str]:
         """The ids of documents, by their numbers, ascending."""
@@ -181,4 +185,4 @@ def inflation(calibration: NearCopies) -> float:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    return np.concatenate([np.empty(0, dtype=np.int32), *parts])

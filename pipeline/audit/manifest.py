@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from typing import Any
 
 from pydantic import Field, JsonValue
 
 from pipeline import __version__
 from pipeline.audit.records import MANIFEST_FILE, Record, VersionedRecord, read_record
+from pipeline.audit.shard_table import SHARDS_FILE, read_shards
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.training import FinetuneConfig
@@ -17,7 +17,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
-SHARDS_FILE = "shards.json"
 PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
 
 
@@ -103,19 +102,6 @@ def read_manifest(store: Store) -> Manifest | None:
     """
     remedy = "begin a new run directory with seenset run, or use that version"
     return read_record(store, MANIFEST_FILE, Manifest, remedy)
-
-
-def read_shards(store: Store) -> list[Shard] | None:
-    """The shard table of a run directory; None where there is none.
-
-    Raises:
-        UserError: a damaged table.
-    """
-    table: list[dict[str, Any]] | None = store.read_json(SHARDS_FILE)
-    try:
-        return None if table is None else [Shard.from_dict(row) for row in table]
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
 
 
 def read_run(store: Store) -> tuple[Manifest, list[Shard]]:

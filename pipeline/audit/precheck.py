@@ -52,8 +52,8 @@ class Effort:
     texts: int  # of each side of the blind test
 
 
-RUN = Effort(1 << 28, SAMPLED_TEXTS)
-"""Of `seenset run`: about 250,000 documents of 800 characters, a minute on one core."""
+RUN = Effort(1 << 25, SAMPLED_TEXTS)
+"""Of `seenset run`: about 30,000 documents of 800 characters, some seconds on one core beside a starting cluster."""
 
 PLAN = Effort(1 << 24, 1_000)
 """Of `seenset plan`: a few seconds at most."""

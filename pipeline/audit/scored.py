@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA, trained_text, training_index
 from pipeline.audit.overlap import NAMED_PAIRS, shared_error
-from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, repeated, scores_of
+from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, scores_of
 from pipeline.audit.summary import CopyPair
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_COPIES, ROLES
@@ -52,9 +53,6 @@ Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 def each_in_turn(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
     """The function of every shard, in this process, in order."""
     return map(function, receipts)
-
-
-KEYS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,22 +182,9 @@ def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
 
 def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
     """Positions, by shard, of documents whose id stands in an earlier shard of the role."""
-    total = sum(receipt.n_scored for receipt in receipts)
-    parts = -(-total // KEYS_AT_ONCE)
-    duplicates: dict[str, list[np.ndarray]] = {}
-    for part in range(parts):
-        keys, shard_of, position = [], [], []
-        for index, receipt in enumerate(receipts):
-            shard_keys = read_filed(store, receipt, ["id_key"])["id_key"].to_numpy()
-            inside = np.flatnonzero(shard_keys % parts == part)
-            keys.append(shard_keys[inside])
-            shard_of.append(np.full(inside.size, index, dtype=np.int32))
-            position.append(inside)
-        repeats = repeated(np.concatenate(keys))
-        shards, positions = np.concatenate(shard_of)[repeats], np.concatenate(position)[repeats]
-        for index in np.unique(shards):
-            duplicates.setdefault(receipts[index].shard, []).append(positions[shards == index])
-    return {shard: np.sort(np.concatenate(arrays)) for shard, arrays in duplicates.items()}
+    numbered = enumerate(read_filed(store, receipt, ["id_key"])["id_key"].to_numpy() for receipt in receipts)
+    repeats = repeated_ids(numbered, sum(receipt.n_scored for receipt in receipts))
+    return {receipts[number].shard: positions for number, positions in sorted(repeats.items())}
 
 
 def _write_duplicates(scored: Scored) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap
+from pipeline.audit.selected import ORDER, write_selected
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
@@ -31,6 +31,7 @@ from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
+from pipeline.store.pieces import SortedRows
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 
@@ -100,7 +101,7 @@ def select_all(
 
 def _answer_all(
     questions: Sequence[_Question], columns: Sequence[str], each: Each
-) -> list[tuple[_Question, Answer, _Judged]]:
+) -> list[tuple[_Question, Answer, _Total]]:
     """Decide all selections in shared passes over the audit shards, then judge every document in one more.
 
     Args:
@@ -131,14 +132,18 @@ def _answer_all(
     def judge(receipt: Receipt) -> list[_Judged]:
         table = scored.table(receipt, columns)
         parts = [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
-        return _with_excerpts(parts, scored.shards[receipt.shard]) if questions[0].texts else parts
+        if questions[0].texts:
+            parts = _with_excerpts(parts, scored.shards[receipt.shard])
+        return [question.ordered(part) for question, part in zip(questions, parts, strict=True)]
 
-    judged: list[_Judged] | None = None
+    totals: list[_Total] = []
     for parts in each(scored.of("audit"), judge):
-        judged = parts if judged is None else [one + other for one, other in zip(judged, parts, strict=True)]
-    if judged is None:
+        totals = totals or [_Total.like(part) for part in parts]
+        for total, part in zip(totals, parts, strict=True):
+            total.add(part)
+    if not totals:
         raise UserError("no audit documents")
-    return list(zip(questions, answers, judged, strict=True))
+    return list(zip(questions, answers, totals, strict=True))
 
 
 def _remove_others(config: AuditConfig, scored: Scored) -> None:
@@ -280,7 +285,12 @@ class _Question:
         counts = np.bincount(places - 1, minlength=size)
         return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges))
 
-    def summarise(self, answer: Answer, judged: _Judged) -> Summary:
+    def ordered(self, judged: _Judged) -> _Judged:
+        """The verdicts on a shard with the columns of `selected.parquet` alone, in their order."""
+        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", *(["excerpt"] if self.texts else [])]
+        return replace(judged, selected=judged.selected.select(order))
+
+    def summarise(self, answer: Answer, judged: _Total) -> Summary:
         """The summary of the answer."""
         repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, *self.copies)
         diagnostics = diagnose(answer, self.scored, self.overlap, repeats, self.blind_test, self.null_role)
@@ -293,15 +303,10 @@ class _Question:
         n_selected = len(judged.selected)
         return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
 
-    def write(self, summary: Summary, judged: _Judged) -> None:
+    def write(self, summary: Summary, judged: _Total) -> None:
         """Write the selected, what the report draws and the summary."""
-        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", *(["excerpt"] if self.texts else [])]
-        keys = [("p_value", "ascending"), ("source", "ascending"), ("row", "ascending")]
-        selected = judged.selected.select(order).sort_by(keys)
-        self.scored.store.write_table(f"{self.folder}/selected.parquet", selected)
-        if self.selection.direction == "clean":
-            self.scored.store.write_table(f"{self.folder}/clean.parquet", selected)
-            self.scored.store.write_json(f"{self.folder}/clean_ids.json", self.clean_ids(selected))
+        write_selected(self.scored.store, self.folder, judged.selected, self.selection.direction == "clean")
+        judged.selected.close()
         counts = judged.ranks.copy()
         counts[-1] += self.quarantined
         filled = np.flatnonzero(counts)
@@ -325,16 +330,6 @@ class _Question:
         scores = {name: [None] * len(ids) for name in self.selection.detectors}
         return pa.table({**columns, **scores}, schema=self.schema)
 
-    def clean_ids(self, selected: pa.Table) -> dict[str, list[int]]:
-        """The selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
-
-        A task is an input file, by its name without endings; an index is a row of it.
-        """
-        tasks: dict[str, list[int]] = {}
-        for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
-            tasks.setdefault(PurePath(source).name.split(".")[0], []).append(row)
-        return {task: sorted(rows) for task, rows in sorted(tasks.items())}
-
 
 def _with_excerpts(judged: Sequence[_Judged], shard: Shard) -> list[_Judged]:
     """The verdicts on a shard with how their selected documents begin; its texts are read once for all selections."""
@@ -351,13 +346,29 @@ def _with_excerpts(judged: Sequence[_Judged], shard: Shard) -> list[_Judged]:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What judging shards gives back to the driver; merges in any order."""
+    """What judging a shard gives back to the driver."""
 
     selected: pa.Table  # one row a selected document
     ranks: np.ndarray  # int64 counts of p-values at k / (n_calibration + 1)
     histogram: np.ndarray  # int64 counts of the first detector's scores
 
-    def __add__(self, other: _Judged) -> _Judged:
-        """The documents of both."""
-        tables = pa.concat_tables([self.selected, other.selected])
-        return _Judged(tables, self.ranks + other.ranks, self.histogram + other.histogram)
+
+@dataclass(slots=True)
+class _Total:
+    """What judging all shards came to; they are added in any order, and the selected rows are not held in memory."""
+
+    selected: SortedRows
+    ranks: np.ndarray
+    histogram: np.ndarray
+
+    @classmethod
+    def like(cls, part: _Judged) -> _Total:
+        """Nothing yet, in the shape of a part."""
+        rows = SortedRows(part.selected.schema, ORDER)
+        return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram))
+
+    def add(self, part: _Judged) -> None:
+        """Add the documents of a shard."""
+        self.selected.add(part.selected)
+        self.ranks = self.ranks + part.ranks
+        self.histogram = self.histogram + part.histogram

@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.audit.manifest import (
-    SHARDS_FILE,
     Allocation,
     AuditedModel,
     GradientRecord,
     InputRecord,
     Manifest,
     read_manifest,
-    read_shards,
     versions,
     write_manifest,
 )
 from pipeline.audit.mend import Stamps, check_documents_read
 from pipeline.audit.plan import Plan, describe_model
 from pipeline.audit.scored import Each, Scored, each_in_turn
+from pipeline.audit.shard_table import SHARDS_FILE, settled_shards, write_shards
 from pipeline.corpus.inputs import InputFile, stamp_of
-from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.corpus.shard import shard_fingerprint
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.stages.base import Stage
@@ -55,23 +54,21 @@ def settle(
     Raises:
         UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
     """
-    before, table = read_manifest(store), read_shards(store)
-    if before is not None and table is not None:
+    before = read_manifest(store)
+    settled = None if before is None else settled_shards(store, plan.shards)
+    if before is not None and store.exists(SHARDS_FILE):
         _check_layout(plan, before, store)
-        shards = tuple(table)
-        if [_unnumbered(shard) for shard in shards] != [_unnumbered(shard) for shard in plan.shards]:
-            shards = tuple(number_rows(plan.shards))
-    else:
-        shards = tuple(number_rows(plan.shards))
-    plan = Plan(plan.config, plan.inputs, shards, plan.limit)
+    plan = Plan(plan.config, plan.inputs, settled or tuple(number_rows(plan.shards)), plan.limit)
     fingerprint = fingerprints[STAGE]
     if before is not None and _free_to_score(plan, before) and _differ_in_detectors(before.fingerprint, fingerprint):
         store.remove_folder(f"receipts/{STAGE}")
     for stage, wanted in fingerprints.items():
         _check_receipts(plan, stage, wanted, store)
     if before is not None:
-        check_documents_read(_stamps(before.inputs), _stamps(plan.inputs), shards, list(fingerprints), store, each)
-    store.write_json(SHARDS_FILE, [shard.to_dict() for shard in shards])
+        stages = list(fingerprints)
+        check_documents_read(_stamps(before.inputs), _stamps(plan.inputs), plan.shards, stages, store, each)
+    if settled is None:
+        write_shards(store, plan.shards)
     if before is not None and before.fingerprint == dict(fingerprint):
         model = before.model
     else:
@@ -171,10 +168,6 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
                 f"run {store.url} holds the work of stage {stage} with other settings: {fields}{where}; "
                 "use another run directory"
             )
-
-
-def _unnumbered(shard: Shard) -> dict[str, Any]:
-    return {key: value for key, value in shard.to_dict().items() if key != "first_row"}
 
 
 def _short(value: Any) -> str:

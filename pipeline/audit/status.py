@@ -84,6 +84,11 @@ class Counts:
     fresh_shards: int = 0
     size_done: float = 0.0  # estimated tokens of the finished shards
     began: float = field(default_factory=time.monotonic)
+    size: float = field(init=False)  # estimated tokens of all shards
+
+    def __post_init__(self) -> None:
+        """Add up the sizes, once."""
+        self.size = sum(self.sizes.values())
 
     def add(self, receipt: Receipt, fresh: bool) -> None:
         """Count a finished shard; a fresh one was finished by this driver."""
@@ -136,8 +141,7 @@ class Counts:
         if not tokens or seconds < ETA_SECONDS:
             return None
         ratio = self.tokens / self.size_done if self.tokens and self.size_done else 1.0
-        total = sum(self.sizes.values())
-        remaining = max(0.0, (total - self.size_done) * ratio - (tokens - self.fresh_tokens))
+        remaining = max(0.0, (self.size - self.size_done) * ratio - (tokens - self.fresh_tokens))
         if tokens < ETA_SHARE * (tokens + remaining):
             return None
         return round(remaining * seconds / tokens, 1)
@@ -145,11 +149,10 @@ class Counts:
     @property
     def share(self) -> float:
         """How much of the stage is done, by estimated tokens, in [0, 1]."""
-        total = sum(self.sizes.values())
-        if not total:
+        if not self.size:
             return self.shards_done / self.shards if self.shards else 1.0
         under_way = sum(min(advance.tokens, self.sizes.get(shard, 0.0)) for shard, advance in self.under_way.items())
-        return min(1.0, (self.size_done + under_way) / total)
+        return min(1.0, (self.size_done + under_way) / self.size)
 
     def line(self) -> str:
         """One line for a person."""

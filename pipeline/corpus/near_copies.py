@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,9 @@ SKETCH_KIND = "MinHash of runs of 5 words, 128 orders, a byte each, 1"
 SKETCH_TYPE = pa.binary(SKETCH)
 
 _WORD = re.compile(r"\w+")
+BLOCK = 1 << 16
+"""Sketches that are read at a time."""
+
 _AT_ONCE = 4096  # runs that are hashed together
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
@@ -183,41 +186,98 @@ def band_width(threshold: float) -> int:
     return 1
 
 
-def near_families(sketches: np.ndarray, threshold: float = NEAR_COPIES) -> np.ndarray:
+class Sketches(Protocol):
+    """Sketches of documents that memory need not hold."""
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All sketches in order, uint8, (some, 128) each."""
+
+    def take(self, documents: np.ndarray) -> np.ndarray:
+        """The sketches of some documents: uint8, (some, 128)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InMemory:
+    """Sketches that memory holds."""
+
+    sketches: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sketches)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        return (self.sketches[start : start + BLOCK] for start in range(0, len(self.sketches), BLOCK))
+
+    def take(self, documents: np.ndarray) -> np.ndarray:
+        return self.sketches[documents]
+
+
+def near_families(sketches: np.ndarray | Sketches, threshold: float = NEAR_COPIES) -> np.ndarray:
     """Number the families of documents: near copies, and near copies of these, belong to one.
 
     Args:
-        sketches: uint8, (documents, 128).
+        sketches: uint8, (documents, 128), in memory or not; memory holds some 80 bytes a document besides.
         threshold: of the share of common runs, in [0.5, 1].
 
     Returns:
         int64, (documents,), in 0..families - 1, in the order of their first documents.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    index = CopyIndex.of(sketches, threshold)
-    size = len(index.distinct)
-    labels = np.arange(size)
-    for band in range(len(index.order)):
-        one, other = [labels], [np.arange(size)]  # what is one family already stays one
-        for given, known in index.candidates(index.distinct, band):
-            apart = labels[given] != labels[known]
-            given, known = given[apart], known[apart]
-            close = _close(index.distinct[given], index.distinct[known], threshold)
-            one.append(given[close])
-            other.append(known[close])
-        edges = np.concatenate(one), np.concatenate(other)
-        if edges[0].size > size:
-            graph = coo_array((np.ones(edges[0].size, dtype=bool), edges), shape=(size, size))
-            component = connected_components(graph, directed=False)[1]
-            first = np.unique(component, return_index=True)[1]
-            labels = first[component]  # named by a document, so that the name is an edge too
-    family = labels[index.number]
+    source = _InMemory(sketches) if isinstance(sketches, np.ndarray) else sketches
+    first, number = _different(_filled(source, np.arange(len(source)), _digests))
+    labels = np.arange(first.size, dtype=np.int32)
+    width = band_width(threshold)
+    for band in range(SKETCH // width):
+        one, other = _alike(source, first, labels, band, width, threshold)
+        if one.size:  # what is one family already stays one
+            labels = _joined(labels, one, other)
+    family = labels[number]
     names, first, number = np.unique(family, return_index=True, return_inverse=True)
     rank = np.empty(names.size, dtype=np.int64)
     rank[np.argsort(first)] = np.arange(names.size)
     return np.asarray(rank[number], dtype=np.int64)
+
+
+def _alike(
+    source: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
+    keys = _filled(source, first, lambda block: _keys(block, band, width))
+    order = np.argsort(keys, kind="stable").astype(np.int32)
+    keys = keys[order]
+    one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
+    for begin, end in _candidates(keys, keys, width):
+        given, known = order[begin], order[end]
+        apart = labels[given] != labels[known]
+        given, known = given[apart], known[apart]
+        close = _close(source.take(first[given]), source.take(first[known]), threshold)
+        one.append(given[close])
+        other.append(known[close])
+    return np.concatenate(one), np.concatenate(other)
+
+
+def _joined(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The families of different sketches after some of them were joined in pairs, each named by one of them: int32."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    size = labels.size
+    one, other = np.concatenate([labels, one]), np.concatenate([np.arange(size, dtype=np.int32), other])
+    graph = coo_array((np.ones(one.size, dtype=bool), (one, other)), shape=(size, size))
+    component = connected_components(graph, directed=False)[1]
+    return np.asarray(np.unique(component, return_index=True)[1].astype(np.int32)[component])
+
+
+def _filled(source: Sketches, places: np.ndarray, values: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """A uint64 of the sketch of each place, ascending: uint64, (places,)."""
+    every = np.empty(len(source), dtype=np.uint64)
+    start = 0
+    for block in source.blocks():
+        every[start : start + len(block)] = values(block)
+        start += len(block)
+    return every if places.size == every.size else every[places]
 
 
 def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarray:
@@ -227,16 +287,26 @@ def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarra
 
 def _distinct(sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The different sketches in the order of their first documents, those documents, and the number of each one's."""
+    first, number = _different(_digests(sketches))
+    return sketches[first], first, number
+
+
+def _digests(sketches: np.ndarray) -> np.ndarray:
+    """64 bits of each sketch, which tell a billion of them apart: uint64, (documents,)."""
     words = np.ascontiguousarray(sketches).view("<u8")
     whole = np.zeros(len(sketches), dtype=np.uint64)
-    for column in words.T:  # 64 bits tell a billion sketches apart
+    for column in words.T:
         whole = (whole ^ column) * np.uint64(0x9E3779B97F4A7C15)
         whole ^= whole >> np.uint64(29)
-    _, first, number = np.unique(whole, return_index=True, return_inverse=True)
+    return whole
+
+
+def _different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the first of each value, int64, ascending; and for all places the number of their value's."""
+    _, first, number = np.unique(values, return_index=True, return_inverse=True)
     rank = np.empty(first.size, dtype=np.int64)
     rank[np.argsort(first)] = np.arange(first.size)
-    first = np.sort(first)
-    return sketches[first], first, rank[number.ravel()]
+    return np.sort(first), rank[number.ravel()]
 
 
 def _keys(sketches: np.ndarray, band: int, width: int) -> np.ndarray:
@@ -247,6 +317,12 @@ def _keys(sketches: np.ndarray, band: int, width: int) -> np.ndarray:
 
 def _candidates(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The pairs of given and known documents that share a band, a bounded number at a time; places in key order."""
+    for begin in range(0, keys.size, BLOCK):
+        for given, place in _candidates_of(keys[begin : begin + BLOCK], known, width):
+            yield given + begin, place
+
+
+def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rest = np.uint64((1 << 8 * (8 - width)) - 1)
     low = np.searchsorted(known, keys & ~rest, side="left")
     high = np.searchsorted(known, keys | rest, side="right")

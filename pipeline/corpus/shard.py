@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.config.corpus import Role, TransformConfig
@@ -36,19 +37,27 @@ class Shard:
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
-        return {**asdict(replace(self, transform=None)), "transform": transform}
+        return {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Shard:
         """The inverse of `to_dict`."""
         transform = value.get("transform")
         text_transform = None if transform is None else TransformConfig(**transform)
-        return cls(**{**value, "files": tuple(value["files"]), "transform": text_transform})
+        # what the shards of an input share stands in memory once
+        shared = {name: sys.intern(text) for name, text in value.items() if name in _SHARED and text is not None}
+        return cls(**{**value, **shared, "files": tuple(value["files"]), "transform": text_transform})
 
     @property
     def by_bytes(self) -> bool:
         """Whether start and stop count bytes (uncompressed JSONL) and not rows."""
         return self.format == "jsonl" and compression_of(self.path) is None
+
+
+_NAMES = tuple(entry.name for entry in fields(Shard))
+_SHARED = frozenset(
+    {"role", "name", "path", "format", "content", "text", "id_column", "group_column", "subset", "split"}
+)
 
 
 def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:

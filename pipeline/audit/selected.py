@@ -1,0 +1,69 @@
+"""The selected documents of a selection: sorted and written in pieces, however many there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import pyarrow as pa
+
+from pipeline.store.files import Store
+from pipeline.store.pieces import SortedRows, replaced, write_pieces
+
+ORDER = ("p_value", "source", "row")
+"""Columns by which selected documents ascend; no two documents share source and row."""
+
+_PLACES = pa.schema([("task", pa.string()), ("row", pa.int64())])
+
+
+def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool) -> None:
+    """Write the selected documents of a selection.
+
+    Args:
+        store: the run directory.
+        folder: of the selection.
+        selected: their rows.
+        clean: whether the list of clean documents is written too, as Parquet and as indices for a harness.
+
+    Raises:
+        UserError: the run directory cannot be written to.
+    """
+    write_pieces(store, f"{folder}/selected.parquet", selected.schema, selected.pieces())
+    if clean:
+        write_pieces(store, f"{folder}/clean.parquet", selected.schema, selected.pieces())
+        _write_clean_ids(store, f"{folder}/clean_ids.json", selected)
+
+
+def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> None:
+    """Write the selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
+
+    A task is an input file, by its name without endings; an index is a row of it.
+    """
+    places = SortedRows(_PLACES, ["task", "row"])
+    try:
+        for piece in selected.pieces():
+            tasks = [PurePath(source).name.split(".")[0] for source in piece["source"].to_pylist()]
+            places.add(pa.table([pa.array(tasks, pa.string()), piece["row"].cast(pa.int64())], schema=_PLACES))
+        with replaced(store, name) as file:
+            for text in _as_json(places):
+                file.write(text.encode())
+    finally:
+        places.close()
+
+
+def _as_json(places: SortedRows) -> Iterator[str]:
+    """The lines that `to_json` would give for the whole mapping, a piece at a time."""
+    if not len(places):
+        yield "{}\n"
+        return
+    last = None
+    for piece in places.pieces():
+        for task, row in zip(piece["task"].to_pylist(), piece["row"].to_pylist(), strict=True):
+            if task == last:
+                yield f",\n    {row}"
+            else:
+                ending = "{" if last is None else "\n  ],"
+                yield f"{ending}\n  {json.dumps(task, ensure_ascii=False)}: [\n    {row}"
+                last = task
+    yield "\n  ]\n}\n"

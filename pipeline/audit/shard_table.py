@@ -1,0 +1,83 @@
+"""The shard table of a run directory, written and read a shard at a time: there may be hundreds of thousands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.store.pieces import replaced
+
+SHARDS_FILE = "shards.json"
+
+
+def write_shards(store: Store, shards: Iterable[Shard]) -> None:
+    """Write the table: a JSON list, a line a shard.
+
+    Raises:
+        UserError: the run directory cannot be written to.
+    """
+    with replaced(store, SHARDS_FILE) as file:
+        ending = "["
+        for shard in shards:
+            file.write(f"{ending}\n{json.dumps(shard.to_dict())}".encode())
+            ending = ","
+        file.write(b"[]\n" if ending == "[" else b"\n]\n")
+
+
+def read_shards(store: Store) -> list[Shard] | None:
+    """The shard table of a run directory; None where there is none.
+
+    Raises:
+        UserError: a damaged table.
+    """
+    try:
+        return list(_shards(store))
+    except FileNotFoundError:
+        return None
+
+
+def settled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ...] | None:
+    """The planned shards as the table numbers their rows; None where there is no table, or one of other shards.
+
+    Raises:
+        UserError: a damaged table.
+    """
+    shards = []
+    try:
+        for filed, shard in zip_longest(_shards(store), planned):
+            if filed == shard:
+                shards.append(shard)  # not the equal one, so that memory holds one
+            elif filed is not None and shard is not None and replace(shard, first_row=filed.first_row) == filed:
+                shards.append(filed)
+            else:
+                return None
+    except FileNotFoundError:
+        return None
+    return tuple(shards)
+
+
+def _shards(store: Store) -> Iterator[Shard]:
+    """The shards of the table. Raises FileNotFoundError."""
+    with store.fs.open(store.path(SHARDS_FILE), "rb") as file:
+        try:
+            first, second = file.readline(), file.readline()
+            if first == b"[\n" and second.startswith(b"{"):
+                yield from _of_lines(file, second)
+            else:  # an empty one, or as earlier versions wrote it
+                yield from map(Shard.from_dict, json.loads(first + second + file.read()))
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
+
+
+def _of_lines(file: Iterable[bytes], line: bytes) -> Iterator[Shard]:
+    """A shard a line, up to the bracket that ends the list. Raises ValueError."""
+    for following in file:
+        yield Shard.from_dict(json.loads(line.rstrip(b",\n")))
+        line = following
+    if line.strip() != b"]":
+        raise ValueError("it is cut off")

@@ -1,0 +1,186 @@
+"""Files that are written and rows that are sorted in pieces, so that memory holds no more than some tens of MB."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+ROWS = 1 << 15
+"""Rows in a row group of a table that is written in pieces, and in a sorted run."""
+
+_BATCH = 1 << 11  # rows of a run that a merge holds at a time
+_TABLES = 256  # small ones at a time: each takes some KB besides its rows
+_RUNS = 16  # runs of a level; they are merged to one of the next
+
+
+@contextlib.contextmanager
+def replaced(store: Store, name: str) -> Iterator[BinaryIO]:
+    """A file to be written in pieces, which replaces what stands under the name when the block ends without an error.
+
+    Raises:
+        UserError: the run directory, or the folder for temporary files, cannot be written to.
+    """
+    final = store.path(name)
+    folder, base = os.path.split(final) if store.local else (tempfile.gettempdir(), name.rsplit("/", 1)[-1])
+    temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if store.local:
+            os.replace(temporary, final)
+        else:
+            store.fs.put_file(temporary, final)
+    except OSError as error:
+        raise UserError(f"cannot write to run directory {store.url}: {error.strerror}: {error.filename}") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
+    """Write a Parquet file in row groups of `ROWS`: the same rows give the same bytes, however they are cut.
+
+    Args:
+        store: the run directory.
+        name: of the file.
+        schema: of all pieces.
+        pieces: of any length.
+
+    Raises:
+        UserError: as `replaced`.
+    """
+    with replaced(store, name) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        waiting, written = schema.empty_table(), False
+        for piece in pieces:
+            waiting = pa.concat_tables([waiting, piece])
+            while len(waiting) >= ROWS:
+                writer.write_table(waiting.slice(0, ROWS).combine_chunks())
+                waiting, written = waiting.slice(ROWS), True
+        if len(waiting) or not written:
+            writer.write_table(waiting.combine_chunks())
+
+
+class SortedRows:
+    """Rows of any number, to be read in the order of their keys.
+
+    The last of them stand in memory, the others in sorted runs in a folder for temporary files, which goes with the
+    object. Rows with equal keys come in no particular order.
+    """
+
+    def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
+        """Hold no row yet.
+
+        Args:
+            schema: of all rows.
+            keys: columns of numbers or strings without nulls, by which rows ascend.
+        """
+        self.schema = schema
+        self.keys = list(keys)
+        self.count = 0
+        self._waiting: list[pa.Table] = []
+        self._held = 0
+        self._levels: list[list[str]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self.count
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, in any order.
+
+        Raises:
+            UserError: there is no space for temporary files.
+        """
+        self._waiting.append(rows)
+        self._held += len(rows)
+        self.count += len(rows)
+        if len(self._waiting) > _TABLES:
+            self._waiting = [pa.concat_tables(self._waiting).combine_chunks()]
+        if self._held > ROWS:
+            self._spill(0, [self._in_memory()])
+            self._waiting, self._held = [], 0
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """All rows in order, in pieces of a bounded length; may be read several times."""
+        runs = [path for level in self._levels for path in level]
+        if runs:
+            yield from self._merged(runs, self._in_memory())
+        else:
+            yield self._in_memory()
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _in_memory(self) -> pa.Table:
+        return self._ordered(pa.concat_tables([self.schema.empty_table(), *self._waiting]))
+
+    def _ordered(self, rows: pa.Table) -> pa.Table:
+        return rows.sort_by([(key, "ascending") for key in self.keys])
+
+    def _spill(self, level: int, pieces: Iterable[pa.Table]) -> None:
+        """Write a sorted run, and merge the runs of its level when there are many."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="seenset-sorting-")
+        while len(self._levels) <= level:
+            self._levels.append([])
+        path = os.path.join(self._folder.name, f"{level}-{uuid.uuid4().hex[:8]}")
+        try:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, self.schema, options=options) as writer:
+                for piece in pieces:
+                    writer.write_table(piece.combine_chunks(), max_chunksize=_BATCH)
+        except OSError as error:
+            raise UserError(f"no space to sort in {self._folder.name}: {error}; set TMPDIR to a larger disk") from None
+        self._levels[level].append(path)
+        if len(self._levels[level]) == _RUNS:
+            runs = self._levels[level]
+            self._levels[level] = []
+            self._spill(level + 1, self._merged(runs, self.schema.empty_table()))
+            for run in runs:
+                os.unlink(run)
+
+    def _merged(self, paths: Sequence[str], others: pa.Table) -> Iterator[pa.Table]:
+        """The rows of sorted runs and of one sorted table in order, a batch of each run in memory."""
+        with contextlib.ExitStack() as stack:
+            files = [pa.ipc.open_file(stack.enter_context(pa.OSFile(path, "rb"))) for path in paths]
+            unread = [self._batches(file) for file in files] + [iter(())]
+            heads = [next(batches, self.schema.empty_table()) for batches in unread[:-1]] + [others]
+            live = [index for index, head in enumerate(heads) if len(head)]
+            while live:
+                # rows up to the smallest last key of a batch that is followed by more are all at hand
+                ends = {index: self._key(heads[index], len(heads[index]) - 1) for index in live}
+                cut = min(ends.values())
+                counts = {index: self._up_to(heads[index], cut) for index in live}
+                yield self._ordered(pa.concat_tables([heads[index].slice(0, counts[index]) for index in live]))
+                for index in live:
+                    heads[index] = heads[index].slice(counts[index])
+                    if not len(heads[index]):
+                        heads[index] = next(unread[index], heads[index])
+                live = [index for index in live if len(heads[index])]
+
+    def _batches(self, file: pa.ipc.RecordBatchFileReader) -> Iterator[pa.Table]:
+        return (pa.Table.from_batches([file.get_batch(index)]) for index in range(file.num_record_batches))
+
+    def _key(self, rows: pa.Table, index: int) -> tuple[object, ...]:
+        return tuple(rows[key][index].as_py() for key in self.keys)
+
+    def _up_to(self, rows: pa.Table, cut: tuple[object, ...]) -> int:
+        """How many of the sorted rows have a key of at most the cut."""
+        return bisect_right(range(len(rows)), cut, key=lambda index: self._key(rows, index))

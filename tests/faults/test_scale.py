@@ -1,0 +1,216 @@
+"""A million documents and 200,000 shards: what the driver holds is bounded, and the answer is the same to the byte."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_up import sentence
+
+from pipeline.audit.description import build_config, load_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.selected import ORDER, write_selected
+from pipeline.audit.shard_table import SHARDS_FILE, read_shards, settled_shards, write_shards
+from pipeline.audit.stages import stages_of
+from pipeline.corpus.near_copies import SKETCH, near_families, sketch, stack_sketches
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.sketch_file import SketchFile
+from pipeline.errors import UserError
+from pipeline.stages.events import Failure
+from pipeline.store.files import Store
+from pipeline.store.pieces import ROWS, SortedRows
+from pipeline.store.receipts import Receipt
+from ray_jobs.actors import map_shards
+from ray_jobs.bundles import bundles, packed, shards_in
+
+MANY = 200_000
+SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
+
+SORTING = """
+import resource, pyarrow as pa
+from pipeline.store.pieces import SortedRows, write_pieces
+from pipeline.store.files import Store
+rows = SortedRows(pa.schema([("p", pa.float64()), ("row", pa.int64()), ("text", pa.string())]), ["p", "row"])
+def part(number):
+    count = 5_000
+    places = range(number * count, (number + 1) * count)
+    values = [[place * 7919 % 1009 / 1009 for place in places], list(places), [str(place) * 60 for place in places]]
+    return pa.table(values, schema=rows.schema)
+peaks = []
+for some in (range(4), range(4, PARTS)):
+    for number in some:
+        rows.add(part(number))
+    write_pieces(Store(FOLDER), "rows.parquet", rows.schema, rows.pieces())
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(peaks[1] - peaks[0], len(rows))
+"""
+
+
+def selected_rows(count: int, seed: int) -> pa.Table:
+    """Rows as a selection gives them, few p-values among many."""
+    rng = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "doc_id": [f"d{row}" for row in range(count)],
+            "p_value": rng.integers(1, 40, count) / 40,
+            "source": [f"{file}.jsonl" for file in rng.integers(0, 30, count)],
+            "row": rng.permutation(count),
+        }
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 17])
+def test_selected_documents_are_written_in_pieces_to_the_bytes_of_one_sorted_table(count: int, tmp_path: Path) -> None:
+    whole, store = selected_rows(count, seed=1), Store(str(tmp_path))
+    rows = SortedRows(whole.schema, ORDER)
+    for start in range(0, count, 7_001):
+        rows.add(whole.slice(start, 7_001))
+    write_selected(store, "selection/s", rows, clean=True)
+    ordered = whole.sort_by([(key, "ascending") for key in ORDER])
+    pq.write_table(ordered, tmp_path / "whole.parquet", compression="zstd", row_group_size=ROWS)
+    written = (tmp_path / "selection/s/selected.parquet").read_bytes()
+    assert written == (tmp_path / "whole.parquet").read_bytes()
+    assert written == (tmp_path / "selection/s/clean.parquet").read_bytes()
+    tasks: dict[str, list[int]] = {}
+    for source, row in zip(ordered["source"].to_pylist(), ordered["row"].to_pylist(), strict=True):
+        tasks.setdefault(source.removesuffix(".jsonl"), []).append(row)
+    store.write_json("whole.json", {task: sorted(tasks[task]) for task in sorted(tasks)})
+    assert store.read("selection/s/clean_ids.json") == store.read("whole.json")
+    assert not list(tmp_path.rglob(".*")), "no part of a file is left"
+
+
+@pytest.mark.slow
+def test_the_memory_of_sorting_does_not_grow_with_the_selected(tmp_path: Path) -> None:
+    code = f"PARTS = 80; FOLDER = {str(tmp_path)!r}\n{SORTING}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    growth, count = map(int, done.stdout.split())
+    assert count == 400_000
+    assert growth < 100, "MB; the rows are 150 MB, and a sorted table of them twice that"
+
+
+def test_the_families_of_sketches_in_a_file_are_those_of_sketches_in_memory() -> None:
+    texts = [sentence(seed % 400) + (" and so on" if seed % 3 else "") for seed in range(1_200)]
+    sketches = stack_sketches(list(map(sketch, texts)))
+    file, places = SketchFile(), np.random.default_rng(0).permutation(len(sketches))
+    for start in range(0, len(sketches), 100):
+        file.append(sketches[places][start : start + 100])
+    filed = file.arranged(np.argsort(places))
+    assert np.array_equal(filed.take(np.arange(len(sketches))), sketches)
+    assert np.array_equal(near_families(filed, 0.7), near_families(sketches, 0.7))
+    assert near_families(SketchFile().arranged(np.empty(0, dtype=np.int64))).size == 0
+
+
+def test_a_few_sketches_of_a_large_file_are_read_alone() -> None:
+    sketches = np.random.default_rng(1).integers(0, 256, (30_000, SKETCH), dtype=np.uint8)
+    file = SketchFile()
+    file.append(sketches)
+    places = np.array([29_999, 3, 3, *range(9_000, 9_200), 17_000])
+    assert np.array_equal(file.read(places), sketches[places])
+
+
+def test_repeated_ids_are_the_same_in_any_order_and_however_few_fit_into_memory() -> None:
+    rng = np.random.default_rng(2)
+    shards = [rng.integers(-3_000, 3_000, 700) for _ in range(9)]
+    seen, expected = set(), []
+    for number, keys in enumerate(shards):
+        for position, key in enumerate(keys.tolist()):
+            if key in seen:
+                expected.append((number, position))
+            seen.add(key)
+    for at_once in (300, 10**6):
+        repeats = repeated_ids(reversed(list(enumerate(shards))), 6_300, at_once)
+        assert [(number, int(p)) for number in sorted(repeats) for p in repeats[number]] == expected
+
+
+@pytest.mark.parametrize(("shards", "actors"), [(1, 1), (999, 2), (20_000, 2), (MANY, 2), (MANY, 1_000)])
+def test_many_shards_are_few_tasks_and_the_last_are_single(shards: int, actors: int) -> None:
+    sizes = [len(bundle) for bundle in bundles([SHARD] * shards, actors)]
+    assert sum(sizes) == shards
+    assert len(sizes) <= max(1_000, 12_500 if actors > 2 else 1_100)
+    assert sizes == sorted(sizes, reverse=True)
+    for done, size in zip(accumulate(sizes), sizes, strict=True):
+        assert size == 1 or size * 2 * actors <= shards - done + size, (
+            "no actor has more than its share of what remains"
+        )
+
+
+def test_a_bundle_holds_its_shards_in_few_bytes() -> None:
+    shards = [replace(SHARD, id=f"audit-{number:06d}", start=number, stop=number + 1) for number in range(64)]
+    assert shards_in(packed(shards)) == shards
+    assert len(packed(shards)) < 2_000
+
+
+def test_a_settled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    shards = [replace(SHARD, id=f"audit-{number:06d}", start=number, stop=number + 1) for number in range(50)]
+    assert settled_shards(store, shards) is None
+    write_shards(store, shards)
+    settled = settled_shards(store, shards)
+    assert settled is not None
+    assert all(one is other for one, other in zip(settled, shards, strict=True))
+    assert json.loads(store.read(SHARDS_FILE)) == [{**shard.to_dict(), "files": []} for shard in shards]
+    assert settled_shards(store, shards[:-1]) is None
+    assert settled_shards(store, [*shards, SHARD]) is None
+    filed = read_shards(store)
+    assert filed == shards
+    assert filed[0].path is filed[1].path, "what shards share is held once"
+
+
+def test_a_table_of_shards_that_was_cut_off_is_one_line(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    write_shards(store, [SHARD, SHARD])
+    whole = store.read(SHARDS_FILE)
+    for end in (len(whole) - 3, len(whole) // 2, 2, 0):
+        store.write(SHARDS_FILE, whole[:end])
+        with pytest.raises(UserError, match=r"shards\.json is damaged: "):
+            read_shards(store)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_200_000_shards_start_on_a_cluster_like_200(make_audit: Callable[..., Any], tmp_path: Path) -> None:
+    config = load_config(str(make_audit(audit=[sentence(1)], resources={"cluster": "ray", "actors": 2})))
+    shard = next(shard for shard in make_plan(config).shards if shard.role == "audit")
+    (stage,) = stages_of(config)
+    driver = psutil.Process()
+
+    def start(count: int) -> tuple[float, float]:
+        """Seconds of the driver's own work to the first receipt, and MB that it grew by."""
+        before, began = driver.memory_info().rss, time.process_time()
+        shards = [replace(shard, id=f"audit-{number:06d}") for number in range(count)]
+        outcomes: Counter[type] = Counter()
+        for event in map_shards(stage, config.resources, shards, Store(str(tmp_path / str(count))), "driver"):
+            outcomes[type(event)] += 1
+            if outcomes[Receipt]:
+                break
+        assert not outcomes[Failure]
+        return time.process_time() - began, (driver.memory_info().rss - before) / 2**20
+
+    few, _ = start(200)
+    seconds, growth = start(MANY)
+    assert seconds - few < 10
+    assert growth < 200
+
+
+def test_a_shard_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a text"}) + "\n")
+    corpus = {"audit": {"path": str(tmp_path / "a.jsonl")}}
+    described = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": ["loss"]}
+    (shard,) = make_plan(build_config(described)).shards
+    store = Store(str(tmp_path / "run"))
+    store.write_json(SHARDS_FILE, [shard.to_dict()])  # as earlier versions wrote it
+    assert read_shards(store) == [shard]
