@@ -7,8 +7,8 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical faults lint \
-	format docs clean
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical faults fuzz \
+	lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -65,6 +65,12 @@ test-statistical: dev
 # Every fault, also those that take long.
 faults: dev
 	$(PYTEST) tests/faults
+# Five minutes in all. What breaks a reader is kept in tests/faults/cases, where the tests try it ever after.
+READERS := jsonl csv parquet txt packed yaml override
+
+fuzz: dev
+	$(PIP) install --quiet -c constraints.txt --editable ".[fuzz]"
+	for reader in $(READERS); do $(BIN)/python tests/faults/fuzz.py $$reader --seconds 40 || exit 1; done
 
 lint: dev
 	$(BIN)/ruff check .

@@ -249,7 +249,8 @@ def adapter_corpus_shards(config: AuditConfig, settings: AdapterConfig, name: st
     assert settings.corpus is not None
     corpus = CorpusConfig(audit=settings.corpus)
     try:
-        return plan_shards(corpus, find_inputs(corpus), config.resources, config.text_transform)
+        inputs = find_inputs(corpus, config.limits)
+        return plan_shards(corpus, inputs, config.resources, config.text_transform, limits=config.limits)
     except UserError as error:
         raise UserError(f"{_setting_name(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
 

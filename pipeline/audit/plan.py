@@ -95,8 +95,8 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
-    inputs = find_inputs(config.corpus)
-    shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit)
+    inputs = find_inputs(config.corpus, config.limits)
+    shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
     return Plan(config, tuple(inputs), tuple(shards), limit)
 
 

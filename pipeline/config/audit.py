@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from pipeline.config.corpus import NEAR_COPIES, CorpusConfig, NearCopies, TransformConfig
+from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
@@ -82,6 +82,7 @@ class AuditConfig(Section):
         NEAR_COPIES,
         description="Share of common runs of five words, of all in either, from which two documents are near copies.",
     )
+    limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
     resources: ResourcesConfig = ResourcesConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section
@@ -106,6 +106,28 @@ class CorpusConfig(Section):
             source = self.source(role)
             if source is not None:
                 yield role, source
+
+
+class LimitsConfig(Section):
+    """What a document, and a file that cannot be split, may hold at most: so much memory, or time, does a bomb cost."""
+
+    document_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+        ByteSize(64 << 20),
+        description="Most bytes of a document as its file has it: a line, a record or a text; a longer one is "
+        "quarantined.",
+    )
+    shard_documents: Annotated[int, Field(ge=1)] = Field(
+        1_000_000,
+        description="Most documents of a file that cannot be split (CSV, .gz, .zst); the shard of one with more fails.",
+    )
+    unpacked_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+        ByteSize(64 << 30),
+        description="Most bytes that a .gz or .zst file unpacks to; that of a larger one fails.",
+    )
+
+
+LIMITS = LimitsConfig()
+"""Where a configuration does not say."""
 
 
 class TransformConfig(Section):

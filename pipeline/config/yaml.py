@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.config.bounded_yaml import MOST_BYTES, load_bounded
 from pipeline.config.paths import fields_of, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
@@ -30,13 +31,14 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         UserError: no such file, not YAML, no mapping, or a path that only the working directory has.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            text = file.read(MOST_BYTES + 1).decode("utf-8")
     except OSError as error:
         raise UserError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"config {path} is not UTF-8 text") from None
     try:
-        data = yaml.safe_load(text)
+        data = load_bounded(text)
     except yaml.YAMLError as error:
         raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
@@ -57,7 +59,7 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
         if not equals or not path:
             raise UserError(f"--set takes key=value, got {override!r}")
         try:
-            value = yaml.safe_load(raw)
+            value = load_bounded(raw)
         except yaml.YAMLError:
             raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
         set_at(data, path, placed_value(kind, path, value, os.path.realpath(os.getcwd())), "--set")
@@ -109,8 +111,9 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
     location = _location(problem)
     where = ".".join(location) or "config"
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
-        keys = _keys_at(kind, problem["loc"][:-1])
-        return f"unknown key {where!r}; {nearest(location[-1], keys)}"
+        key, section = str(problem["loc"][-1]), problem["loc"][:-1]  # a key of any spelling, which no branch is
+        where = ".".join([*(str(part) for part in section if not _is_union_branch(part)), key])
+        return f"unknown key {where!r}; {nearest(key, _keys_at(kind, section))}"
     if problem["type"] == "missing":
         return f"missing key {where!r}{_what_to_add(kind, problem['loc'])}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)

@@ -11,6 +11,7 @@ class ContentDigest:
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
+        self._whole = True
 
     def add(self, row: int, text: Any, identity: Any, group: Any) -> None:
         """Take in a row; a value in the place of a text that is none counts by its representation."""
@@ -20,9 +21,13 @@ class ContentDigest:
         self._digest.update(head.encode("utf-8", "backslashreplace"))
         self._digest.update(data)
 
+    def skip(self) -> None:
+        """A row could not be read, so nothing can be said of the whole."""
+        self._whole = False
+
     def hexdigest(self) -> str:
-        """Of all rows so far, hexadecimal."""
-        return self._digest.hexdigest()
+        """Of all rows so far, hexadecimal; empty where one could not be read, because it kills its reader."""
+        return self._digest.hexdigest() if self._whole else ""
 
 
 def text_digest(text: str) -> str:

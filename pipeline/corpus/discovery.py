@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import json
 import os
@@ -16,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.corpus import Role
+from pipeline.config.corpus import LIMITS, Role
 from pipeline.corpus.formats import SUFFIXES, Format, first_columns, format_of, open_plain, open_saved_dataset
+from pipeline.corpus.lines import Overlong, bounded_lines, csv_records
 from pipeline.errors import UserError
 
 DEPTH = 4
@@ -261,11 +261,12 @@ def _first_rows(path: str, name: str, form: Format) -> list[Mapping[str, Any]]:
     else:
         with open_plain(path) as file:
             if form == "csv":
-                text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
-                rows = list(itertools.islice(csv.DictReader(text), SAMPLED_ROWS))
+                records = csv_records(file, LIMITS.document_bytes)
+                rows = [row for row in itertools.islice(records, SAMPLED_ROWS) if not isinstance(row, Overlong)]
             else:
-                lines = (line for line in file if line.strip())
-                rows = [json.loads(line.decode("utf-8-sig")) for line in itertools.islice(lines, SAMPLED_ROWS)]
+                lines = bounded_lines(file, LIMITS.document_bytes)
+                texts = (line for line in lines if not isinstance(line, Overlong) and line.strip())
+                rows = [json.loads(line.decode("utf-8-sig")) for line in itertools.islice(texts, SAMPLED_ROWS)]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError("no rows with named fields")
     return rows

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import itertools
 import json
+import sys
 import unicodedata
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -17,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.corpus.content import ContentDigest
-from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset
+from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset, rows_at_once
 from pipeline.corpus.labels import role_of_label
+from pipeline.corpus.lines import Overlong, bounded_lines, csv_records, skip_line
 from pipeline.corpus.parquet import parquet_batches
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
@@ -38,22 +40,46 @@ class Document:
     problem: tuple[str, str] | None = None
 
 
-def read_shard(shard: Shard, content: ContentDigest | None = None) -> Generator[Document]:
-    """All documents of a shard, in order, good and bad. Memory holds one batch of them.
+Watch = Callable[[int, bool], bool]
+"""Called with the number of a row before it is read, and once more, with True, before whatever leads to the next one;
+says whether that must not be done, because it kills the reader."""
+
+
+def unwatched(row: int, between: bool) -> bool:
+    """Every row may be read."""
+    return False
+
+
+def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch = unwatched) -> Generator[Document]:
+    """All documents of a shard, in order, good and bad. Memory holds one batch of them, within the shard's limits.
+
+    Args:
+        shard: to be read.
+        content: takes in every row as it is read.
+        watch: is told of every row before it is read.
 
     Args:
         shard: to be read.
         content: takes in every row as it is read.
 
     Raises:
-        UserError: the file itself is damaged (truncated, corrupt, gone).
+        UserError: the file itself is damaged (truncated, corrupt, gone), or passes a limit.
     """
     row = shard.first_row
     try:
-        for row, text, identity, group, _ in _rows(shard):
-            if content is not None:
+        for count, (row, text, identity, group, _) in enumerate(_rows(shard, watch)):
+            if shard.stop is None and count == shard.limits.shard_documents:
+                raise UserError(
+                    f"{shard.name} holds more documents than limits.shard_documents, which is "
+                    f"{shard.limits.shard_documents:,}: raise it, or write several files"
+                )
+            if content is not None and text is _DEADLY:
+                content.skip()
+            elif content is not None:
                 content.add(row, (text.reason,) if isinstance(text, _Unreadable) else text, identity, group)
             yield _checked(shard, row, text, identity, group)
+            if watch(row + 1, True):
+                raise UserError(f"{shard.name} cannot be read beyond row {row}: that killed its reader again and again")
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
 
@@ -77,7 +103,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Do
     default = f"{shard.name}/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else shard.name
     doc_id = _encodable(str(identity)) if identity is not None else _encodable(f"{default}#{0 if shard.files else row}")
     label = None if group is None else _encodable(str(group))
-    problem = text if isinstance(text, _Unreadable) else problem_of(text)
+    problem = text if isinstance(text, _Unreadable) else _too_large(text, shard) or problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
         if not text.strip():
@@ -93,6 +119,22 @@ class _Unreadable:
 
     reason: str
     message: str
+
+
+_DEADLY = _Unreadable("model_error", "it was being read when its worker was killed, again and again")
+
+
+def _too_large(text: Any, shard: Shard) -> _Unreadable | None:
+    most = shard.limits.document_bytes
+    if not isinstance(text, str) or 4 * len(text) <= most:
+        return None
+    size = len(text.encode("utf-8", "surrogatepass"))
+    return _overlong(size, "bytes", shard) if size > most else None
+
+
+def _overlong(size: int, unit: str, shard: Shard) -> _Unreadable:
+    limit = f"limits.document_bytes, which is {shard.limits.document_bytes:,}"
+    return _Unreadable("too_large", f"{size:,} {unit}, more than {limit}")
 
 
 def problem_of(text: Any) -> _Unreadable | None:
@@ -121,7 +163,7 @@ def read_labels(shard: Shard) -> Iterator[Any]:
         UserError: the file itself is damaged.
     """
     try:
-        for *_, label in _every_row(shard):
+        for *_, label in _every_row(shard, unwatched):
             yield label
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
@@ -130,14 +172,14 @@ def read_labels(shard: Shard) -> Iterator[Any]:
 _Row = tuple[int, Any, Any, Any, Any]  # number, text, id, group and label
 
 
-def _rows(shard: Shard) -> Iterator[_Row]:
-    rows = _every_row(shard) if shard.label_column is None else _rows_of_role(shard)
+def _rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
+    rows = _every_row(shard, watch) if shard.label_column is None else _rows_of_role(shard, watch)
     return itertools.islice(rows, shard.max_rows)
 
 
-def _rows_of_role(shard: Shard) -> Iterator[_Row]:
+def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[_Row]:
     """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
-    for row, text, identity, group, label in _every_row(replace(shard, max_rows=None)):
+    for row, text, identity, group, label in _every_row(replace(shard, max_rows=None), watch):
         role = role_of_label(label, shard.name)
         if role == shard.role:
             yield row, text, identity, group, label
@@ -146,7 +188,7 @@ def _rows_of_role(shard: Shard) -> Iterator[_Row]:
             yield row, text if isinstance(text, _Unreadable) else unlabelled, identity, group, label
 
 
-def _every_row(shard: Shard) -> Iterator[_Row]:
+def _every_row(shard: Shard, watch: Watch) -> Iterator[_Row]:
     reader = {
         "parquet": _parquet_rows,
         "jsonl": _jsonl_rows,
@@ -155,41 +197,48 @@ def _every_row(shard: Shard) -> Iterator[_Row]:
         "dataset": _dataset_rows,
         "hub": _dataset_rows,
     }[shard.format]
-    return reader(shard)
+    return reader(shard, watch)
 
 
-def lines(shard: Shard) -> Iterator[tuple[int, bytes]]:
+def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
     """(row number, line) of each line that begins in the shard's byte range; blank lines are left out."""
     count = 0
-    with open_plain(shard.path) as file:
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        position = 0
         if shard.start > 0:
             file.seek(shard.start - 1)
-            position = shard.start - 1 + len(file.readline())
-        else:
-            position = 0
-        row = shard.first_row
-        stop = shard.stop if shard.by_bytes else None
-        while (stop is None or position < stop) and count != shard.max_rows:
-            line = file.readline()
-            if not line:
-                if stop is not None:
-                    raise EOFError(f"it ends at byte {position}; it was planned to byte {stop}")
-                return
-            position += len(line)
-            if line.strip():
+            position = shard.start - 1 + skip_line(file)
+        stop = shard.stop if shard.by_bytes and shard.stop is not None else None
+        if shard.max_rows == 0:
+            return
+        most = sys.maxsize if stop is None else stop - position
+        for row, line in enumerate(bounded_lines(file, shard.limits.document_bytes, most), shard.first_row):
+            if isinstance(line, Overlong) or line.strip():
                 yield row, line
                 count += 1
-            row += 1
+                if count == shard.max_rows:
+                    return
+        if stop is not None and file.tell() < stop:
+            raise EOFError(f"it ends at byte {file.tell()}; it was planned to byte {stop}")
 
 
-def _jsonl_rows(shard: Shard) -> Iterator[_Row]:
+def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
     for row, line in lines(shard):
+        if isinstance(line, Overlong):
+            yield row, _overlong(line.size, "bytes", shard), None, None, None
+            continue
+        if watch(row, False):
+            yield row, _DEADLY, None, None, None
+            continue
         if row == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
         try:
             value = json.loads(line.decode("utf-8", "surrogateescape"))
         except (ValueError, RecursionError) as error:
             yield row, _Unreadable("undecodable", f"not a JSON line: {error}"), None, None, None
+            continue
+        except MemoryError:
+            yield row, _Unreadable("out_of_memory", f"its {len(line):,} bytes of JSON take too much"), None, None, None
             continue
         if not isinstance(value, dict):
             yield row, _Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), None, None, None
@@ -198,31 +247,41 @@ def _jsonl_rows(shard: Shard) -> Iterator[_Row]:
         yield row, text, *_fields(value, shard)
 
 
-def _csv_rows(shard: Shard) -> Iterator[_Row]:
-    with open_plain(shard.path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        for row, value in enumerate(csv.DictReader(text)):
-            yield row, value.get(shard.text), *_fields(value, shard)
+def _csv_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        for row, value in enumerate(csv_records(file, shard.limits.document_bytes)):
+            if isinstance(value, Overlong):
+                yield row, _overlong(value.size, "characters", shard), None, None, None
+            else:
+                yield row, _DEADLY if watch(row, False) else value.get(shard.text), *_fields(value, shard)
 
 
-def _txt_rows(shard: Shard) -> Iterator[_Row]:
-    for offset, inner in enumerate(shard.files):
-        path = f"{shard.path}/{inner}" if inner else shard.path
-        with fsspec.open(path, "rb") as file:
-            data = file.read()
-        try:
-            text: Any = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            text = _Unreadable("undecodable", f"byte {error.start} is not UTF-8")
-        yield shard.first_row + offset, text, None, None, None
+def _txt_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
+    for row, inner in enumerate(shard.files, shard.first_row):
+        deadly = watch(row, False)
+        yield row, _DEADLY if deadly else _text_of_file(shard, inner), None, None, None
 
 
-def _parquet_rows(shard: Shard) -> Iterator[_Row]:
+def _text_of_file(shard: Shard, inner: str) -> Any:
+    most = shard.limits.document_bytes
+    with fsspec.open(f"{shard.path}/{inner}" if inner else shard.path, "rb") as file:
+        data = file.read(most + 1)
+        if len(data) > most:
+            size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
+            return _overlong(size, "bytes", shard)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return _Unreadable("undecodable", f"byte {error.start} is not UTF-8")
+
+
+def _parquet_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
     assert shard.stop is not None
     columns = [name for name in (shard.text, *_columns(shard)) if name is not None]
-    given = 0
-    for first, batch in parquet_batches(shard.path, columns, shard.start, shard.stop):
-        yield from _batch_rows(shard, batch, first)
+    given, at_once = 0, partial(rows_at_once, column=shard.text)
+    for first, batch in parquet_batches(shard.path, columns, shard.start, shard.stop, at_once):
+        for values in _batch_rows(shard, batch, first):
+            yield (values[0], _DEADLY, *values[2:]) if watch(values[0], False) else values
         given += len(batch)
     if given != shard.stop - shard.start:
         raise UserError(
@@ -252,7 +311,7 @@ def _decoded(column: pa.Array) -> Iterator[Any]:
             yield _Unreadable("undecodable", f"byte {error.start} is not UTF-8")
 
 
-def _dataset_rows(shard: Shard) -> Iterator[_Row]:
+def _dataset_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
     assert shard.stop is not None
     if shard.format == "hub":
         import datasets
@@ -263,6 +322,9 @@ def _dataset_rows(shard: Shard) -> Iterator[_Row]:
     if len(dataset) < shard.stop:
         raise UserError(f"{shard.name} has {len(dataset)} rows now; [{shard.start}, {shard.stop}) were planned")
     for row in range(shard.start, shard.stop):
+        if watch(row, False):
+            yield row, _DEADLY, None, None, None
+            continue
         value = dataset[row]
         yield row, value.get(shard.text), *_fields(value, shard)
 

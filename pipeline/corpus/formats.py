@@ -11,7 +11,11 @@ from typing import IO, Any, Literal, cast
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.spec import AbstractBufferedFile
 
+from pipeline.config.corpus import LIMITS, LimitsConfig
+from pipeline.corpus.lines import Overlong, bounded_lines, csv_columns
 from pipeline.errors import UserError, nearest
 
 Format = Literal["parquet", "jsonl", "csv", "txt", "dataset", "hub"]
@@ -31,6 +35,10 @@ HUB_SPLIT = "train"
 BLOCK_BYTES = 1 << 22
 """Asked for at a time where a file lies in an object store."""
 
+_HEAD = 1 << 30  # bytes in which a first row must stand
+_ROWS, _ROWS_BYTES = 1024, 1 << 26  # of a Parquet file that are decoded together
+_PACKING = 12  # times that texts are packed at most
+
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -49,9 +57,13 @@ def format_of(path: str) -> Format | None:
 
 
 class _Decompressed(io.RawIOBase):
-    """The decompressed content of a file as a stream; a file that ends too early raises OSError."""
+    """The decompressed content of a file as a stream; a file that ends too early raises OSError.
 
-    def __init__(self, path: str, compression: str) -> None:
+    One that unpacks to more than `most` bytes raises UserError.
+    """
+
+    def __init__(self, path: str, compression: str, most: int) -> None:
+        self._path, self._most, self._size = path, most, 0
         self._file = _open(path)
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), compression)
 
@@ -61,6 +73,9 @@ class _Decompressed(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
+        self._size += len(data)
+        if self._size > self._most:
+            raise UserError(f"{self._path} unpacks to more than limits.unpacked_bytes, which is {self._most:,}")
         return len(data)
 
     @property
@@ -81,12 +96,20 @@ def _open(path: str) -> IO[bytes]:
     return cast(IO[bytes], fs.open(name, "rb") if local else fs.open(name, "rb", block_size=BLOCK_BYTES))
 
 
-def open_plain(path: str) -> IO[bytes]:
-    """Open a file for reading, decompressed if its name says that it is compressed."""
+def open_plain(path: str, most: int = LIMITS.unpacked_bytes) -> IO[bytes]:
+    """Open a file for reading, decompressed if its name says that it is compressed.
+
+    Args:
+        path: of the file.
+        most: bytes that a compressed file may unpack to; reading beyond them raises UserError.
+    """
     compression = compression_of(path)
-    if compression is None:
-        return _open(path)
-    return io.BufferedReader(_Decompressed(path, compression), 1 << 16)
+    if compression is not None:
+        return io.BufferedReader(_Decompressed(path, compression, most), 1 << 16)
+    file = _open(path)
+    if isinstance(file, AbstractBufferedFile):  # its `readline` takes no bound
+        return io.BufferedReader(file, 1 << 16)
+    return file
 
 
 def read_beginning(path: str, count: int) -> tuple[bytes, bool, float]:
@@ -103,19 +126,22 @@ def read_beginning(path: str, count: int) -> tuple[bytes, bool, float]:
         return data, whole, len(data) / max(1, packed)
 
 
-def first_columns(form: str, path: str, name: str) -> list[str]:
-    """The column names of a JSONL or CSV file, from its first row.
+def first_columns(form: str, path: str, name: str, limits: LimitsConfig = LIMITS) -> list[str]:
+    """The column names of a JSONL or CSV file, from its first row; lines that are too long are passed over.
 
     Raises:
-        UserError: the first row is not of the format.
+        UserError: the first row is not of the format, or all of the first GiB is too long.
     """
+    most = limits.document_bytes
+    overlong = False
     try:
-        with open_plain(path) as file:
+        with open_plain(path, limits.unpacked_bytes) as file:
             if form == "csv":
-                text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-                return list(csv.DictReader(text).fieldnames or [])
-            for line in file:
-                if line.strip():
+                return csv_columns(file, most)
+            for line in bounded_lines(file, most, _HEAD, _HEAD):
+                if isinstance(line, Overlong):
+                    overlong = True
+                elif line.strip():
                     value = json.loads(line.decode("utf-8-sig", "surrogateescape"))
                     if isinstance(value, dict):
                         return list(value)
@@ -128,7 +154,27 @@ def first_columns(form: str, path: str, name: str) -> list[str]:
         RecursionError,
     ) as error:
         raise UserError(f"{name} is not a readable {form.upper()} file: {' '.join(str(error).split())}") from None
+    if overlong:
+        raise UserError(f"{name}: its first line has more bytes than limits.document_bytes, which is {most:,}")
     raise UserError(f"{name} is not JSONL: its first line is no object with named fields")
+
+
+def rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
+    """How many rows of a row group of a Parquet file to decode together: few where the texts of a column are long.
+
+    A dictionary may stand for much more text than its own: where a column packs better than texts do, every row may be
+    as long as the whole column is.
+    """
+    row_group = metadata.row_group(group)
+    for index in range(row_group.num_columns):
+        chunk = row_group.column(index)
+        if chunk.path_in_schema == column:
+            size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
+            longest = (
+                size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, chunk.num_values)
+            )
+            return max(1, min(_ROWS, _ROWS_BYTES // max(1, longest)))
+    return _ROWS
 
 
 def open_saved_dataset(path: str, split: str | None, name: str) -> Any:

@@ -16,7 +16,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.corpus import CorpusConfig, LabelledConfig, Role, SourceConfig
+from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, Role, SourceConfig
 from pipeline.config.paths import origin_of, written
 from pipeline.corpus.formats import (
     HUB_SPLIT,
@@ -58,8 +58,8 @@ class InputFile:
         return self.format != "csv" and compression_of(self.path) is None
 
 
-def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
-    """The inputs of every role, their columns checked. Reads metadata and first rows only.
+def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[InputFile]:
+    """The inputs of every role, their columns checked. Reads metadata and first rows only, within the limits.
 
     Raises:
         UserError: a missing or unreadable file, an unknown format, a column that is not there, no documents.
@@ -67,7 +67,7 @@ def find_inputs(corpus: CorpusConfig) -> list[InputFile]:
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
         key = corpus.key(role)
-        entries = _hub_input(role, source) if source.dataset else _local_inputs(role, source, key)
+        entries = _hub_input(role, source) if source.dataset else _local_inputs(role, source, key, limits)
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = source.dataset or ", ".join(map(written, source.paths))
             raise UserError(f"{key} holds no documents: {where}")
@@ -186,7 +186,7 @@ def _csv_ends_in(data: bytes, columns: int) -> int:
     return min(readings)[1] - 1 if readings else _ends_in(data)
 
 
-def _local_inputs(role: Role, source: SourceConfig, key: str) -> list[InputFile]:
+def _local_inputs(role: Role, source: SourceConfig, key: str, limits: LimitsConfig) -> list[InputFile]:
     seen: set[str] = set()
     looks: list[Callable[[], InputFile]] = []
     local = True
@@ -197,9 +197,9 @@ def _local_inputs(role: Role, source: SourceConfig, key: str) -> list[InputFile]
                 continue
             seen.add(path)
             if os.path.isdir(path) if _is_local(fs) else info["type"] == "directory":
-                looks += _folder(role, source, key, name, path, fs)
+                looks += _folder(role, source, key, name, path, fs, limits)
             else:
-                looks.append(partial(_file, role, source, key, name, info, fs))
+                looks.append(partial(_file, role, source, key, name, info, fs, limits))
     if local:
         return [look() for look in looks]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:  # each waits for its requests
@@ -252,7 +252,9 @@ def _neighbours(fs: Any, full: str) -> str:
     return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
 
 
-def _folder(role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any) -> list[Callable[[], InputFile]]:
+def _folder(
+    role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any, limits: LimitsConfig
+) -> list[Callable[[], InputFile]]:
     """How to look at what a folder holds; its text files are one input."""
     root = fs._strip_protocol(path).rstrip("/")
     infos = dict(sorted(fs.find(root, detail=True).items()))
@@ -271,11 +273,13 @@ def _folder(role: Role, source: SourceConfig, key: str, name: str, path: str, fs
         looks.append(partial(InputFile, role, prefix, path, "txt", size, len(texts), digest, tuple(texts)))
     for inner, info in files.items():
         if inner not in texts:
-            looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs))
+            looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs, limits))
     return looks
 
 
-def _file(role: Role, source: SourceConfig, key: str, name: str, info: dict[str, Any], fs: Any) -> InputFile:
+def _file(
+    role: Role, source: SourceConfig, key: str, name: str, info: dict[str, Any], fs: Any, limits: LimitsConfig
+) -> InputFile:
     path = _address(fs, info["name"])
     form = format_of(path)
     if form is None:
@@ -294,7 +298,7 @@ def _file(role: Role, source: SourceConfig, key: str, name: str, info: dict[str,
     elif size == 0:
         rows = 0
     else:
-        columns = first_columns(form, path, name)
+        columns = first_columns(form, path, name, limits)
         _check_columns(source, name, columns)
     return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes)
 

@@ -30,6 +30,8 @@ _WORD = re.compile(r"\w+")
 BLOCK = 1 << 16
 """Sketches that are read at a time."""
 
+_NO_WORD = re.compile(r"\W")
+_CHARACTERS = 1 << 20  # of a text whose words are found together, or some more
 _AT_ONCE = 4096  # runs that are hashed together
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
@@ -52,17 +54,30 @@ def sketch(text: str) -> bytes:
         128 bytes; those of texts that are equal when normalised are equal.
     """
     normal = unicodedata.normalize("NFKC", text).casefold()
-    words = _WORD.findall(normal) or normal.split()  # a text of signs alone has the runs of its signs
-    joined = " ".join(words).encode("utf-8", "surrogatepass")
+    words = _words(normal) or " ".join(normal.split())  # a text of signs alone has the runs of its signs
+    joined = words.encode("utf-8", "surrogatepass")
     spaces = np.flatnonzero(np.frombuffer(joined, dtype=np.uint8) == ord(" "))
-    begins = [0, *(spaces + 1).tolist()][: max(1, len(words) - GRAM + 1)]
-    ends = [*spaces.tolist(), len(joined)][GRAM - 1 :] or [len(joined)]
+    begins = np.concatenate([[0], spaces + 1])[: max(1, len(spaces) - GRAM + 2)]
+    ends = np.concatenate([spaces, [len(joined)]])[min(GRAM - 1, len(spaces)) :]
     minimum = _empty().copy()
     for start in range(0, len(begins), _AT_ONCE):
-        spans = zip(begins[start : start + _AT_ONCE], ends[start : start + _AT_ONCE], strict=True)
+        some = slice(start, start + _AT_ONCE)
+        spans = zip(begins[some].tolist(), ends[some].tolist(), strict=True)
         minimum.update_batch([joined[begin:end] for begin, end in spans])
     spread = minimum.hashvalues * np.uint32(0x9E3779B1)  # the smallest of many hashes has small high bits
     return bytes((spread >> np.uint32(24)).astype(np.uint8).tobytes())
+
+
+def _words(text: str) -> str:
+    """The words of a text with a blank between them, found in a part of a long text at a time."""
+    parts: list[str] = []
+    start = 0
+    while start < len(text):
+        gap = _NO_WORD.search(text, start + _CHARACTERS)
+        stop = len(text) if gap is None else gap.start()
+        parts += [" ".join(words)] if (words := _WORD.findall(text, start, stop)) else []
+        start = stop
+    return " ".join(parts)
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pipeline.config.corpus import Role, TransformConfig
+from pipeline.config.corpus import LIMITS, LimitsConfig, Role, TransformConfig
 from pipeline.corpus.formats import Format, compression_of
 
 
@@ -33,20 +33,25 @@ class Shard:
     split: str | None = None
     transform: TransformConfig | None = None  # of the texts
     label_column: str | None = None  # only rows whose label gives them the role are documents of the shard
+    limits: LimitsConfig = LIMITS
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
-        return {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
+        value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
+        del value["limits"]
+        return value if self.limits == LIMITS else {**value, "limits": self.limits.model_dump()}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Shard:
         """The inverse of `to_dict`."""
         transform = value.get("transform")
         text_transform = None if transform is None else TransformConfig(**transform)
+        limits = LimitsConfig(**value["limits"]) if "limits" in value else LIMITS
         # what the shards of an input share stands in memory once
         shared = {name: sys.intern(text) for name, text in value.items() if name in _SHARED and text is not None}
-        return cls(**{**value, **shared, "files": tuple(value["files"]), "transform": text_transform})
+        files = tuple(value["files"])
+        return cls(**{**value, **shared, "files": files, "transform": text_transform, "limits": limits})
 
     @property
     def by_bytes(self) -> bool:
@@ -61,7 +66,10 @@ _SHARED = frozenset(
 
 
 def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
-    """The run's fingerprint with what the shard reads: rows, digest of the content, columns."""
+    """The run's fingerprint with what the shard reads: rows, digest of the content, columns, how long documents are."""
     rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
     label = [] if shard.label_column is None else [shard.label_column]
-    return {**fingerprint, "rows": rows, "columns": [shard.text, shard.id_column, shard.group_column, *label]}
+    columns = [shard.text, shard.id_column, shard.group_column, *label]
+    most, default = shard.limits.document_bytes, LIMITS.document_bytes
+    limited = {} if most == default else {"document_bytes": int(most)}  # the others read all documents or none
+    return {**fingerprint, "rows": rows, "columns": columns, **limited}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import fsspec
 
 from pipeline.config.audit import ResourcesConfig
-from pipeline.config.corpus import CorpusConfig, LabelledConfig, SourceConfig, TransformConfig
+from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, SourceConfig, TransformConfig
 from pipeline.corpus.documents import lines, read_labels, read_shard
 from pipeline.corpus.inputs import InputFile, extent_of
 from pipeline.corpus.labels import check_labels
@@ -26,6 +26,7 @@ def plan_shards(
     resources: ResourcesConfig,
     transform: TransformConfig | None = None,
     limit: int | None = None,
+    limits: LimitsConfig = LIMITS,
 ) -> list[Shard]:
     """Cut inputs into shards.
 
@@ -35,6 +36,7 @@ def plan_shards(
         resources: `shard_bytes`, about, and at most `shard_documents` make a shard.
         transform: of every text.
         limit: keeps the first rows of each role.
+        limits: of documents, and of files that cannot be split.
 
     Raises:
         UserError: a limit below 1; a label column that does not say which documents are members.
@@ -43,7 +45,7 @@ def plan_shards(
         raise UserError(f"--limit must be at least 1, got {limit}")
     if (labelled := corpus.labelled) is not None:
         files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
-        labels = (label for entry in files for label in read_labels(_whole(entry, labelled, transform)))
+        labels = (label for entry in files for label in read_labels(_whole(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
     shards: list[Shard] = []
     shard_bytes = _shard_bytes(inputs, resources, limit)
@@ -51,7 +53,8 @@ def plan_shards(
         remaining = limit
         number = 0
         for entry in (entry for entry in inputs if entry.role == role):
-            for shard in _split_input(entry, source, shard_bytes, resources.shard_documents, transform):
+            whole = _whole(entry, source, transform, limits)
+            for shard in _split_input(entry, source, whole, shard_bytes, resources.shard_documents):
                 if remaining is not None:
                     shard, rows = _limited(shard, remaining)
                     if remaining > 0 and rows == 0:
@@ -95,7 +98,7 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
     return min(MOST_BYTES, max(LEAST_BYTES, step))
 
 
-def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | None) -> Shard:
+def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | None, limits: LimitsConfig) -> Shard:
     """An input as one shard, without an id."""
     return Shard(
         id="",
@@ -116,13 +119,13 @@ def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | 
         split=source.split,
         transform=transform,
         label_column=source.label if isinstance(source, LabelledConfig) else None,
+        limits=limits,
     )
 
 
 def _split_input(
-    entry: InputFile, source: SourceConfig, shard_bytes: int, shard_documents: int, transform: TransformConfig | None
+    entry: InputFile, source: SourceConfig, whole: Shard, shard_bytes: int, shard_documents: int
 ) -> Iterator[Shard]:
-    whole = _whole(entry, source, transform)
     if entry.rows == 0:
         return
     if not entry.splittable:

@@ -24,11 +24,13 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
+from pipeline.endpoint.exchange import Received, TooLongError, exchange, get_answer, longest_answer
 from pipeline.errors import ExitCode, StopError, UserError, nearest
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
 FIRST_REFUSALS = 3  # so many refusals before any answer mean that all will be refused
+CHECK_SECONDS = 30.0
 MESSAGE = 200  # characters of an endpoint's error message that are shown
 Parsed = TypeVar("Parsed")
 
@@ -139,7 +141,7 @@ class Endpoint:
             await self._wait_for_turn()
             cost = reservation
             try:
-                value = await self._post(path, body)
+                value = await self._post(path, body, longest_answer(max_cost))
             except Fault as fault:
                 cost = reservation if fault.paid else Usage(1, 0)
                 raise
@@ -153,28 +155,28 @@ class Endpoint:
             spent += cost
             await self._settle(reservation, cost)
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: Mapping[str, Any], most: int) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.config.timeout):
-                response = await self._client.post(self.config.endpoint + path, json=body)
-        except TimeoutError:
-            raise Fault(f"no answer within {self.config.timeout:g} s") from None
-        except httpx2.TimeoutException:
+                response = await exchange(self._client, "POST", self.config.endpoint + path, most, body)
+        except (TimeoutError, httpx2.TimeoutException):
             raise Fault(f"no answer within {self.config.timeout:g} s") from None
         except httpx2.ConnectError as error:
             raise Fault(f"no connection: {error}", paid=False) from None
         except httpx2.HTTPError as error:
             raise Fault(f"connection broken: {error or type(error).__name__}") from None
+        except TooLongError as error:
+            raise Fault(str(error)) from None
         self._raise_for_status(response)
         try:
             value = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Fault("answer is not JSON") from None
         if not isinstance(value, dict):
             raise Fault("answer is no JSON object")
         return value
 
-    def _raise_for_status(self, response: httpx2.Response) -> None:
+    def _raise_for_status(self, response: Received) -> None:
         """Raise the error that the status stands for; nothing for 200."""
         status = response.status_code
         if status == 200:
@@ -198,11 +200,11 @@ class Endpoint:
             raise Fault(reason, wait, paid=False)
         raise Refusal(reason)
 
-    def _error_message(self, response: httpx2.Response) -> str:
+    def _error_message(self, response: Received) -> str:
         """The endpoint's error message in one line, with the key removed if it occurs in it."""
         try:
             value = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             value = response.text
         for key in ("error", "message", "detail"):
             value = value.get(key, value) if isinstance(value, dict) else value
@@ -341,8 +343,8 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
         UserError: no answer, the key is not accepted, or the model is not on the list.
     """
     try:
-        response = httpx2.get(config.endpoint + "/models", headers=headers(config), timeout=min(30.0, config.timeout))
-    except httpx2.HTTPError as error:
+        response = get_answer(config.endpoint + "/models", headers(config), min(CHECK_SECONDS, config.timeout))
+    except (httpx2.HTTPError, TooLongError, TimeoutError) as error:
         reason = without_key(" ".join(str(error).split()), config) or type(error).__name__
         raise UserError(f"endpoint {config.endpoint} does not answer: {reason}") from None
     if response.status_code in (401, 403):
@@ -352,7 +354,7 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
         )
     try:
         names = [str(entry["id"]) for entry in response.json()["data"]] if response.status_code == 200 else []
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         names = []
     if names and config.name not in names:
         raise UserError(f"endpoint {config.endpoint} has no model {config.name!r}; {nearest(config.name, names[:20])}")

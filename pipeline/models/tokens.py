@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from pipeline.config.models import ModelConfig
+from pipeline.models.beginnings import Tokens, first_length, settled, vocabulary_of
 from pipeline.models.checkpoints import (
     Checkpoint,
     in_one_line,
@@ -25,15 +26,6 @@ TOKENIZER_FILES = (
 _WORD = re.compile(r"\S+")
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The token ids of one document."""
-
-    ids: list[int]
-    truncated: bool
-    kept: int  # characters of the text that the ids cover
-
-
 def open_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of a model, without its weights.
 
@@ -48,15 +40,27 @@ def open_tokenizer(config: ModelConfig) -> Any:
 def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
     """Token ids of texts, cut to max_tokens. A BOS or EOS appears only if the tokenizer adds one by itself.
 
+    Of a long text only a beginning is tokenised, if that decides the ids that are kept (`pipeline.models.beginnings`).
+
     Args:
         tokenizer: Of a model of transformers.
         texts: The texts.
         max_tokens: Most ids a text, >= 1.
     """
+    encode = partial(_encode, tokenizer, max_tokens)
+    length = first_length(max_tokens)
+    tokens = encode([text[:length] for text in texts])
+    for index, text in enumerate(texts):
+        if len(text) > length:
+            tokens[index] = settled(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
+    return tokens
+
+
+def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
     if not texts:
         return []
     if not tokenizer.is_fast:
-        return [_tokenize_slowly(tokenizer, text, max_tokens) for text in texts]
+        return [_encode_slowly(tokenizer, max_tokens, text) for text in texts]
     encoded = tokenizer(
         texts, add_special_tokens=True, return_attention_mask=False, return_offsets_mapping=True, verbose=False
     )
@@ -79,8 +83,8 @@ def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
     return tokens
 
 
-def _tokenize_slowly(tokenizer: Any, text: str, max_tokens: int) -> Tokens:
-    """`tokenize` for a tokenizer without offsets: `kept` is the length of the decoded ids."""
+def _encode_slowly(tokenizer: Any, max_tokens: int, text: str) -> Tokens:
+    """`_encode` for a tokenizer without offsets: `kept` is the length of the decoded ids."""
     ids = tokenizer(text, verbose=False)["input_ids"]
     if len(ids) <= max_tokens:
         return Tokens(ids, False, len(text))

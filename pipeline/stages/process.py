@@ -6,18 +6,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import torch
 
-from pipeline.corpus.documents import Document, id_key, read_shard
+from pipeline.corpus.documents import Document, Watch, id_key, read_shard, unwatched
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.background import in_background
 from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Window, Worker
+from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
 from pipeline.stages.growth import filed_rows, new_rows
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
@@ -41,8 +43,6 @@ LOCAL_DRIVER = "local"
 
 MOST_DEATHS = 3
 """Of a batch none of whose documents kills alone: it is then worked on a document at a time."""
-
-_MESSAGE_CHARACTERS = 300
 
 
 def process(
@@ -74,17 +74,17 @@ def process(
     journal = Journal(store, f"{stage.name}/{shard.id}", shard.name, driver, eager=driver == LOCAL_DRIVER)
     output = Output()
     try:
-        inputs = worker.open(shard, store, output)
+        reader = CarefulReader(worker, worker.open(shard, store, output), output, journal)
 
         def prepared() -> Iterator[list[Entry]]:
-            for documents in _windows(readable_documents(stage, shard, output), worker.window):
-                yield worker.prepare(documents, inputs, output)
+            return reader.prepared(_windows(readable_documents(stage, shard, output, reader.watch), worker.window))
 
-        for entries in in_background(prepared):
+        for entries in prepared() if journal.careful else in_background(prepared):
             for batch in _batches(entries, worker.budget):
-                _guarded(worker, batch, journal, output)
+                _guarded(reader, batch, entries, output)
                 if on_batch is not None:
                     on_batch(len(output.rows) + len(output.refused), output.tokens)
+            journal.enter(None)
         receipt = file_rows(stage, shard, store, output, time.monotonic() - began)
     except BaseException:
         journal.abandon()
@@ -122,8 +122,14 @@ async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Sto
     return receipt
 
 
-def readable_documents(stage: Stage, shard: Shard, output: Output) -> Iterator[Document]:
+def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch = unwatched) -> Iterator[Document]:
     """The documents of a shard that can be read, each id once; the others are refused.
+
+    Args:
+        stage: that refuses them.
+        shard: to be read.
+        output: of the shard.
+        watch: of `read_shard`.
 
     Raises:
         UserError: the shard's file is damaged.
@@ -132,7 +138,7 @@ def readable_documents(stage: Stage, shard: Shard, output: Output) -> Iterator[D
     if shard.transform != stage.transform:
         raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
     ids: set[str] = set()
-    for document in read_shard(shard, output.content):
+    for document in read_shard(shard, output.content, watch):
         problem = document.problem
         if document.doc_id in ids:
             problem = ("duplicate_id", "the id stands earlier in the shard")
@@ -198,7 +204,7 @@ def file_rows(
     """
     documents = output.content.hexdigest()
     for earlier, digest in output.earlier.items():
-        if digest != documents:
+        if digest != documents and digest and documents:
             raise UserError(changed_input(shard, earlier))
     attempt = f"{shard.id}-{uuid.uuid4().hex[:8]}.parquet"
     rows = dict(output.rows)
@@ -247,11 +253,6 @@ def changed_input(shard: Shard, stage: str) -> str:
     )
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was too little memory."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
-
-
 def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return {key: value for key, value in fingerprint.items() if key != name}
 
@@ -292,7 +293,7 @@ def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> N
         _halved(worker, batch, output)
 
 
-def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Output) -> bool:
+def _guarded(reader: CarefulReader, batch: list[Entry], window: list[Entry], output: Output) -> bool:
     """Work on a batch; one that killed its worker is tried a document at a time first, which finds the culprit.
 
     Where there is none, the worker was killed from outside, and the batch is worked on as a whole again: what shares a
@@ -301,22 +302,43 @@ def _guarded(worker: Worker, batch: list[Entry], journal: Journal, output: Outpu
     Returns:
         Whether a document was refused because it killed its worker.
     """
-    name = f"{batch[0].document.row}+{len(batch)}"
-    if not journal.deadly(name, len(batch)):
-        journal.enter(name)
-        _halved(worker, batch, output)
-        return False
+    journal, name = reader.journal, _in_flight(batch)
     if len(batch) == 1:
-        output.refuse(batch[0].document, "model_error", "it was being worked on when its worker was killed, twice")
-        return True
-    trial = Output()
-    culprits = [_guarded(worker, [entry], journal, trial) for entry in batch]
-    if not any(culprits) and journal.deaths[name] < MOST_DEATHS:
-        journal.enter(name)
-        _halved(worker, batch, output)
-        return False
-    output.take(trial)
-    return any(culprits)
+        if journal.suspects(name) and condemned(journal, name, _control(reader, batch[0], window)):
+            output.refuse(
+                batch[0].document, "model_error", "it was being worked on when its worker was killed, again and again"
+            )
+            return True
+    elif journal.suspects(name):
+        trial = Output()
+        culprits = [_guarded(reader, [entry], window, trial) for entry in batch]
+        if any(culprits) or journal.deaths[name] >= MOST_DEATHS:
+            output.take(trial)
+            return any(culprits)
+    journal.enter(name)
+    _halved(reader.worker, batch, output)
+    return False
+
+
+def _in_flight(batch: list[Entry]) -> str:
+    return f"{batch[0].document.row}+{len(batch)}"
+
+
+def _control(reader: CarefulReader, suspect: Entry, window: list[Entry]) -> Control:
+    """Work on the document of the window that is most like a suspect in length, or on a made-up one; no row is kept."""
+    others = (
+        (entry.tokens, Control(_in_flight([entry]), partial(_halved, reader.worker, [entry], Output())))
+        for entry in window
+        if entry.document.row != suspect.document.row
+    )
+    if (control := nearest_control(reader.journal, suspect.tokens, others)) is not None:
+        return control
+
+    def work_on_made_up() -> None:
+        for entry in reader.made_up(suspect.document):
+            _halved(reader.worker, [entry], Output())
+
+    return Control("made-up document", work_on_made_up, MADE_UP_DEATHS)
 
 
 def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
@@ -327,8 +349,7 @@ def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
     except UserError:  # of the settings, which no other document would change
         raise
     except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
-        reason = "out_of_memory" if out_of_memory(error) else "model_error"
-        message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
+        reason, message = refusal_of(error)
     if len(batch) == 1:
         output.refuse(batch[0].document, reason, message)
         return

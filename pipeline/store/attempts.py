@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from pipeline.errors import FullError, UserError
 from pipeline.store.files import Store
 
 MAX_STARTS = 12
+_CONTROL = "control of "
 
 
 def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
@@ -20,8 +22,9 @@ def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
 class Journal:
     """The attempts at one piece of work, which survive its workers.
 
-    The first attempt only notes that it began, unless it is `eager`. Later ones of the same driver also note the batch
-    in flight: a batch that was in flight at a death is taken apart, a document that was at two is known to be deadly.
+    The first attempt only notes that it began, unless it is `eager`. Later ones of the same driver are `careful`: they
+    also note what is in flight, a window of documents that are read or a batch that is worked on. What was in flight at
+    a death is suspect, and tried in parts.
     """
 
     def __init__(self, store: Store, work: str, source: str, driver: str, eager: bool = False) -> None:
@@ -43,24 +46,65 @@ class Journal:
         if record is None or record["driver"] != driver:
             record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
         self.deaths: dict[str, int] = record["deaths"]
-        if record["at"] is not None:
-            self.deaths[record["at"]] = self.deaths.get(record["at"], 0) + 1
+        for name in (record["at"], record.get("ahead")):
+            if name is not None and name.startswith(_CONTROL):  # the death may be from outside, like the one before it
+                suspect = name.removeprefix(_CONTROL)
+                self.deaths[suspect] = max(0, self.deaths.get(suspect, 0) - 1)
+            elif name is not None:
+                self.deaths[name] = self.deaths.get(name, 0) + 1
+        self.condemned: list[str] = record.get("condemned", [])
+        self.at: str | None = None
+        self.ahead: str | None = None
+        self.survivors: set[str] = set()  # of this attempt
+        self.writing = threading.Lock()  # the reader's thread notes what is ahead
         self.starts = record["starts"] + 1
         self.driver = driver
         self.eager = eager
         if self.starts > MAX_STARTS:
+            self.starts = 0  # of the next command, which may try as often
+            self._write()
             shard = work.rsplit("/", 1)[-1]
             raise RuntimeError(f"shard {shard} of {source}: its worker died {record['starts']} times")
-        self._write(None)
+        self._write()
 
-    def deadly(self, batch: str, documents: int) -> bool:
-        """Whether workers died with exactly this batch in flight: two, or for more than one document one."""
-        return self.deaths.get(batch, 0) >= (2 if documents == 1 else 1)
+    @property
+    def careful(self) -> bool:
+        """Whether an earlier attempt died."""
+        return self.starts > 1
 
-    def enter(self, batch: str) -> None:
-        """Note the batch in flight, if an earlier attempt died."""
-        if self.eager or self.starts > 1:
-            self._write(batch)
+    def suspects(self, name: str) -> bool:
+        """Whether a worker died with exactly this in flight."""
+        return name in self.deaths
+
+    def guilt(self, name: str) -> int:
+        """How many workers died with exactly this in flight, less those that died with its control; at least 0."""
+        return self.deaths.get(name, 0)
+
+    def condemn(self, name: str) -> None:
+        """Note that something is not tried again. That is progress, after which as many attempts may die as before."""
+        if name not in self.condemned:
+            self.condemned.append(name)
+            self.starts = min(self.starts, 2)
+
+    def enter(self, name: str | None) -> None:
+        """Note what is in flight, if an earlier attempt died; what was before has survived."""
+        if self.at is not None:
+            self.survivors.add(self.at)
+        self.at, self.ahead = name, None
+        if self.eager or self.careful:
+            self._write()
+
+    def enter_control(self, name: str, control: str) -> None:
+        """Note that something is in flight as the control of a suspect: a death makes it suspect too."""
+        self.enter(_CONTROL + name)
+        self.ahead = control
+        self._write()
+
+    def enter_ahead(self, name: str | None) -> None:
+        """Note what is read ahead while something else is in flight, if each death costs a user's command."""
+        self.ahead = name
+        if self.eager:
+            self._write()
 
     def close(self) -> None:
         """The work has its receipt."""
@@ -69,17 +113,26 @@ class Journal:
     def abandon(self) -> None:
         """The attempt ended without a receipt, and its worker lives: it does not count."""
         self.starts -= 1
+        self.at = self.ahead = None
         if self.starts:
             try:
-                self._write(None)
+                self._write()
                 return
             except FullError:  # what stands there would count as a death
                 pass
         self.close()
 
-    def _write(self, batch: str | None) -> None:
-        record = {"driver": self.driver, "starts": self.starts, "deaths": self.deaths, "at": batch}
-        self.store.write_json(self.name, record)
+    def _write(self) -> None:
+        with self.writing:
+            record = {
+                "driver": self.driver,
+                "starts": self.starts,
+                "deaths": self.deaths,
+                "at": self.at,
+                "ahead": self.ahead,
+                "condemned": self.condemned,
+            }
+            self.store.write_json(self.name, record)
 
 
 def _read_record(store: Store, name: str) -> dict[str, Any] | None:
@@ -91,4 +144,5 @@ def _read_record(store: Store, name: str) -> dict[str, Any] | None:
     kinds = {"driver": str, "starts": int, "deaths": dict, "at": str | None}
     if not isinstance(record, dict) or any(not isinstance(record.get(key, ...), kind) for key, kind in kinds.items()):
         return None
-    return record if all(isinstance(number, int) for number in record["deaths"].values()) else None
+    lists = isinstance(record.get("ahead"), str | None) and isinstance(record.get("condemned", []), list)
+    return record if lists and all(isinstance(number, int) for number in record["deaths"].values()) else None

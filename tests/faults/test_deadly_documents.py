@@ -1,0 +1,227 @@
+"""A document that kills its worker, wherever it does so, is found and left out; a kill from outside costs none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.process import LOCAL_DRIVER, process, read_rows
+from pipeline.store.attempts import MAX_STARTS
+from pipeline.store.files import Store
+
+SCHEMA = rows_schema(("length", pa.int64()))
+RAISED = 9  # exit status of a process whose work raised
+DRIVERS = ["some", LOCAL_DRIVER]
+JSON_BOMB = "[" + "[]," * 800_000 + "0]"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the stage of these tests."""
+
+    calls: str = ""  # a file that counts calls over all attempts
+    kills: tuple[int, ...] = ()  # the call of each attempt at which it is killed from outside
+
+
+class Lengths:
+    """Counts characters. It dies of some texts, of some already while it prepares them."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        self.settings: Settings = stage.settings
+        self.window = Window(4)
+        self.budget: int | None = 30
+        self.calls = 0
+
+    def open(self, shard: Shard, store: Store, output: Output) -> None:
+        if self.settings.calls:
+            with Path(self.settings.calls).open("a") as attempts:
+                attempts.write("attempt\n")
+
+    def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
+        for document in documents:
+            if "deadly to tokenise" in document.text:
+                os._exit(1)
+            if "wrong to tokenise" in document.text:
+                raise ValueError("no tokens")
+        return [Entry(document, len(document.text), document.text) for document in documents]
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        self.calls += 1
+        if self.settings.calls:
+            attempt = Path(self.settings.calls).read_text().count("\n") - 1
+            if attempt < len(self.settings.kills) and self.settings.kills[attempt] == self.calls:
+                os._exit(1)
+        if any("deadly to score" in entry.work for entry in batch):
+            os._exit(1)
+        for entry in batch:  # the row depends on what shares the batch
+            output.keep(entry.document, length=sum(len(other.work) for other in batch))
+
+
+def stage_of(**settings: Any) -> Stage:
+    return Stage("lengths", "lengths", SCHEMA, Settings(**settings), None, 0, Lengths, model_digests())
+
+
+def shard_of(folder: Path, lines: list[Any]) -> tuple[Shard, Store]:
+    """One shard of texts, or of lines of JSON as they are, and a store."""
+    folder.mkdir(exist_ok=True)
+    rows = [line if isinstance(line, bytes) else json.dumps({"text": line}).encode() for line in lines]
+    (folder / "audit.jsonl").write_bytes(b"\n".join(rows))
+    settings = {
+        "run": str(folder / "run"),
+        "model": {"path": "none"},
+        "corpus": {"audit": {"path": str(folder / "audit.jsonl")}},
+        "resources": {"shard_bytes": 1 << 30},
+    }
+    config = build_config(settings)
+    (shard,) = make_plan(config).shards
+    return shard, Store(config.run)
+
+
+def killed(work: Callable[[], Any], megabytes: int = 10**6) -> int:
+    """The exit status of a process; one that takes more memory than it may is killed, as nodes do that."""
+    if (child := os.fork()) == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(RAISED)
+    begin = memory_of(child)
+    while not (end := os.waitpid(child, os.WNOHANG))[0]:
+        if memory_of(child) - begin > megabytes:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.001)
+    return os.waitstatus_to_exitcode(end[1])
+
+
+def memory_of(process_id: int) -> int:
+    """Megabytes of a process that are in no file."""
+    try:
+        lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
+    except (OSError, StopIteration):
+        return 0
+
+
+def attempts_at(stage: Stage, shard: Shard, store: Store, driver: str, megabytes: int = 10**6) -> int:
+    """How many attempts it takes to file a receipt."""
+    for attempt in range(1, 60):
+        status = killed(lambda: process(stage, stage.make(stage, Placement()), shard, store, driver), megabytes)
+        assert status != RAISED
+        if status == 0:
+            return attempt
+    raise AssertionError("never filed")
+
+
+def problems(stage: Stage, shard: Shard, store: Store) -> dict[int, str]:
+    """The message of every document without a result, by row."""
+    receipt = process(stage, stage.make(stage, Placement()), shard, store)
+    table = store.read_table(receipt.data)
+    messages = {row["row"]: row["problem"] for row in table.to_pylist() if row["reason"] is not None}
+    assert receipt.n_in == receipt.n_scored + receipt.n_quarantined
+    return messages
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_document_that_kills_its_worker_while_it_is_tokenised_is_found(driver: str, tmp_path: Path) -> None:
+    texts = ["one", "two", "three", "deadly to tokenise", "four", "five"]
+    stage = stage_of()
+    shard, store = shard_of(tmp_path / "killed", texts)
+    assert attempts_at(stage, shard, store, driver) <= 6
+    assert problems(stage, shard, store) == {
+        3: "it was being prepared for the model when its worker was killed, again and again"
+    }
+    assert not store.names("attempts/lengths", ".json")
+    other, clean = shard_of(tmp_path / "clean", [*texts[:3], "wrong to tokenise", *texts[4:]])
+    assert attempts_at(stage, other, clean, driver) == 1
+    assert problems(stage, other, clean) == {3: "no tokens"}
+    rows, expected = read_rows(stage, shard, store), read_rows(stage, other, clean)
+    assert {row: rows[row]["length"] for row in rows} == {row: expected[row]["length"] for row in expected}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_document_that_kills_its_worker_while_it_is_read_is_found(driver: str, tmp_path: Path) -> None:
+    """2.4 MB of JSON that become 50 MB, on a node that kills whoever takes 30 MB."""
+    lines = ["one", "two", f'{{"text": "x", "other": {JSON_BOMB}}}'.encode(), "three", "four", "five", "six"]
+    stage = stage_of()
+    shard, store = shard_of(tmp_path, lines)
+    assert attempts_at(stage, shard, store, driver, megabytes=30) <= 7
+    row = store.read_table(store.read_json("receipts/lengths/audit-000000.json")["data"])
+    assert row.num_rows == 6  # such a row no stage can read: it is counted, and in no file but the quarantine
+    assert store.read_json("receipts/lengths/audit-000000.json")["reasons"] == {"model_error": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_more_deadly_documents_than_a_shard_may_have_deaths_are_all_found(driver: str, tmp_path: Path) -> None:
+    texts = [f"{number} deadly to score" if number % 3 else f"document {number}" for number in range(12)]
+    texts += ["deadly to tokenise"] * 3
+    stage = stage_of()
+    shard, store = shard_of(tmp_path, texts)
+    assert attempts_at(stage, shard, store, driver) > MAX_STARTS
+    assert sorted(problems(stage, shard, store)) == [1, 2, 4, 5, 7, 8, 10, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("kills", [(1,) * 7, (2, 1, 1, 1, 1, 1), (3, 4, 1, 2, 1, 1), (2, 2, 1, 1, 1, 1, 1)])
+def test_a_node_that_is_preempted_again_and_again_costs_no_document(
+    driver: str, kills: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The control dies as often as the document that happened to be in flight."""
+    texts = [f"document {number}" for number in range(11)]
+    rows = []
+    for name, times in (("killed", kills), ("clean", ())):
+        stage = stage_of(calls=str(tmp_path / f"{name}.calls"), kills=times)
+        shard, store = shard_of(tmp_path / name, texts)
+        assert attempts_at(stage, shard, store, driver) == len(times) + 1
+        assert problems(stage, shard, store) == {}
+        rows.append([row["length"] for row in read_rows(stage, shard, store).values()])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("text", ["deadly to score", "deadly to tokenise"])
+def test_a_deadly_document_without_a_neighbour_is_found(text: str, tmp_path: Path) -> None:
+    stage = stage_of()
+    shard, store = shard_of(tmp_path, [text])
+    assert attempts_at(stage, shard, store, LOCAL_DRIVER) <= 6
+    assert list(problems(stage, shard, store)) == [0]
+
+
+def test_a_shard_whose_every_attempt_dies_is_given_up_and_the_next_command_tries_again(tmp_path: Path) -> None:
+    stage = stage_of(calls=str(tmp_path / "calls"), kills=(1,) * (MAX_STARTS))
+    shard, store = shard_of(tmp_path / "run", ["one", "two", "three"])
+
+    def attempt() -> int:
+        return killed(lambda: process(stage, stage.make(stage, Placement()), shard, store, LOCAL_DRIVER))
+
+    assert [attempt() for _ in range(MAX_STARTS)] == [1] * MAX_STARTS
+    with pytest.raises(RuntimeError, match=f"its worker died {MAX_STARTS} times"):
+        process(stage, stage.make(stage, Placement()), shard, store, LOCAL_DRIVER)
+    receipt = process(stage, stage.make(stage, Placement()), shard, store, LOCAL_DRIVER)
+    assert (receipt.n_scored, receipt.n_quarantined) == (3, 0)
+
+
+def test_a_place_in_a_file_that_kills_its_reader_fails_the_shard_by_name(tmp_path: Path) -> None:
+    shard, _ = shard_of(tmp_path, ["one", "two", "three"])
+    with pytest.raises(UserError, match=r"audit.jsonl cannot be read beyond row 1: that killed its reader"):
+        list(read_shard(replace(shard, name="audit.jsonl"), lambda row, between: between and row == 2))
+    documents = list(read_shard(shard, lambda row, between: not between and row == 1))
+    assert [document.problem is None for document in documents] == [True, False, True]

@@ -1,0 +1,177 @@
+"""An endpoint that answers without end, or ever so slowly, costs its document and neither memory nor hours."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import zstandard
+from bounded_memory import run_within
+
+from pipeline.config.models import EndpointConfig
+from pipeline.endpoint.client import Endpoint, Fault, Usage, check_endpoint
+from pipeline.endpoint.exchange import MOST_BYTES, longest_answer
+from pipeline.errors import UserError
+
+
+@contextmanager
+def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A server whose every answer a function writes; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def reply(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            try:
+                answer(self)
+            except OSError:  # the client has gone
+                self.close_connection = True
+
+        do_GET = do_POST = reply
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http.server_address[1]}/v1"
+    http.shutdown()
+    http.server_close()
+
+
+def config(url: str, **settings: Any) -> EndpointConfig:
+    quick = {"backoff": 0.01, "timeout": 60, "attempts": 1, "concurrency": 2}
+    return EndpointConfig.model_validate({"endpoint": url, "name": "stub", **quick, **settings})
+
+
+def ask(settings: EndpointConfig, most: int = 10) -> Any:
+    async def main() -> Any:
+        async with Endpoint(settings) as endpoint:
+            return await endpoint.ask("/completions", {"prompt": "x"}, most, lambda value: value, Usage())
+
+    return asyncio.run(main())
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(4096):
+        handler.wfile.write(b"x" * 2**20)
+
+
+def test_an_answer_of_4_gigabytes_is_not_read_on() -> None:
+    with server(endless) as url:
+        began = time.monotonic()
+        with pytest.raises(Fault, match="answer is longer than 1,089,536 bytes"):
+            ask(config(url))
+        with pytest.raises(UserError, match=f"does not answer: answer is longer than {MOST_BYTES:,} bytes"):
+            check_endpoint(config(url))
+        assert time.monotonic() - began < 20
+
+
+def test_endless_answers_take_a_bounded_part_of_the_memory() -> None:
+    imports = """
+    import asyncio
+    from pipeline.config.models import EndpointConfig
+    from pipeline.endpoint.client import Endpoint, Fault, Usage
+    """
+    with server(endless) as url:
+        code = f"""
+        async def main():
+            settings = EndpointConfig(endpoint={url!r}, name="stub", attempts=2, backoff=0.01)
+            async with Endpoint(settings) as endpoint:
+                try:
+                    await endpoint.ask("/completions", {{}}, 10**6, lambda value: value, Usage())
+                except Fault as fault:
+                    print(fault)
+
+        asyncio.run(main())
+        """
+        assert run_within(500, imports, code) == "answer is longer than 67,108,864 bytes"
+
+
+def dribble(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(200):
+        handler.wfile.write(b" ")
+        time.sleep(0.1)
+
+
+def dribble_headers(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(200):
+        handler.wfile.write(b"A: b\r\n")
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("slow", [dribble, dribble_headers])
+def test_a_byte_now_and_then_does_not_hold_the_time_limit(slow: Callable[[BaseHTTPRequestHandler], None]) -> None:
+    with server(slow) as url:
+        began = time.monotonic()
+        with pytest.raises(Fault, match=r"no answer within 0.5 s"):
+            ask(config(url, timeout=0.5))
+        with pytest.raises(UserError, match=r"does not answer: no answer within 0.5 s"):
+            check_endpoint(config(url, timeout=0.5))
+        assert time.monotonic() - began < 5
+
+
+def packed(data: bytes, packing: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", packing)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return answer
+
+
+def test_a_packed_answer_is_unpacked_up_to_its_bound() -> None:
+    value = {"choices": [{"text": "é" * 1000}]}
+    with server(packed(gzip.compress(json.dumps(value).encode()), "gzip")) as url:
+        assert ask(config(url)) == value
+    with (
+        server(packed(gzip.compress(b" " * 200_000_000, 1), "gzip")) as url,
+        pytest.raises(Fault, match="answer is longer than 1,089,536 bytes"),
+    ):
+        ask(config(url))
+    with (
+        server(packed(zstandard.compress(b"{}"), "zstd")) as url,
+        pytest.raises(Fault, match="answer is packed as 'zstd'; gzip, deflate were offered"),
+    ):
+        ask(config(url))
+    with (
+        server(packed(b"{}", "gzip")) as url,
+        pytest.raises(Fault, match="answer is not the gzip that it says"),
+    ):
+        ask(config(url))
+
+
+def test_an_answer_nested_beyond_measure_is_not_json() -> None:
+    body = b"[" * 200_000
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with server(answer) as url, pytest.raises(Fault, match="answer is not JSON"):
+        ask(config(url))
+
+
+def test_log_probs_of_the_longest_prompt_fit_an_answer() -> None:
+    """A token with 20 alternatives, as the chat interface writes them, and one with 5, as the other one does."""
+    alternative = {"token": "\\u00e9" * 4, "logprob": -12.345678901234567, "bytes": [195, 169] * 4}
+    chat = {**alternative, "top_logprobs": [alternative] * 20}
+    assert len(json.dumps(chat)) < longest_answer(1_000) - longest_answer(999)
+    assert longest_answer(10**9) == MOST_BYTES

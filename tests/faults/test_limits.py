@@ -1,0 +1,258 @@
+"""Lines, records, files and shards beyond all measure cost a document or a shard, in one line, and bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from bounded_memory import run_within
+from datasets import Dataset
+
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.corpus import LIMITS
+from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.errors import UserError
+
+
+def planned(path: Path, **limits: Any) -> list[Shard]:
+    described = {
+        "run": "run",
+        "model": {"path": "none"},
+        "corpus": {"audit": {"path": str(path)}},
+        "limits": limits,
+    }
+    return list(make_plan(build_config(described)).shards)
+
+
+def read(path: Path, **limits: Any) -> list[Document]:
+    return [document for shard in planned(path, **limits) for document in read_shard(shard)]
+
+
+def write_packed(path: Path, parts: list[tuple[bytes, int]]) -> None:
+    """Write (bytes, times) one after the other, compressed; memory holds a part."""
+    with path.open("wb") as file, zstandard.ZstdCompressor(level=1).stream_writer(file) as writer:
+        for part, times in parts:
+            for _ in range(times):
+                writer.write(part)
+
+
+MEBIBYTE = b"x" * 2**20
+
+
+@pytest.fixture(scope="module")
+def long_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A line of 400 MiB, and then two documents; packed into 40 kB or so."""
+    path = tmp_path_factory.mktemp("packed") / "first.jsonl.zst"
+    write_packed(path, [(b'{"text": "', 1), (MEBIBYTE, 400), (b'"}\n{"text": "one"}\n{"text": "two"}\n', 1)])
+    assert path.stat().st_size < 100_000
+    return path
+
+
+IMPORTS = """
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.formats import first_columns
+from pipeline.errors import UserError
+"""
+
+
+def test_a_line_of_400_mebibytes_costs_its_document_and_no_memory(long_line: Path) -> None:
+    """The plan reads past it to the first row, and so does whoever reads the shard."""
+    code = f"""
+    config = {{"run": "run", "model": {{"path": "none"}}, "corpus": {{"audit": {{"path": {str(long_line)!r}}}}}}}
+    (shard,) = make_plan(build_config(config)).shards
+    for document in read_shard(shard):
+        print(document.row, document.problem or document.text)
+    """
+    lines = run_within(700, IMPORTS, code).splitlines()
+    assert lines[1:] == ["1 one", "2 two"]
+    assert lines[0] == ("0 ('too_large', '419,430,413 bytes, more than limits.document_bytes, which is 67,108,864')")
+
+
+def test_files_that_are_one_line_are_refused_with_the_figure(tmp_path: Path) -> None:
+    write_packed(tmp_path / "one.jsonl.zst", [(b'{"text": "', 1), (MEBIBYTE, 200)])
+    (tmp_path / "one.csv.gz").write_bytes(gzip.compress(MEBIBYTE * 80, 1))
+    code = f"""
+    for form, name in (("jsonl", "one.jsonl.zst"), ("csv", "one.csv.gz")):
+        try:
+            first_columns(form, {str(tmp_path)!r} + "/" + name, name)
+        except UserError as error:
+            print(error)
+    """
+    assert run_within(700, IMPORTS, code).splitlines() == [
+        "one.jsonl.zst: its first line has more bytes than limits.document_bytes, which is 67,108,864",
+        "one.csv.gz is not a readable CSV file: its first record has more than 67,108,864 characters "
+        "(limits.document_bytes)",
+    ]
+
+
+def test_more_documents_than_a_shard_may_have_fail_it_with_the_figure(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl.zst"
+    write_packed(path, [(b'{"text":""}\n' * 1000, 1)])
+    with pytest.raises(UserError, match=r"holds more documents than limits\.shard_documents, which is 999: raise it"):
+        read(path, shard_documents=999)
+    assert len(read(path, shard_documents=1000)) == 1000
+
+
+@pytest.mark.slow
+def test_millions_of_empty_documents_take_a_bounded_part_of_the_memory(tmp_path: Path) -> None:
+    """21 million of them in 22 kB, through the stage that scores: its shard fails at a million of them."""
+    path = tmp_path / "many.jsonl.zst"
+    write_packed(path, [(b'{"text":""}\n' * 10_000, 2100)])
+    assert path.stat().st_size < 40_000
+    imports = f"""
+    {IMPORTS}
+    import pyarrow as pa
+    from pipeline.stages.base import Output, Stage, rows_schema, model_digests
+    from pipeline.stages.process import readable_documents
+    from dataclasses import dataclass
+    @dataclass(frozen=True)
+    class Settings:
+        one: int = 1
+    """
+    code = f"""
+    config = {{"run": "run", "model": {{"path": "none"}}, "corpus": {{"audit": {{"path": {str(path)!r}}}}}}}
+    (shard,) = make_plan(build_config(config)).shards
+    stage = Stage("s", "s", rows_schema(), Settings(), None, 0, print, model_digests())
+    output = Output()
+    try:
+        list(readable_documents(stage, shard, output))
+    except UserError as error:
+        print(len(output.refused), str(error).split(" holds ")[1].removesuffix(" files"))
+    """
+    expected = "1000000 more documents than limits.shard_documents, which is 1,000,000: raise it, or write several"
+    assert run_within(1000, imports.replace("\n    ", "\n"), code, 300) == expected
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".gz"])
+def test_a_file_that_unpacks_to_more_than_it_may_fails_with_the_figure(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"packed.jsonl{suffix}"
+    content = b'{"text": "a document of some words"}\n' * 1000
+    path.write_bytes(gzip.compress(content) if suffix == ".gz" else zstandard.compress(content))
+    assert len(read(path, unpacked_bytes=len(content))) == 1000
+    with pytest.raises(UserError, match=r"unpacks to more than limits.unpacked_bytes, which is 36,999$"):
+        read(path, unpacked_bytes=len(content) - 1)
+
+
+def as_jsonl(path: Path, texts: list[str]) -> Path:
+    path = path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def as_csv(path: Path, texts: list[str]) -> Path:
+    path = path / "a.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["text"], *([text] for text in texts)])
+    return path
+
+
+def as_parquet(path: Path, texts: list[str]) -> Path:
+    path = path / "a.parquet"
+    pq.write_table(pa.table({"text": texts}), path)
+    return path
+
+
+def as_txt(path: Path, texts: list[str]) -> Path:
+    folder = path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text, newline="")
+    return folder
+
+
+def as_dataset(path: Path, texts: list[str]) -> Path:
+    Dataset.from_dict({"text": texts}).save_to_disk(path / "saved")
+    return path / "saved"
+
+
+@pytest.mark.parametrize("write", [as_jsonl, as_csv, as_parquet, as_txt, as_dataset])
+def test_a_document_that_is_too_long_is_quarantined_and_its_neighbours_are_read(
+    tmp_path: Path, write: Callable[[Path, list[str]], Path]
+) -> None:
+    long = 'a "quoted" line, and\nanother one\n' * 100
+    texts = ['one, "two"\nthree', long, "four", "é" * 501, long + '"', "five"]
+    documents = read(write(tmp_path, texts), document_bytes=1000)
+    assert [document.text for document in documents] == [texts[0], "", "four", "", "", "five"]
+    assert [document.problem and document.problem[0] for document in documents] == [
+        None, "too_large", None, "too_large", "too_large", None,
+    ]  # fmt: skip
+
+
+def test_a_document_as_long_as_it_may_be_is_read(tmp_path: Path) -> None:
+    line = json.dumps({"text": "x" * 987})
+    assert len(line) == 999
+    for end in ("\n", "\r\n", ""):
+        (tmp_path / "a.jsonl").write_text(line + end, newline="")
+        assert [len(document.text) for document in read(tmp_path / "a.jsonl", document_bytes=999)] == [987]
+        assert [document.text for document in read(tmp_path / "a.jsonl", document_bytes=999)] == ["x" * 987]
+    (tmp_path / "a.jsonl").write_text(f"{line}\n{line} \n" * 2)
+    problems = [document.problem is None for document in read(tmp_path / "a.jsonl", document_bytes=999)]
+    assert problems == [True, False, True, False]
+
+
+def test_byte_ranges_that_begin_inside_a_long_line_lose_no_document(tmp_path: Path) -> None:
+    texts = ["x" * (5000 if number % 7 == 3 else 50) for number in range(100)]
+    path = as_jsonl(tmp_path, texts)
+    whole = replace(planned(path, document_bytes=1000)[0], stop=None)
+    cuts = range(0, path.stat().st_size, 777)
+    parts = [replace(whole, start=cut, stop=min(cut + 777, path.stat().st_size)) for cut in cuts]
+    texts_read = [document.text for part in parts for document in read_shard(part)]
+    assert texts_read == [text if len(text) < 1000 else "" for text in texts]
+
+
+@pytest.mark.slow
+def test_a_dictionary_of_one_long_text_is_not_written_out_for_all_rows(tmp_path: Path) -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["x" * 8_000_000]))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": column}), path, store_schema=False, compression="zstd")
+    assert path.stat().st_size < 100_000
+    code = f"""
+    config = {{
+        "run": "run", "model": {{"path": "none"}}, "corpus": {{"audit": {{"path": {str(path)!r}}}}},
+        "limits": {{"document_bytes": 1000}},
+    }}
+    shards = make_plan(build_config(config)).shards
+    documents = (document for shard in shards for document in read_shard(shard))
+    print(sum(document.problem[0] == "too_large" for document, _ in zip(documents, range(64))))
+    """
+    assert run_within(1500, IMPORTS, code) == "64"
+
+
+def test_a_limit_is_in_the_fingerprint_where_it_changes_which_documents_are_read(tmp_path: Path) -> None:
+    path = as_jsonl(tmp_path, ["one", "two"])
+    (default,), (smaller,) = planned(path), planned(path, document_bytes=1000)
+    (others,) = planned(path, shard_documents=9, unpacked_bytes=9)
+    (written_out,) = planned(path, **LIMITS.model_dump())
+    plain = shard_fingerprint({}, default)
+    assert "document_bytes" not in plain
+    assert shard_fingerprint({}, others) == shard_fingerprint({}, written_out) == plain
+    assert shard_fingerprint({}, smaller) == {**plain, "document_bytes": 1000}
+    assert "limits" not in default.to_dict()
+    for shard in (default, smaller, others):
+        assert Shard.from_dict(json.loads(json.dumps(shard.to_dict()))) == shard
+
+
+@pytest.mark.parametrize("size", ["64MiB", "64 MiB", 67108864])
+def test_sizes_are_numbers_or_have_a_unit(tmp_path: Path, size: Any) -> None:
+    (shard,) = planned(as_jsonl(tmp_path, ["one"]), document_bytes=size)
+    assert shard.limits.document_bytes == 64 * 2**20
+
+
+@pytest.mark.parametrize("value", [0, -1, "many", "1 parsec"])
+def test_a_limit_that_is_none_is_one_line(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(UserError, match=r"^limits.document_bytes: "):
+        planned(as_jsonl(tmp_path, ["one"]), document_bytes=value)
