@@ -1,10 +1,16 @@
-"""The one error that a user can mend, and the exit codes of the command."""
+"""The one error that a user can mend, the exit codes of the command, and how messages print names."""
 
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from enum import IntEnum
+
+_READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
+
+LINE_BREAK = "⟨U+000A⟩"
+"""What stands for a line break of a name in a message of one line."""
 
 
 class ExitCode(IntEnum):
@@ -59,3 +65,21 @@ def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]!r}? " if near else ""
     return f"{guess}{what}: {', '.join(names)}"
+
+
+def visible(text: str) -> str:
+    """Text in which nothing hides: controls, bidirectional overrides and the like appear as their code points."""
+    if text.isprintable():
+        return text
+    return "".join(character if _shows(character) else f"⟨U+{ord(character):04X}⟩" for character in text)
+
+
+def one_line(text: str) -> str:
+    """A message as one line in which nothing hides: names of files and columns stand in it, and may hold anything."""
+    return visible(" ".join(text.split()))
+
+
+def _shows(character: str) -> bool:
+    if character in "\n\t" or character in _READABLE_FORMATS:
+        return True
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -28,6 +28,8 @@ from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
 from ray_jobs.board import start_board
 from ray_jobs.bundles import QUEUED, bundles, packed, shards_in
+from ray_jobs.head import watch_head
+from ray_jobs.neighbours import start_private_cluster
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -95,19 +97,27 @@ def connect() -> None:
     import ray
 
     if ray.is_initialized():
+        watch_head()
         return
     check_cluster()
-    address = os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS", "")
+    private = address in ("", "local")
     for attempt in range(1, STARTS + 1):
         try:
             with _quiet():
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+                if private:
+                    start_private_cluster()
+                else:
+                    ray.init(log_to_driver=False, logging_level=logging.ERROR)
             interrupts.renew()
+            watch_head()
             return
+        except UserError:
+            raise
         except Exception as error:  # of many kinds: a port, a time limit, a process that died
             ray.shutdown()
             reason = " ".join(str(error).split()) or type(error).__name__
-        if address:
+        if not private:
             raise UserError(
                 f"no Ray cluster answers at RAY_ADDRESS {address} ({reason[:REASON_CHARACTERS]}); start it, or unset "
                 "RAY_ADDRESS to use this machine alone"

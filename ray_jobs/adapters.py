@@ -12,6 +12,7 @@ from pipeline.config.models import weights_of
 from pipeline.store.files import Store
 from ray_jobs.actors import connect, gpus_per_actor
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, resources_of, train_adapters
+from ray_jobs.head import head_watched
 
 FINETUNE_STAGE = "finetune"
 
@@ -89,8 +90,9 @@ class Finetuning:
         trainings = train_adapters(
             self.jobs, self.store, self.on_progress, capacity=capacity, check=self.check, here=self.here
         )
-        for adapter in trainings:
-            self.on_adapter(adapter)
+        with head_watched():
+            for adapter in trainings:
+                self.on_adapter(adapter)
 
     @contextmanager
     def beside(self, capacity: Mapping[str, float]) -> Iterator[None]:

@@ -38,6 +38,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.load import open_model
@@ -56,6 +57,8 @@ from ray_jobs.actors import check_cluster, cluster_is_named, connect, map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.finetune import Adapter
+from ray_jobs.head import check_head, head_watched
+from ray_jobs.neighbours import cluster_warning
 from ray_jobs.progress import Reporter
 from ray_jobs.selection import fold_of
 
@@ -90,9 +93,10 @@ class _Driver:
     early: SharedModels | None  # the audited model, being opened for the first local stage that scores
 
     def check(self) -> None:
-        """Stop a driver whose lock was taken over, or that was interrupted."""
+        """Stop a driver whose lock was taken over, that was interrupted, or whose cluster is lost."""
         self.lock.check()
         interrupts.check()
+        check_head()
 
 
 def run_audit(
@@ -133,6 +137,7 @@ def scoring(
     """Score what is not scored yet of every role; the run is held until the block ends.
 
     What the block raises is noted in status.json, as what scoring raises is. That the run is complete, the block says.
+    No process that starts meanwhile gets the key of an endpoint.
 
     Args:
         config: of the audit.
@@ -146,9 +151,19 @@ def scoring(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
+    with keys_withdrawn(config.models), _scoring(config, reporter, limit, plan) as scored:
+        yield scored
+
+
+@contextmanager
+def _scoring(
+    config: AuditConfig, reporter: Reporter, limit: int | None, plan: Plan | None
+) -> Iterator[tuple[Scored, StatusFile, Each]]:
     plan = make_plan(config, limit) if plan is None else plan
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = _machine(plan)
+    if machine is None and (warning := cluster_warning(config.resources)) is not None:
+        reporter.say(warning)
     store = Store(config.run)
     early = _begin_model(plan, store, machine)
     with RunLock(store, reporter.say) as lock:
@@ -205,7 +220,7 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
         raise UserError(
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
-    with RunLock(store) as lock:
+    with keys_withdrawn(config.models), RunLock(store) as lock:
         store = lock.held
         store.begin()
         forget_finished(store)
@@ -334,7 +349,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     if not todo:
         return
     ready = stage.endpoint is not None
-    with reporter:
+    with reporter, head_watched():
         for event in _events(driver, stage, plan, todo):
             driver.check()
             ready = ready or not isinstance(event, Tick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer.exceptions import Abort, TyperException
 
-from pipeline.errors import ExitCode, UserError
+from pipeline.errors import ExitCode, UserError, one_line
 from pipeline.models.libraries import uncollected
 from pipeline.store.space import is_full
-from ray_jobs import interrupts, terminal
+from ray_jobs import head, interrupts, terminal
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -26,6 +27,12 @@ app = typer.Typer(
 )
 
 MAX_REPORTS = 8
+LONGEST_LINE = 2000
+"""Characters of an error that are printed."""
+
+STORAGE_PACKAGES = frozenset(
+    {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "gcsfs", "google", "requests", "s3fs"}
+)
 FAIL_HELP = (
     "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
 )
@@ -82,6 +89,7 @@ def plan(
     from pipeline.config.models import weights_of
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
+    from ray_jobs.neighbours import cluster_warning
 
     audit = planned.config
     checks = plan_checks(planned)
@@ -91,7 +99,7 @@ def plan(
     if audit.paraphraser is not None:
         check_paraphraser(audit.paraphraser, weights_of(audit.model))
     check_log_probs(log_prob_stages(audit))
-    facts = {**forecast(planned, model), "checks": checks}
+    facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     if matched is not None:
         subsets = write_matched(planned, matched)
         facts["matched"] = [subset.facts() for subset in subsets]
@@ -124,7 +132,7 @@ def run(
     else:
         terminal.print_summaries(outcome.selections)
         terminal.print_history(planned.config.run)
-        print(f"report: {outcome.report}")
+        terminal.print_line(f"report: {outcome.report}")
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
 
@@ -133,16 +141,18 @@ def run(
 def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
     from pipeline.audit.description import load_evaluation
+    from pipeline.endpoint.keys import withdraw_keys
     from ray_jobs.evaluate import run_evaluation
     from ray_jobs.progress import Reporter
 
     described = load_evaluation(config, set_ or ())
+    withdraw_keys(described.models)
     outcome = run_evaluation(described, Reporter(terminal.console(errors=json_)), limit)
     if json_:
         terminal.print_json({**outcome.evaluation.plain(), "page": outcome.page})
     else:
         terminal.print_evaluation(outcome.evaluation)
-        print(f"page: {outcome.page}")
+        terminal.print_line(f"page: {outcome.page}")
 
 
 @app.command()
@@ -158,15 +168,16 @@ def status(run: StatusPath, json_: AsJson = False) -> None:
     if json_:
         terminal.print_json(status.plain())
         _exit_with(status.state)
-    print(
+    terminal.print_line(
         f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
         f"scored {status.scored:,}, quarantined {status.quarantined:,}"
     )
     if status.state == "running":
         eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
-        print(f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s, ETA {eta}")
+        rates = f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s"
+        terminal.print_line(f"{rates}, ETA {eta}")
     if status.message:
-        print(status.message)
+        terminal.print_line(status.message)
     terminal.print_summaries(status.selections)
     terminal.print_history(run)
     _exit_with(status.state)
@@ -233,7 +244,7 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
     if json_:
         terminal.print_json({"report": path})
     else:
-        print(f"report: {path}")
+        terminal.print_line(f"report: {path}")
 
 
 @app.command()
@@ -268,10 +279,10 @@ def trial(
         return
     for table in outcome.tables:
         console.print(table)
-    print(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
+    terminal.print_line(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
     for report in outcome.reports[:MAX_REPORTS]:
-        print(f"report: {report}")
-    print(f"page: {outcome.page}")
+        terminal.print_line(f"report: {report}")
+    terminal.print_line(f"page: {outcome.page}")
 
 
 @app.command()
@@ -318,8 +329,11 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None) -> Pla
     """The plan of an audit. What is wrong with it shows here, before Ray and torch are imported for seconds."""
     from pipeline.audit.description import load_config
     from pipeline.audit.plan import check_model_files, make_plan
+    from pipeline.endpoint.keys import withdraw_keys
 
-    planned = make_plan(load_config(config, overrides or ()), limit)
+    audit = load_config(config, overrides or ())
+    withdraw_keys(audit.models)
+    planned = make_plan(audit, limit)
     check_model_files(planned.config)
     return planned
 
@@ -338,6 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error that a user can mend is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts.listen()
+    terminal.show_all_characters()
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except UserError as error:
@@ -346,10 +361,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(_message_of(error), int(ExitCode.USER_ERROR))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
-    except OSError as error:
-        if not is_full(error):
+    except Exception as error:
+        if is_full(error):
+            _fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
+        if not _is_of_storage(error):
             raise
-        _fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
+        passing = getattr(error, "errno", None) == errno.EIO
+        _fail(_message_of_storage(error), int(ExitCode.INCOMPLETE if passing else ExitCode.USER_ERROR))
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
         _leave_at_once("interrupted; the same command goes on from here", code)
     sys.exit(code or 0)
@@ -360,16 +378,30 @@ def _message_of(error: TyperException) -> str:
     return str(formatted())
 
 
+def _is_of_storage(error: Exception) -> bool:
+    """Whether an error is of a disk, a network or an object store, whose libraries have classes of their own."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_PACKAGES
+
+
+def _message_of_storage(error: Exception) -> str:
+    path = getattr(error, "filename", None)
+    reason = (path and getattr(error, "strerror", None)) or str(error) or type(error).__name__
+    return f"storage: {reason}{f': {path}' if path else ''}"
+
+
 def _leave_at_once(message: str, code: int) -> None:
     """End without waiting for threads in the midst of a batch, and with no word from libraries that clean up."""
-    print(f"seenset: {message}", file=sys.stderr)
+    print(f"seenset: {one_line(message)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"seenset: {' '.join(message.split())}", file=sys.stderr)
+    if head.head_is_lost():
+        _leave_at_once(message, code)
+    line = one_line(message)
+    print(f"seenset: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}...'}", file=sys.stderr)
     sys.stdout.flush()
     sys.exit(code)
 

@@ -17,6 +17,11 @@ def listen() -> None:
     _register()
 
 
+def is_listening() -> bool:
+    """Whether this process is a command, which a signal ends, and not a notebook."""
+    return _listening
+
+
 def renew() -> None:
     """Listen again where this process did: Ray's start puts a handler in place that dumps its stack on SIGTERM."""
     if _listening and threading.current_thread() is threading.main_thread():

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pipeline.audit.status import Counts
+from pipeline.errors import LINE_BREAK, visible
 
 LINE_SECONDS = 10.0
 FIRST_LINE_SECONDS = 3.0
@@ -27,6 +28,7 @@ class Reporter:
     def say(self, text: str) -> None:
         """Print one plain line."""
         if not self.quiet:
+            text = visible(text).replace("\n", LINE_BREAK)
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def pace(self, text: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
+
+from pipeline.errors import LINE_BREAK, visible
 
 if TYPE_CHECKING:
     from pipeline.audit.evaluation import Evaluation
@@ -18,15 +23,39 @@ if TYPE_CHECKING:
     from pipeline.trial.progress import TrialStatus
 
 
+_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class VisibleConsole(Console):
+    """A console that never passes on a control character of what it prints: file names and ids may hold anything."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of which only those that the console makes itself control the terminal."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
 def console(errors: bool = False) -> Console:
     """Standard output, or standard error where the output is JSON; wide where it is no terminal: no table is cut."""
     stream = sys.stderr if errors else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 200)
+    return VisibleConsole(file=stream, width=None if stream.isatty() else 200)
+
+
+def show_all_characters() -> None:
+    """Print a character that the terminal's encoding lacks as its code point: a name is no reason to stop."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def print_line(text: str) -> None:
+    """One plain line, whatever names stand in it."""
+    print(visible(text).replace("\n", LINE_BREAK))
 
 
 def print_json(value: Any) -> None:
-    """One JSON object, indented."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON object, indented; what would control a terminal is escaped in it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print(_CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text))
 
 
 def print_plan(facts: dict[str, Any]) -> None:
@@ -75,6 +104,8 @@ def print_plan(facts: dict[str, Any]) -> None:
         )
         for limit in endpoint["over"]:
             screen.print(f"warning: {limit}, less than that", highlight=False)
+    if facts.get("cluster") is not None:
+        screen.print(facts["cluster"], markup=False, highlight=False, soft_wrap=True)
     checks = facts["checks"]
     screen.print(f"checked {checks['scope']}:", highlight=False)
     for line in checks["lines"]:
@@ -89,12 +120,12 @@ def print_starter(path: str, guesses: Sequence[str], missing: Sequence[str], com
     """What `seenset init` wrote and guessed, and what to do next."""
     from pipeline.config.commented import printable
 
-    print(f"wrote {path}")
+    print_line(f"wrote {path}")
     for line in guesses:
-        print(f"  {printable(line)}")
+        print_line(f"  {printable(line)}")
     for line in missing:
-        print(f"missing: {line}")
-    print(f"next: {'mend that, then ' if missing else ''}seenset {command} {path}")
+        print_line(f"missing: {line}")
+    print_line(f"next: {'mend that, then ' if missing else ''}seenset {command} {path}")
 
 
 def print_trial_status(status: TrialStatus, as_json: bool) -> None:
@@ -102,11 +133,11 @@ def print_trial_status(status: TrialStatus, as_json: bool) -> None:
     if as_json:
         print_json(status.plain())
         return
-    print(status.line())
+    print_line(status.line())
     if status.message:
-        print(status.message)
+        print_line(status.message)
     if (audit := status.audit) is not None:
-        print(f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {audit.shards_done}/{audit.shards}")
+        print_line(f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {audit.shards_done}/{audit.shards}")
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
@@ -152,7 +183,7 @@ def print_verdict(verdict: CollectionVerdict) -> None:
         screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if verdict.blind.ok:
         screen.print(f"blind test: {verdict.blind.sentence}", markup=False, highlight=False, soft_wrap=True)
-    print(f"verdict: {verdict.run}/verdict.json")
+    print_line(f"verdict: {verdict.run}/verdict.json")
 
 
 def print_history(run: str) -> None:

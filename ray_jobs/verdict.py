@@ -7,6 +7,7 @@ from pipeline.audit.judge import judge_collection
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
+from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.report import rewrite_report
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -26,7 +27,7 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
     store = Store(run)
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True))
-    with RunLock(store) as lock:
+    with keys_withdrawn(config.models), RunLock(store) as lock:
         scored = read_scored(lock.held, shards)
         check_budget(config, scored)
         verdict = judge_collection(config, scored, manifest.limit, fold_of(lock.held, True), blocks)

@@ -10,7 +10,6 @@ from os import PathLike
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 
 from pipeline.audit.collection import block_kind
 from pipeline.audit.description import build_config, load_config
@@ -22,6 +21,7 @@ from pipeline.config.paths import placed
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial
 from pipeline.trial.trial import TrialOutcome
+from ray_jobs import terminal
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.trial import run_trial
@@ -95,7 +95,7 @@ def audit(
     described = (
         load_config(str(config)) if isinstance(config, (str, PathLike)) else build_config(_mapping(config, AuditConfig))
     )
-    run_audit(described, Reporter(Console(), quiet=quiet), limit)
+    run_audit(described, Reporter(terminal.console(), quiet=quiet), limit)
     run = _open(described.run)
     warn_of_unsupported(selection.summary for selection in run.selections.values())
     return run
@@ -145,7 +145,7 @@ def trial(
     source = (
         load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))
     )
-    return run_trial(*source, Console(), quiet, limit)
+    return run_trial(*source, terminal.console(), quiet, limit)
 
 
 def verdict(run: str | PathLike[str] | Run, *, blocks: str | None = None) -> CollectionVerdict:

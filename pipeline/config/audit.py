@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
-from pipeline.config.models import AnyModel, ParaphraserConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FsdConfig
@@ -88,3 +88,8 @@ class AuditConfig(Section):
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")
+
+    @property
+    def models(self) -> tuple[ModelConfig | EndpointConfig, ...]:
+        """The audited model, and the one that it is compared with."""
+        return (self.model,) if self.reference_model is None else (self.model, self.reference_model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,13 @@ from pipeline.config.bounded_yaml import MOST_BYTES, load_bounded
 from pipeline.config.paths import fields_of, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
+MOST_DEPTH = 100
+"""Brackets, or keys of `a.b.c`, within one another."""
+
+
+class NotYamlError(ValueError):
+    """A text is not YAML; one line says why."""
+
 
 class Section(BaseModel):
     """A group of settings: unknown keys are refused, values do not change."""
@@ -22,6 +30,23 @@ class Section(BaseModel):
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_yaml(text: str) -> Any:
+    """The plain value of a YAML text.
+
+    Raises:
+        NotYamlError: it is none, or is nested too deep, or holds a number or date that is none.
+    """
+    depth = 0
+    for bracket in re.findall(r"[\[{\]}]", text):  # counted first: the parser would take minutes over very many
+        depth += 1 if bracket in "[{" else -1
+        if depth > MOST_DEPTH:
+            raise NotYamlError(f"more than {MOST_DEPTH} brackets within one another")
+    try:
+        return load_bounded(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of 5,000 digits, a 31st of February
+        raise NotYamlError(" ".join(str(error).partition("; use sys.")[0].split())) from None
 
 
 def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
@@ -37,10 +62,12 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         raise UserError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"config {path} is not UTF-8 text") from None
+    except ValueError as error:  # of the path
+        raise UserError(f"cannot read config {path}: {error}") from None
     try:
-        data = load_bounded(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+        data = load_yaml(text)
+    except NotYamlError as error:
+        raise UserError(f"config {path} is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"config {path} must be a mapping with keys {', '.join(_keys_of(kind))}")
     return placed(kind, data, os.path.realpath(Path(path).parent), path)
@@ -59,9 +86,9 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
         if not equals or not path:
             raise UserError(f"--set takes key=value, got {override!r}")
         try:
-            value = load_bounded(raw)
-        except yaml.YAMLError:
-            raise UserError(f"--set {path}: {raw!r} is not a YAML value") from None
+            value = load_yaml(raw)
+        except NotYamlError as error:
+            raise UserError(f"--set {path}: {raw!r:.200} is not a YAML value: {error}") from None
         set_at(data, path, placed_value(kind, path, value, os.path.realpath(os.getcwd())), "--set")
     try:
         return kind.model_validate(data)
@@ -79,16 +106,19 @@ def set_at(data: dict[str, Any], path: str, value: Any, source: str) -> None:
         source: for errors: `--set` or `sweep`.
 
     Raises:
-        UserError: the path leads through something that holds no keys, or beyond the end of a list.
+        UserError: the path leads through something that holds no keys, beyond the end of a list, or too deep.
     """
-    _set(data, path.split("."), 0, value, f"{source} {path}")
+    keys = path.split(".")
+    if len(keys) > MOST_DEPTH:
+        raise UserError(f"{source} {path[:50]}...: a setting has at most {MOST_DEPTH} keys, got {len(keys):,}")
+    _set(data, keys, 0, value, f"{source} {path if len(path) <= 200 else f'{path[:50]}...'}")
 
 
 def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) -> None:
     key, last = keys[depth], depth == len(keys) - 1
     if isinstance(node, list):
-        if key != "*" and (not key.isdigit() or int(key) >= len(node)):
-            raise UserError(f"{source}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key!r}")
+        if key != "*" and key not in map(str, range(len(node))):
+            raise UserError(f"{source}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key[:50]!r}")
         for index in range(len(node)) if key == "*" else [int(key)]:
             if last:
                 node[index] = value

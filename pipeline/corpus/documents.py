@@ -234,17 +234,31 @@ def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:
             line = line.removeprefix(b"\xef\xbb\xbf")
         try:
             value = json.loads(line.decode("utf-8", "surrogateescape"))
+            repeated = _repeated_field(line, shard)
         except (ValueError, RecursionError) as error:
             yield row, _Unreadable("undecodable", f"not a JSON line: {error}"), None, None, None
             continue
         except MemoryError:
             yield row, _Unreadable("out_of_memory", f"its {len(line):,} bytes of JSON take too much"), None, None, None
             continue
+        if repeated is not None:
+            yield row, _Unreadable("undecodable", f"field {repeated!r} stands twice in it"), None, None, None
+            continue
         if not isinstance(value, dict):
             yield row, _Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), None, None, None
             continue
         text = value.get(shard.text, _Unreadable("not_text", f"no field {shard.text!r}"))
         yield row, text, *_fields(value, shard)
+
+
+def _repeated_field(line: bytes, shard: Shard) -> str | None:
+    """A field of a JSON object that is read and stands in it twice, so that nobody knows which is meant."""
+    wanted = {name for name in (shard.text, *_columns(shard)) if name is not None}
+    if all(line.count(json.dumps(name, ensure_ascii=False).encode()) < 2 for name in wanted):
+        return None
+    pairs = json.loads(line.decode("utf-8", "surrogateescape"), object_pairs_hook=tuple)
+    names = [name for name, _ in pairs] if isinstance(pairs, tuple) else []
+    return next((name for name in names if name in wanted and names.count(name) > 1), None)
 
 
 def _csv_rows(shard: Shard, watch: Watch) -> Iterator[_Row]:

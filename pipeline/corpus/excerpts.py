@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from contextlib import closing
 
 from pipeline.corpus.documents import read_shard, text_key
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
-
-_READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
-
-
-def visible(text: str) -> str:
-    """Text in which nothing hides: controls, bidirectional overrides and the like appear as their code points."""
-    if text.isprintable():  # also a picture's thousands of characters
-        return text
-    return "".join(character if _shows(character) else f"⟨U+{ord(character):04X}⟩" for character in text)
-
-
-def _shows(character: str) -> bool:
-    if character in "\n\t" or character in _READABLE_FORMATS:
-        return True
-    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+from pipeline.errors import UserError, visible
 
 
 def excerpt_of(text: str, characters: int) -> str:

@@ -142,9 +142,9 @@ def first_columns(form: str, path: str, name: str, limits: LimitsConfig = LIMITS
                 if isinstance(line, Overlong):
                     overlong = True
                 elif line.strip():
-                    value = json.loads(line.decode("utf-8-sig", "surrogateescape"))
-                    if isinstance(value, dict):
-                        return list(value)
+                    value = json.loads(line.decode("utf-8-sig", "surrogateescape"), object_pairs_hook=tuple)
+                    if isinstance(value, tuple):  # the pairs of an object, among which a name may stand twice
+                        return [name for name, _ in value]
                     break
     except (
         ValueError,

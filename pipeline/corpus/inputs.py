@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 import pyarrow as pa
@@ -34,6 +34,7 @@ from pipeline.errors import UserError, nearest
 _EDGE = 1 << 16
 _PLACES = 16
 _COMPRESSED_HEAD = 1 << 23
+Seen = TypeVar("Seen")
 _SIDE_BY_SIDE = 16
 
 
@@ -197,13 +198,29 @@ def _local_inputs(role: Role, source: SourceConfig, key: str, limits: LimitsConf
                 continue
             seen.add(path)
             if os.path.isdir(path) if _is_local(fs) else info["type"] == "directory":
-                looks += _folder(role, source, key, name, path, fs, limits)
+                inside = partial(_folder, role, source, key, name, path, fs, limits)
+                looks += [partial(_readable, key, name, path, look) for look in _readable(key, name, path, inside)]
             else:
-                looks.append(partial(_file, role, source, key, name, info, fs, limits))
+                look = partial(_file, role, source, key, name, info, fs, limits)
+                looks.append(partial(_readable, key, name, path, look))
     if local:
         return [look() for look in looks]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:  # each waits for its requests
         return list(pool.map(lambda look: look(), looks))
+
+
+def _readable(key: str, name: str, path: str, look: Callable[[], Seen]) -> Seen:
+    """What is seen at a place.
+
+    Raises:
+        UserError: it cannot be read; says why.
+    """
+    try:
+        return look()
+    except OSError as error:
+        dangling = isinstance(error, FileNotFoundError) and os.path.islink(error.filename or path)
+        reason = "a link to nothing" if dangling else error.strerror or " ".join(str(error).split())
+        raise UserError(f"{key}: cannot read {error.filename or name}: {reason}") from None
 
 
 def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -249,6 +266,8 @@ def _neighbours(fs: Any, full: str) -> str:
         names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False))[:20]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return f"; no folder {folder} either"
+    except OSError as error:  # of a network
+        return f": {' '.join(str(error).split())}"
     return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
 
 
@@ -362,6 +381,8 @@ def _check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> N
     for column in source.columns:
         if column not in columns:
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
+        if (times := list(columns).count(column)) > 1:
+            raise UserError(f"column {column!r} stands {times} times in {name}: rename all but one, or leave them out")
 
 
 def _saved_dataset(role: Role, source: SourceConfig, name: str, path: str) -> InputFile:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.exchange import Received, TooLongError, exchange, get_answer, longest_answer
+from pipeline.endpoint.keys import key_of, masked, without_key
 from pipeline.errors import ExitCode, StopError, UserError, nearest
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -162,9 +162,10 @@ class Endpoint:
         except (TimeoutError, httpx2.TimeoutException):
             raise Fault(f"no answer within {self.config.timeout:g} s") from None
         except httpx2.ConnectError as error:
-            raise Fault(f"no connection: {error}", paid=False) from None
+            raise Fault(f"no connection: {without_key(str(error), self.config)}", paid=False) from None
         except httpx2.HTTPError as error:
-            raise Fault(f"connection broken: {error or type(error).__name__}") from None
+            reason = without_key(str(error), self.config) or type(error).__name__  # may quote what was answered
+            raise Fault(f"connection broken: {reason}") from None
         except TooLongError as error:
             raise Fault(str(error)) from None
         self._raise_for_status(response)
@@ -174,7 +175,8 @@ class Endpoint:
             raise Fault("answer is not JSON") from None
         if not isinstance(value, dict):
             raise Fault("answer is no JSON object")
-        return value
+        answer: dict[str, Any] = masked(value, self.config)
+        return answer
 
     def _raise_for_status(self, response: Received) -> None:
         """Raise the error that the status stands for; nothing for 200."""
@@ -284,23 +286,12 @@ def headers(config: EndpointConfig) -> dict[str, str]:
     Raises:
         UserError: the key holds a character that no key has; an error of the HTTP library would show the key.
     """
-    key = _key(config)
+    key = key_of(config)
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise UserError(
             f"the key in {config.key_variable} has a blank, a line break or another character that no key has"
         )
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _key(config: EndpointConfig) -> str:
-    """The key, from the environment (read nowhere else); empty if it is not set."""
-    return os.environ.get(config.key_variable, "").strip()
-
-
-def without_key(text: str, config: EndpointConfig) -> str:
-    """A text from the endpoint, with the key replaced by ***."""
-    key = _key(config)
-    return text.replace(key, "***") if key else text
 
 
 def retry_after(value: str | None) -> float:
@@ -353,7 +344,8 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
             f"{'' if headers(config) else ', which is not set'}: {response.status_code}"
         )
     try:
-        names = [str(entry["id"]) for entry in response.json()["data"]] if response.status_code == 200 else []
+        entries = response.json()["data"] if response.status_code == 200 else []
+        names = [without_key(str(entry["id"]), config) for entry in entries]
     except (ValueError, KeyError, TypeError, RecursionError):
         names = []
     if names and config.name not in names:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pipeline.audit.detection import RATES, Detection, Estimate
 from pipeline.audit.evaluation import Evaluation
-from pipeline.corpus.excerpts import visible
+from pipeline.errors import visible
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pydantic import BaseModel
 
-from pipeline.corpus.excerpts import visible
+from pipeline.errors import visible
 from pipeline.report import wording
 
 

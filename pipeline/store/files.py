@@ -20,7 +20,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, one_line
+from pipeline.store.address import check_address, check_local_folder
 from pipeline.store.space import remove_quietly, write_error
 
 SIDE_BY_SIDE = 16
@@ -72,17 +73,20 @@ class Store:
         """Open the directory at a local path or fsspec URL; it need not exist yet.
 
         Raises:
-            UserError: the file system of the URL is unknown or its package is not installed.
+            UserError: the file system of the URL is unknown or its package is not installed, or a path leads to a file.
         """
+        check_address(url)
         try:
             protocol = url.split("://")[0] if "://" in url else ""
             self.fs, root = fsspec.core.url_to_fs(
                 url if protocol else os.path.expanduser(url), **_OPTIONS.get(protocol, {})
             )
-        except (ImportError, ValueError) as error:
-            raise UserError(f"cannot open run directory {url}: {error}") from None
+        except (ImportError, ValueError, OSError) as error:
+            raise UserError(f"cannot open run directory {url}: {one_line(str(error))}") from None
         self.root = root.rstrip("/")
         self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
+        if self.local:
+            check_local_folder(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
 
     def path(self, name: str) -> str:

@@ -23,8 +23,7 @@ from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, Summary, SymmetryDiagnostic, read_summary
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.corpus.excerpts import visible
-from pipeline.errors import UserError
+from pipeline.errors import UserError, visible
 from pipeline.report import write_report
 from pipeline.report.contents import Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts

@@ -1,0 +1,255 @@
+"""Another user of the machine, or of the network, finds nothing of a run: no port, no file, no key, no way in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from ended import ended
+from made_up import sentence, write_audit
+from openai_server import openai_server
+
+from pipeline.config.audit import ResourcesConfig
+from pipeline.errors import UserError
+from ray_jobs import neighbours
+from ray_jobs.neighbours import PREFIX, cluster_warning, remove_old_folders
+
+MakeAudit = Callable[..., Path]
+SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+KEY = "sk-sesame-1f2e3d"
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@dataclass
+class Sighting:
+    """What another process saw of a run on a local cluster."""
+
+    code: int = -1
+    output: str = ""
+    listening: dict[str, set[str]] = field(default_factory=dict)  # command -> addresses
+    with_key: set[str] = field(default_factory=set)
+    children: set[int] = field(default_factory=set)
+    modes: dict[str, int] = field(default_factory=dict)  # of the private folder
+    folders_afterwards: list[str] = field(default_factory=list)
+    visits: int = 0  # to the cluster of somebody else
+
+
+@contextlib.contextmanager
+def somebody_else() -> Iterator[tuple[str, list[int]]]:
+    """A cluster that another user offers: its address, and its visits."""
+    visits: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def count() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+                    visits.append(1)
+
+        threading.Thread(target=count, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", visits
+
+
+def look_at(process: psutil.Process, folder: Path, sighting: Sighting) -> None:
+    """Note what there is to see of a run now."""
+    family = [process, *process.children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.Error, OSError):
+            name = " ".join(member.cmdline())[:80]
+            if member.pid != process.pid:
+                sighting.children.add(member.pid)
+                if KEY.encode() in Path(f"/proc/{member.pid}/environ").read_bytes():
+                    sighting.with_key.add(name)
+            ports = {connection.laddr.ip for connection in member.net_connections() if connection.status == "LISTEN"}
+            sighting.listening.setdefault(name, set()).update(ports)
+    for path in folder.glob(f"{PREFIX}*"):
+        sighting.modes[str(path)] = stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(scope="module")
+def sighting(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Sighting]:
+    """What is seen of a run on a local cluster that asks an endpoint, of a user whose home cannot be written."""
+    result, folder = Sighting(), Path(tempfile.mkdtemp(dir="/tmp"))
+    settings = {
+        "detectors": [{"samia_zlib": {"draws": 2}}],
+        "selections": [{"name": "members", "detectors": ["samia_zlib(draws=2)"], "procedure": "bh", "alpha": 0.2}],
+        "resources": {"cluster": "ray"},
+    }
+    texts = [sentence(i) for i in range(12)], [sentence(1000 + i) for i in range(8)]
+    home = tmp_path_factory.mktemp("run")
+    with openai_server(key=KEY, models=["stub"]) as server, somebody_else() as (address, visits):
+        path = write_audit(home, tiny_model_folder, *texts, model={"endpoint": server.url, "name": "stub"}, **settings)
+        (folder / "ray").mkdir()
+        (folder / "ray/ray_current_cluster").write_text(address)
+        hidden = ("RAY_AUTH_MODE", "RAY_ADDRESS", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR")
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment |= {"SEENSET_API_KEY": KEY, "RAY_TMPDIR": str(folder), "HOME": "/dev/null"}
+        command = [*SEENSET, "run", str(path)]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                look_at(psutil.Process(process.pid), folder, result)
+            time.sleep(0.2)
+        result.output = process.stdout.read() if process.stdout else ""
+        result.code, result.visits = process.returncode, len(visits)
+    result.folders_afterwards = [path.name for path in folder.glob(f"{PREFIX}*")]
+    yield result
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_a_file_of_anybody_names_is_not_joined(sighting: Sighting) -> None:
+    assert sighting.code == 0, sighting.output
+    assert sighting.visits == 0
+
+
+@pytest.mark.slow
+def test_whatever_listens_does_so_on_the_loopback_interface(sighting: Sighting) -> None:
+    assert any("gcs_server" in name for name in sighting.listening)
+    assert any("raylet" in name for name in sighting.listening)
+    assert any("DashboardAgent" in name for name in sighting.listening), "it exports the metrics"
+    assert {name: sorted(ips - LOOPBACK) for name, ips in sighting.listening.items() if ips - LOOPBACK} == {}
+
+
+@pytest.mark.slow
+def test_the_files_of_a_local_cluster_are_for_its_user_alone_and_gone_afterwards(sighting: Sighting) -> None:
+    assert set(sighting.modes.values()) == {0o700}
+    assert sighting.folders_afterwards == []
+
+
+@pytest.mark.slow
+def test_no_child_of_a_run_on_a_cluster_has_the_key(sighting: Sighting) -> None:
+    assert len(sighting.children) > 6, "the cluster's processes and its workers"
+    assert sighting.with_key == set()
+
+
+@pytest.mark.slow
+def test_a_local_cluster_needs_no_home(sighting: Sighting) -> None:
+    assert "Traceback" not in sighting.output
+    assert not [line for line in sighting.output.splitlines() if line.startswith("seenset:")]
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_live_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(short))
+    try:
+        held = neighbours._private_folder()
+        left = neighbours._private_folder()
+        os.close(left.lock)
+        (short / f"{PREFIX}notes").write_text("a file of somebody's")
+        remove_old_folders(str(short))
+        assert sorted(path.name for path in short.iterdir()) == sorted([Path(held.path).name, f"{PREFIX}notes"])
+        assert stat.S_IMODE(os.stat(held.path).st_mode) == 0o700
+        neighbours._remove(held)
+    finally:
+        shutil.rmtree(short)
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "x" * 60)
+    with pytest.raises(UserError, match=r"RAY_TMPDIR may have \d\d bytes"):
+        neighbours._private_folder()
+
+
+def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = neighbours._private_folder()
+    assert folder.path.startswith(f"/tmp/{PREFIX}")
+    neighbours._remove(folder)
+
+
+@contextlib.contextmanager
+def shared_cluster(**environment: str) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """A cluster that somebody started: its address, and the processes of its head node."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--num-cpus=2", "--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
+    command = [*RAY, "start", "--head", f"--port={port}", *options]
+    subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
+    mine = [process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(_words(process))]
+    try:
+        yield f"127.0.0.1:{port}", mine
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            if str(folder) in " ".join(_words(process)):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    return process.info["cmdline"] or []
+
+
+@pytest.mark.slow
+def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_does_is_not(
+    make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(make_audit([sentence(i) for i in range(9)], [sentence(100 + i) for i in range(9)]))
+    resources = ResourcesConfig()
+    (tmp_path / "token").write_text("0123456789abcdef" * 4)
+    with shared_cluster(RAY_AUTH_MODE="disabled") as (address, _):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        warning = cluster_warning(resources)
+        assert warning is not None
+        assert f"RAY_ADDRESS {address} asks for no token" in warning
+        assert warning in ended(capsys, "plan", path, "--set", "resources.cluster=auto")[1]
+        assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    with shared_cluster(RAY_AUTH_MODE="token") as (address, _):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert cluster_warning(resources) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["head", "gcs_server", "raylet"])
+def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
+    lost: str, make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    texts = [sentence(i, 60) for i in range(4000)], [sentence(10_000 + i) for i in range(40)]
+    path = str(make_audit(*texts, resources={"cluster": "ray", "shard_bytes": 4000, "actors": 2}))
+    with shared_cluster(RAY_AUTH_MODE="disabled") as (address, processes):
+        environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
+        environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "35"  # a head node counts as lost after 15 s
+        driver = subprocess.Popen(
+            [*SEENSET, "run", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 180
+        while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in processes:
+            if lost == "head" or lost in _words(process)[0]:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGKILL)
+        output, errors = driver.communicate(timeout=180)
+    assert "asks for no token" in output
+    assert (driver.returncode, errors.count("\n")) == (3, 1), errors
+    assert errors.startswith("seenset: the cluster at ")
+    assert "run the same command to go on" in errors
+    assert list((tmp_path / "run/receipts/score").glob("*.json")), "what is finished is kept"

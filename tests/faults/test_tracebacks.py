@@ -1,0 +1,249 @@
+"""What a user can write wrongly, and what a place can be, ends in one line with the value and never in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ended import ended, refusal
+from finished import rows
+from made_up import sentence
+
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+MakeAudit = Callable[..., Path]
+DEEP = "[" * 20_000 + "]" * 20_000
+DIGITS = "7" * 5000
+TEXTS = [sentence(i) for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (DEEP, "more than 100 brackets within one another"),
+        ("[" * 20_000, "more than 100 brackets within one another"),
+        ("{a: " * 20_000, "more than 100 brackets within one another"),
+        ("\n" + "".join(" " * depth + "a:\n" for depth in range(2000)), "nested too deep"),
+        (DIGITS, "value has 5000 digits"),
+        ("2024-13-13", "month must be in 1..12"),
+    ],
+    ids=["brackets", "open brackets", "braces", "indents", "digits", "a date"],
+)
+def test_yaml_that_its_parser_fails_on(
+    value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "audit.yaml").write_text(f"seed: {value}")
+    error = refusal(capsys, "plan", str(tmp_path / "audit.yaml"))
+    assert f"audit.yaml is not YAML: {message}" in error.replace("it is ", "").replace(
+        "Exceeds the limit (4300 digits) for integer string conversion: ", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (f"seed={DIGITS}", "value has 5000 digits"),
+        (f"detectors={DEEP}", "more than 100 brackets"),
+        ("seed=2024-13-13", "month must be in 1..12"),
+        (".".join("a" * 20_000) + "=1", "at most 100 keys, got 20,000"),
+        ("." * 20_000 + "=1", "at most 100 keys, got 20,001"),
+        (f"selections.{DIGITS}.alpha=1", "selections has 1 entries"),
+        ("selections.².alpha=1", "selections has 1 entries, no entry '²'"),
+    ],
+    ids=["digits", "brackets", "a date", "dots", "only dots", "a long place", "a place in superscript"],
+)
+def test_a_setting_that_cannot_be_one(
+    setting: str, message: str, make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(capsys, "plan", str(make_audit(TEXTS, TEXTS)), "--set", setting)
+
+
+def lines_of(texts: list[str]) -> str:
+    return "".join(json.dumps({"id": f"a{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+
+
+def test_a_line_of_json_that_its_parser_fails_on_costs_one_document(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(make_audit([sentence(i) for i in range(20)], [sentence(100 + i) for i in range(20)]))
+    with (tmp_path / "audit.jsonl").open("a") as file:
+        for value in (DEEP, DIGITS[1:] + DIGITS, '"a", "text": "b"'):
+            file.write(f'{{"id": "last", "text": {value}}}\n')
+    code, _, errors = ended(capsys, "run", path, "--set", "error_budget=0.5")
+    assert (code, errors) == (0, "")
+    assert rows(tmp_path / "run").keys() == {f"{role}-{i}" for role in ("audit", "unseen") for i in range(20)}
+    bad = [row for file in (tmp_path / "run/quarantine").iterdir() for row in pq.read_table(file).to_pylist()]
+    assert sorted((row["row"], row["reason"]) for row in bad) == [(row, "undecodable") for row in (20, 21, 22)]
+    assert any("field 'text' stands twice" in row["message"] for row in bad)
+
+
+@pytest.mark.parametrize("value", [DEEP, DIGITS], ids=["brackets", "digits"])
+def test_a_first_line_of_json_that_its_parser_fails_on(
+    value: str, make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(make_audit(TEXTS, TEXTS))
+    (tmp_path / "audit.jsonl").write_text(f'{{"id": "a", "text": {value}}}\n' + lines_of(TEXTS))
+    assert "audit.jsonl is not a readable JSONL file" in refusal(capsys, "plan", path)
+
+
+def write_twice(path: Path, column: str) -> None:
+    """A file with two columns of one name."""
+    names = ["id", "text", column]
+    if path.suffix == ".parquet":
+        arrays = [pa.array([f"{name} {i}" for i in range(9)]) for name in names]
+        pq.write_table(pa.Table.from_arrays(arrays, names=names), path)
+    elif path.suffix == ".csv":
+        path.write_text(",".join(names) + "\n" + "".join(f"{i},some text,other\n" for i in range(9)))
+    else:
+        path.write_text("".join(f'{{"id": "{i}", "text": "some text", "{column}": "other"}}\n' for i in range(9)))
+
+
+@pytest.mark.parametrize("column", ["text", "id"])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_a_column_that_stands_twice(
+    suffix: str, column: str, make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_twice(tmp_path / f"twice{suffix}", column)
+    error = refusal(
+        capsys, "plan", str(make_audit(TEXTS, TEXTS)), "--set", f"corpus.audit.path={tmp_path}/twice{suffix}"
+    )
+    assert f"column '{column}' stands 2 times in" in error
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_a_column_that_nobody_reads_may_stand_twice(
+    suffix: str, make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_twice(tmp_path / f"twice{suffix}", "id")
+    settings = ["--set", f"corpus.audit.path={tmp_path}/twice{suffix}", "--set", "corpus.audit.id=null"]
+    assert ended(capsys, "plan", str(make_audit(TEXTS, TEXTS)), *settings)[0] == 0
+
+
+@pytest.mark.parametrize("pattern", ["link.jsonl", "lin*.jsonl", "folder"])
+def test_a_link_to_nothing_as_an_input(
+    pattern: str, make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for place in ("link.jsonl", "folder/link.jsonl"):
+        (tmp_path / place).symlink_to("nowhere.jsonl")
+    error = refusal(capsys, "plan", str(make_audit(TEXTS, TEXTS)), "--set", f"corpus.audit.path={tmp_path}/{pattern}")
+    assert "link.jsonl" in error
+
+
+def test_an_input_at_an_address_where_nobody_listens(make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for name in ("a.jsonl", "*.jsonl"):
+        path = f"corpus.audit.path=http://{address}/{name}"
+        error = refusal(capsys, "plan", str(make_audit(TEXTS, TEXTS)), "--set", path)
+        assert f"Cannot connect to host {address}" in error
+
+
+@contextmanager
+def empty_object_store() -> Iterator[str]:
+    """A server that knows no bucket, as S3 says it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
+            self.send_response(404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_PUT = do_HEAD = do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_bucket_that_does_not_exist(
+    make_audit: MakeAudit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    path = str(make_audit(TEXTS, TEXTS))
+    with empty_object_store() as url:
+        for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        assert "bucket" in refusal(capsys, "run", path, "--set", "run=s3://nowhere/run")
+        assert "nowhere" in refusal(capsys, "plan", path, "--set", "corpus.audit.path=s3://nowhere/a.jsonl")
+        assert "s3://nowhere/run" in refusal(capsys, "status", "s3://nowhere/run")
+
+
+ODD = {
+    "empty": ("", "needs a name"),
+    "a blank": (" ", "needs a name"),
+    "a line break": ("a\nb", "no line break or other control character"),
+    "an escape": ("a\x1b[31mb", "no line break or other control character"),
+    "a null": ("a\0b", "no line break or other control character"),
+    "half a character": ("a\ud800", "must be valid Unicode text"),
+    "no scheme": ("://", "local path or an address such as s3://bucket/run"),
+    "an unknown scheme": ("nonsense://x", "Protocol not known: nonsense"),
+    "a long name": ("x" * 300, "a part has 300 bytes"),
+    "a long path": ("/" + "y/" * 3000, "has 6,000 bytes"),
+    "a device": ("/dev/null", "is a file, not a folder"),
+    "below a device": ("/dev/null/run", "/dev/null is a file, not a folder"),
+    "a folder that nobody may make": ("/proc/run", "/proc/run"),
+    "a file in an archive": ("zip://x", "cannot open run directory zip://x"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_an_odd_run_directory(case: str, make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]) -> None:
+    run, message = ODD[case]
+    path = make_audit(TEXTS, TEXTS, run=run.replace("\ud800", "\ue000"))
+    if case != "half a character":  # which YAML cannot hold
+        assert message in refusal(capsys, "run", str(path)).replace("⟨", "")
+    for command in ("status", "select", "report"):
+        assert refusal(capsys, command, run)
+    if case != "a folder that nobody may make":
+        with pytest.raises(UserError, match=message.replace("(", r"\(")):
+            Store(run)
+
+
+def test_a_run_directory_that_is_a_link_to_nothing(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    path = make_audit(TEXTS, TEXTS, run=str(tmp_path / "link"))
+    assert "is a link to nothing" in refusal(capsys, "run", str(path))
+
+
+def test_a_configuration_of_an_odd_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "embedded null byte" in refusal(capsys, "plan", "a\0b")
+    assert "File name too long" in refusal(capsys, "plan", "z" * 1000)
+    assert refusal(capsys, "plan", "z" * 5000).endswith("...\n")
+
+
+def test_a_home_that_cannot_be_written(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR"):
+        monkeypatch.delenv(name, raising=False)
+    code, _, errors = ended(capsys, "run", str(make_audit(TEXTS, [sentence(100 + i) for i in range(8)])))
+    assert (code, "Traceback" in errors) == (0, False)
+    assert os.path.exists(tmp_path / "run/report/report.html")
