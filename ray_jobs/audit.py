@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.precheck import check_documents
+from pipeline.audit.retry import withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.settle import check_inputs_since, note_gradient, settle
@@ -106,21 +107,23 @@ def run_audit(
     texts: bool = True,
     fail_if_selected: bool = False,
     plan: Plan | None = None,
+    retried: Collection[str] = (),
 ) -> Outcome:
     """Do what is not done yet of an audit: score, select, report. The same call again resumes.
 
-    `plan` is that of the same configuration and limit, where it has been made.
+    `plan` is that of the same configuration and limit, where it has been made. Documents that are in quarantine for one
+    of the reasons in `retried` are tried again.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     plan = make_plan(config, limit) if plan is None else plan
     store, flags = Store(config.run), (texts, fail_if_selected)
-    earlier = read_finished(store, plan, flags)
+    earlier = None if retried else read_finished(store, plan, flags)
     if earlier is not None and earlier.fingerprint == _work_of(config, plan.shards).stages[-1].fingerprint:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
-    with scoring(config, reporter, limit, plan) as (scored, status, fold):
+    with scoring(config, reporter, limit, plan, retried) as (scored, status, fold):
         reporter.say("selecting")
         summaries = select_all(config, scored, limit, fold, texts=texts)
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
@@ -132,7 +135,11 @@ def run_audit(
 
 @contextmanager
 def scoring(
-    config: AuditConfig, reporter: Reporter, limit: int | None = None, plan: Plan | None = None
+    config: AuditConfig,
+    reporter: Reporter,
+    limit: int | None = None,
+    plan: Plan | None = None,
+    retried: Collection[str] = (),
 ) -> Iterator[tuple[Scored, StatusFile, Each]]:
     """Score what is not scored yet of every role; the run is held until the block ends.
 
@@ -144,6 +151,7 @@ def scoring(
         reporter: shows progress.
         limit: only the first documents of each role.
         plan: of the config, if it has been made.
+        retried: why documents are in quarantine that are tried again.
 
     Returns:
         All scores, the status, and how to read every score shard.
@@ -151,13 +159,13 @@ def scoring(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    with keys_withdrawn(config.models), _scoring(config, reporter, limit, plan) as scored:
+    with keys_withdrawn(config.models), _scoring(config, reporter, limit, plan, retried) as scored:
         yield scored
 
 
 @contextmanager
 def _scoring(
-    config: AuditConfig, reporter: Reporter, limit: int | None, plan: Plan | None
+    config: AuditConfig, reporter: Reporter, limit: int | None, plan: Plan | None, retried: Collection[str]
 ) -> Iterator[tuple[Scored, StatusFile, Each]]:
     plan = make_plan(config, limit) if plan is None else plan
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
@@ -175,6 +183,8 @@ def _scoring(
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         fold = fold_of(store, machine is None)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
+        if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
+            reporter.say(f"documents of {count} shards are tried again: {', '.join(retried)}")
         for line in withdraw_damaged(work.stages, plan.shards, store, fold):
             reporter.say(line)
         unscored = pending(plan, STAGE, store)

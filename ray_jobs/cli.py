@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | evaluate | status | select | verdict | report | trial | schema."""
+"""The command: seenset init | plan | run | retry | evaluate | status | select | verdict | report | trial | schema."""
 
 from __future__ import annotations
 
@@ -49,6 +49,12 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the selected.")]
+Reasons = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reason", help="Why they are in quarantine; may be repeated. By default model_error, out_of_memory."
+    ),
+]
 FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
 
 MatchedFolder = Annotated[
@@ -127,14 +133,21 @@ def run(
 
     reporter = Reporter(terminal.console(errors=json_))
     outcome = run_audit(planned.config, reporter, limit, not no_text, fail_if_selected, planned)
-    if json_:
-        terminal.print_json({**outcome.status.plain(), "report": outcome.report})
-    else:
-        terminal.print_summaries(outcome.selections)
-        terminal.print_history(planned.config.run)
-        terminal.print_line(f"report: {outcome.report}")
+    terminal.print_outcome(planned.config.run, outcome.status, outcome.report, json_)
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
+
+
+@app.command()
+def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: NoText = False) -> None:
+    """Try documents in quarantine again that a fault put there, and answer anew; all else is kept."""
+    from ray_jobs.progress import Reporter
+    from ray_jobs.retry import retry_run
+
+    outcome = retry_run(run, reason or (), Reporter(terminal.console(errors=json_)), not no_text)
+    if outcome is None:
+        return terminal.print_json({"retried": 0}) if json_ else None
+    terminal.print_outcome(run, outcome.status, outcome.report, json_)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from pipeline.errors import LINE_BREAK, visible
 
 if TYPE_CHECKING:
     from pipeline.audit.evaluation import Evaluation
+    from pipeline.audit.status import Status
     from pipeline.audit.summary import Summary
     from pipeline.audit.verdict import CollectionVerdict
     from pipeline.trial.progress import TrialStatus
@@ -168,6 +169,16 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         bounded = bound_sentence(summary)
         for remark in [*summary.remarks, *([bounded] if bounded else [])]:
             screen.print(f"{summary.name}: {remark}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:
+    """How a run ended: its answers, what its questions do to them, and where the report is."""
+    if as_json:
+        print_json({**status.plain(), "report": report})
+        return
+    print_summaries(status.selections)
+    print_history(run)
+    print_line(f"report: {report}")
 
 
 def print_verdict(verdict: CollectionVerdict) -> None:

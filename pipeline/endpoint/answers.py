@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.endpoint.client import Usage
@@ -33,8 +36,9 @@ class Answers:
         self.stage = stage
         self.made_of = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
         self.spent = Usage()
+        self._session, self._numbers = uuid.uuid4().hex[:8], itertools.count()
         self._lines = list(_lines(store, self.name))
-        for line in self._lines:
+        for line in _costs(self._lines):
             if line["stage"] == stage or not store.exists(receipt_name(line["stage"], shard)):
                 self.spent += Usage(line["requests"], line["tokens"])
         if store.read_grown(self.name):
@@ -44,17 +48,47 @@ class Answers:
         """The answers of earlier calls, in order."""
         return (line for line in self._lines if line["made_of"] == self.made_of and "row" in line)
 
+    def ask(self) -> Question:
+        """A question that is to be asked."""
+        return Question(self, f"{self._session}-{next(self._numbers)}")
+
     def add(self, spent: Usage, **answer: Any) -> None:
         """Write down an answer, or without one what was spent for nothing."""
         if not answer and not spent.requests:
             return
         self.spent += spent
-        line = sealed({"stage": self.stage, "made_of": self.made_of, **answer, **spent.to_dict()})
+        self.write(spent, **answer)
+
+    def write(self, cost: Usage, **values: Any) -> None:
+        """Append a line."""
+        line = sealed({"stage": self.stage, "made_of": self.made_of, **values, **cost.to_dict()})
         self.store.append(self.name, (json.dumps(line) + "\n").encode())
 
     def close(self) -> None:
         """A receipt names all of it now."""
         self.store.remove_grown(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to an endpoint: the most that it can cost is written down before it is sent, its cost after it.
+
+    Of a driver that was killed in between, the request that was under way counts with the most that it can cost.
+    """
+
+    answers: Answers
+    key: str  # of no other question
+    spent: Usage = field(default_factory=Usage)  # by its requests that have ended
+
+    def book(self, most: Usage) -> None:
+        """Note that a request is about to be sent; what those before it cost is known."""
+        cost = Usage(self.spent.requests + most.requests, self.spent.tokens + most.tokens)
+        self.answers.write(cost, begun=self.key)
+
+    def settle(self, **answer: Any) -> None:
+        """Note the answer, if there is one, and what all requests cost."""
+        if self.spent.requests:
+            self.answers.add(self.spent, settles=self.key, **answer)
 
 
 def spent_before(store: Store, stage: str) -> Usage:
@@ -75,7 +109,7 @@ def spent_before(store: Store, stage: str) -> Usage:
                 continue
             shards = {name.split(".")[0] for name in store.names(f"{folder}/{part}", ".jsonl")}
             for shard in sorted(shards):
-                for line in _lines(store, f"{folder}/{part}/{shard}.jsonl"):
+                for line in _costs(list(_lines(store, f"{folder}/{part}/{shard}.jsonl"))):
                     if not store.exists(receipt_name(line["stage"], shard)):
                         total += Usage(line["requests"], line["tokens"])
     return total
@@ -96,6 +130,17 @@ def _of_reference(part: str) -> bool:
 
 def _spent_for(receipt: Receipt) -> Usage:
     return Usage(**receipt.spent) if receipt.spent is not None else Usage()
+
+
+def _costs(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines that count: of a question that was not settled the last of those before its requests, else none."""
+    settled = {line["settles"] for line in lines if "settles" in line}
+    last = {line["begun"]: place for place, line in enumerate(lines) if "begun" in line}
+    return (
+        line
+        for place, line in enumerate(lines)
+        if "begun" not in line or (line["begun"] not in settled and last[line["begun"]] == place)
+    )
 
 
 def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,13 @@ class Endpoint:
         await self._client.aclose()
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], max_cost: int, read: Callable[[dict[str, Any]], Parsed], spent: Usage
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        max_cost: int,
+        read: Callable[[dict[str, Any]], Parsed],
+        spent: Usage,
+        book: Callable[[Usage], None] = lambda most: None,
     ) -> Parsed:
         """Repeat a request until its answer can be read.
 
@@ -102,6 +108,7 @@ class Endpoint:
             max_cost: tokens that a single attempt can cost at most.
             read: makes a value of the answer; raises `Fault` for an unusable answer, `Refusal` if none will be usable.
             spent: each attempt adds its cost, whether or not it succeeds.
+            book: called before each attempt with the most that it can cost: the process may be killed in its midst.
 
         Raises:
             Fault: every attempt failed; the error of the last one.
@@ -118,7 +125,7 @@ class Endpoint:
             async for attempt in again:
                 with attempt:
                     async with self._places:
-                        answer = await self._attempt(path, body, max_cost, read, spent)
+                        answer = await self._attempt(path, body, max_cost, read, spent, book)
         except (Fault, Refusal) as error:
             self._count_failure(error)
             raise
@@ -132,6 +139,7 @@ class Endpoint:
         max_cost: int,
         read: Callable[[dict[str, Any]], Parsed],
         spent: Usage,
+        book: Callable[[Usage], None],
     ) -> Parsed:
         """Make one request, within the budget and at the configured rate."""
         reservation = Usage(1, max_cost)
@@ -139,6 +147,7 @@ class Endpoint:
         cost = Usage()  # nothing, until the request is on its way
         try:
             await self._wait_for_turn()
+            book(reservation)
             cost = reservation
             try:
                 value = await self._post(path, body, longest_answer(max_cost))

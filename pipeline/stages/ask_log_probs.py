@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,15 +56,20 @@ class EndpointReader:
         """Find out, once for all shards, how the endpoint tells log-probabilities."""
         async with self._trying:
             if self._way is None:
-                spent = Usage()
+                question = answers.ask()
                 try:
-                    self._way = await find_way(self.stage, endpoint, spent)
+                    self._way = await find_way(self.stage, endpoint, question.spent, question.book)
                 finally:
-                    answers.add(spent)
+                    question.settle()
 
     def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[float]]:
         """The answers of earlier attempts, by number of the row and digest of the text."""
         return {(line["row"], line["text"]): line["log_probs"] for line in answers.before()}
+
+    def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
+        """The answer of a filed row, if it has one."""
+        if row["log_probs"]:
+            yield {"row": row["row"], "text": text, "log_probs": row["log_probs"]}
 
     def prepare(
         self, document: Document, inputs: dict[tuple[int, str], list[float]], output: Output
@@ -80,22 +85,29 @@ class EndpointReader:
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text.lower() if self.settings.forward.text == "lowercase" else text
         assert self._way is not None
-        spent, values = Usage(), list[float]()
+        question, values = answers.ask(), list[float]()
         try:
-            values = await ask_log_probs(endpoint, self.settings.model, self._way, text, spent)
+            values = await ask_log_probs(endpoint, self.settings.model, self._way, text, question.spent, question.book)
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
             output.refuse(document, "model_error", f"endpoint: {error}")
         finally:
             answer = {"row": document.row, "text": text_digest(document.text), "log_probs": values}
-            answers.add(spent, **(answer if values else {}))
+            question.settle(**(answer if values else {}))
 
     def _keep(self, document: Document, values: list[float], output: Output) -> None:
         output.keep(document, log_probs=values)
         output.tokens += len(values)
 
 
-async def ask_log_probs(endpoint: Endpoint, model: EndpointConfig, way: Way, text: str, spent: Usage) -> list[float]:
+async def ask_log_probs(
+    endpoint: Endpoint,
+    model: EndpointConfig,
+    way: Way,
+    text: str,
+    spent: Usage,
+    book: Callable[[Usage], None] = lambda most: None,
+) -> list[float]:
     """Natural log-probabilities of a text's tokens but the first, in order.
 
     Raises:
@@ -107,7 +119,8 @@ async def ask_log_probs(endpoint: Endpoint, model: EndpointConfig, way: Way, tex
     else:
         body |= {"max_tokens": 0, "echo": True, "logprobs": 1}
     read = _of_prompt if way == "prompt_logprobs" else _of_echo
-    return await endpoint.ask("/completions", body, prompt_tokens(text) + 1, lambda value: read(value, text), spent)
+    most = prompt_tokens(text) + 1
+    return await endpoint.ask("/completions", body, most, lambda value: read(value, text), spent, book)
 
 
 def _of_prompt(value: dict[str, Any], text: str) -> list[float]:
@@ -147,7 +160,9 @@ def _checked(values: list[Any]) -> list[float]:
     return [float(entry) for entry in rest]
 
 
-async def find_way(stage: Stage, endpoint: Endpoint, spent: Usage) -> Way:
+async def find_way(
+    stage: Stage, endpoint: Endpoint, spent: Usage, book: Callable[[Usage], None] = lambda most: None
+) -> Way:
     """How the endpoint of a stage tells log-probabilities of a prompt: as configured, or by trying.
 
     Raises:
@@ -158,7 +173,7 @@ async def find_way(stage: Stage, endpoint: Endpoint, spent: Usage) -> Way:
     for way in WAYS if model.log_probs == "auto" else (model.log_probs,):
         assert way in WAYS
         try:
-            if len(await ask_log_probs(endpoint, model, way, PROBE, spent)) >= 2:
+            if len(await ask_log_probs(endpoint, model, way, PROBE, spent, book)) >= 2:
                 return way
             problems.append(f"{way}: too few values")
             answered = True

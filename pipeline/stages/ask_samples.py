@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.models import EndpointConfig
@@ -10,7 +11,7 @@ from pipeline.corpus.content import text_digest
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.models.tokens import count_words
 from pipeline.stages.base import Output, Placement, Stage
 from pipeline.stages.continuations import (
@@ -47,6 +48,11 @@ class EndpointSampler:
                 texts += line["texts"]
         return draws
 
+    def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
+        """The draws of a filed row, an answer each: a file that it goes on from may hold the first of them."""
+        for draw, continuation in enumerate(row["continuations"] or ()):
+            yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation]}
+
     def prepare(
         self, document: Document, inputs: dict[tuple[int, str], list[str]], output: Output
     ) -> tuple[Task, list[str]] | None:
@@ -63,20 +69,21 @@ class EndpointSampler:
         """Ask until the document has its draws: endpoints may give fewer than were asked for."""
         task, texts = missing
         while len(texts) < self.settings.draws:
-            spent, more = Usage(), list[str]()
+            question, more = answers.ask(), list[str]()
             number = min(self.settings.draws - len(texts), self.model.choices)
             path, body = self._request(task, len(texts), number)
             most = prompt_tokens(task.prefix + self.model.instruction) + number * task.max_new_tokens
             try:
-                more = (await endpoint.ask(path, body, most, self._texts, spent))[:number]
+                texts_of = self._texts
+                more = (await endpoint.ask(path, body, most, texts_of, question.spent, question.book))[:number]
             except (Fault, Refusal) as error:
                 keep_draws(task, texts, output)
                 output.refuse(task.document, "model_error", f"endpoint: {error}")
                 return
             finally:  # whatever ends it: what it cost is known
-                output.tokens += spent.tokens
+                output.tokens += question.spent.tokens
                 place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": len(texts)}
-                answers.add(spent, **({**place, "texts": more} if more else {}))
+                question.settle(**({**place, "texts": more} if more else {}))
             texts = [*texts, *more]
         keep_draws(task, texts, output)
 

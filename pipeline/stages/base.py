@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from hashlib import sha256
@@ -203,6 +203,9 @@ class Asker(Protocol):
 
     def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> Any:
         """What earlier attempts left of a shard; finished rows go to the output."""
+
+    def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
+        """What a filed row of a text, given by its digest, holds: as the answers that it was made of."""
 
     def prepare(self, document: Document, inputs: Any, output: Output) -> Any:
         """What to ask of a document; None where there is nothing to ask."""

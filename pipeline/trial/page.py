@@ -92,11 +92,14 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shif
         "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "
         f"The average is over {splits}, given the scores of {_counted(models, 'contaminated model')}."
     )
+    bounding = any(row["procedure"] == "bound" for row in rows)
     if models > 1:
         extent = (
             "A target is contradicted where the repeats of all models together contradict that each model keeps it. "
             f"Figures are averages over {_counted(models, 'contaminated model')}, of {splits} each. {_over(models)}"
         )
+    if bounding:
+        extent += " Procedure bound promises no average: its target is contradicted where too many repeats exceed it."
     proved = all(row["guarantee"] == "finite-sample" for row in rows)
     unverified = [*(SHIFTED if shifted else UNVERIFIED), *(() if proved else (NOT_PROMISED,))]
     return Verification(headline, contradicted, extent, unverified)

@@ -1,0 +1,219 @@
+"""A fault that outlasts all attempts puts a document into quarantine, and `seenset retry` takes it out again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished import rows, run
+from made_up import sentence, write_audit
+from openai_server import openai_server
+from rich.console import Console
+
+from pipeline.audit.description import load_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.retry import withdraw_refused
+from pipeline.audit.stages import stages_of
+from pipeline.detectors.samia import prefix_and_reference
+from pipeline.endpoint.answers import spent_before
+from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.cli import main
+from ray_jobs.progress import Reporter
+from ray_jobs.retry import retry_run
+
+AUDIT = [sentence(i) for i in range(20)]
+UNSEEN = [sentence(1000 + i) for i in range(14)]
+PREFIXES = {prefix_and_reference(text)[0] for text in (AUDIT[3], AUDIT[11], UNSEEN[5])}
+FAILING = {"audit-3", "audit-11", "unseen-5"}
+SELECTIONS = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}]
+SAMPLED: dict[str, Any] = {
+    "detectors": [{"samia": {"draws": 3}}],
+    "selections": [{**SELECTIONS[0], "detectors": ["samia(draws=3)"]}],
+    "error_budget": 0.5,
+}
+STAGE = "sample/ratio0.5_t1_k50_p1_reference/3"
+
+
+def model(url: str) -> dict[str, Any]:
+    return {"endpoint": url, "name": "stub", "backoff": 0.01, "attempts": 2, "concurrency": 4, "choices": 2}
+
+
+def retry(folder: Path, *reasons: str) -> Any:
+    return retry_run(str(folder), reasons, Reporter(Console(), quiet=True))
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """The digests of all that finished shards and answers hold, by what they are of."""
+    store = Store(str(folder))
+    stages = {path.parent.relative_to(folder / "receipts").as_posix() for path in folder.glob("receipts/**/*.json")}
+    found: dict[str, Any] = {}
+    for stage in sorted(stages):
+        for receipt in read_receipts(store, stage):
+            named = (*receipt.earlier, receipt.data)
+            found[f"{stage} {receipt.shard}"] = [receipt.files[name].sha256 for name in named]
+    for name in ("selected.parquet", "ranks.parquet", "summary.json"):
+        found[name] = (folder / "selection/members" / name).read_bytes()
+    return found
+
+
+def test_documents_that_an_endpoint_failed_are_asked_again_alone_and_come_to_the_same_bytes(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    broken = True
+
+    def behave(prompt: str, attempt: int) -> str:
+        return "500" if broken and prompt in PREFIXES else "answer"
+
+    with openai_server(behave=behave, models=["stub"]) as server:
+        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+        run(path)
+        folder = tmp_path / "run"
+        assert rows(folder, "score").keys() == rows(folder, STAGE).keys() - FAILING
+        assert retry(folder) is not None, "the endpoint fails still: they stay in quarantine"
+        assert rows(folder, "score").keys() == rows(folder, STAGE).keys() - FAILING
+        broken, before = False, len(server.bodies)
+        outcome = retry(folder)
+        assert outcome.status.state == "complete"
+        assert len(server.bodies) == before + 2 * len(FAILING), "three draws, two at a time"
+        assert spent_before(Store(str(folder)), STAGE).requests == len(server.bodies), (
+            "the failed ones are paid as before"
+        )
+        assert not list((folder / "samples").rglob("*.jsonl"))
+        run(path, f"run={tmp_path / 'never failed'}")
+    assert content(folder) == content(tmp_path / "never failed")
+
+
+@pytest.mark.slow
+def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tiny_model_folder: Path) -> None:
+    """The second of three draws fails; and two of the draws stand in a file of an earlier question."""
+    broken = True
+
+    def behave(prompt: str, attempt: int) -> str:
+        return "500" if broken and prompt in PREFIXES and attempt > 1 else "answer"
+
+    with openai_server(behave=behave, models=["stub"], most_choices=1) as server:
+        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+        run(path, "detectors=[{samia: {draws: 1}}]", "selections=[]")
+        run(path)
+        folder = tmp_path / "run"
+        assert {len(rows(folder, STAGE)[name]["continuations"]) for name in FAILING} == {1}
+        broken, before = False, len(server.bodies)
+        retry(folder)
+        assert len(server.bodies) == before + 2 * len(FAILING)
+        whole = tmp_path / "never failed"
+        run(path, f"run={whole}", "detectors=[{samia: {draws: 1}}]", "selections=[]")
+        run(path, f"run={whole}")
+    again, never = content(folder), content(whole)
+    assert again == never
+
+
+def test_log_probabilities_that_failed_are_asked_again(tmp_path: Path, tiny_model_folder: Path) -> None:
+    broken = True
+
+    def behave(prompt: str, attempt: int) -> str:
+        return "500" if broken and prompt in (AUDIT[3], AUDIT[11], UNSEEN[5]) else "answer"
+
+    def log_probs(prompt: str) -> list[float]:
+        return [-0.1 * (1 + sum(map(ord, word)) % 50) for word in prompt.split()[1:]]
+
+    settings = {"detectors": ["loss"], "selections": SELECTIONS, "error_budget": 0.5}
+    with openai_server(behave=behave, models=["stub"], log_probs=log_probs) as server:
+        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **settings)
+        run(path)
+        folder = tmp_path / "run"
+        assert len(rows(folder)) == 31
+        broken, before = False, len(server.bodies)
+        retry(folder)
+        assert len(rows(folder)) == 34
+        assert len(server.bodies) == before + len(FAILING) + 1, "and the way in which it tells them is tried"
+        run(path, f"run={tmp_path / 'never failed'}")
+    assert content(folder) == content(tmp_path / "never failed")
+
+
+@pytest.mark.slow
+def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: Path, tiny_model_folder: Path) -> None:
+    broken = True
+
+    def behave(prompt: str, attempt: int) -> str:
+        return "500" if broken and prompt in PREFIXES else "answer"
+
+    with openai_server(behave=behave, models=["stub"]) as server:
+        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+        run(path)
+        folder = tmp_path / "run"
+        store, config = Store(str(folder)), load_config(str(path))
+        stages = stages_of(config)
+        before, broken = len(server.bodies), False
+        # killed once the receipts were withdrawn, and later on in the midst of asking
+        assert withdraw_refused(stages, make_plan(config).shards, store, ["model_error"]) > 1
+        assert spent_before(store, STAGE).requests == before
+        with pytest.raises(StopError, match="budget"):
+            run(path, f"model.budget.requests={before + 1}")
+        assert spent_before(store, STAGE).requests == before + 1
+        run(path)
+        assert len(server.bodies) == before + 2 * len(FAILING)
+        run(path, f"run={tmp_path / 'never failed'}")
+    assert content(folder) == content(tmp_path / "never failed")
+
+
+FLAKY = '''
+from pathlib import Path
+from seenset import FORWARD, detector
+
+@detector(needs={FORWARD: ["log_prob"]})
+def flaky(evidence):
+    """As loss, while nothing is wrong with the machine."""
+    if Path(FLAG).exists() and any(" 3 " in text for text in evidence.texts):
+        raise RuntimeError("the machine is ill")
+    return (evidence[FORWARD].log_prob * evidence[FORWARD].mask).sum(1) / evidence[FORWARD].mask.sum(1)
+'''
+
+
+def test_documents_that_failed_at_scoring_are_scored_again_to_the_same_bytes(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "ill"
+    (tmp_path / "flaky.py").write_text(FLAKY.replace("FLAG", repr(str(flag))))
+    settings = {"import": [str(tmp_path / "flaky.py")], "detectors": ["loss", "flaky"], "error_budget": 0.5}
+    path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, selections=SELECTIONS, **settings)
+    flag.touch()
+    run(path)
+    folder = tmp_path / "run"
+    assert rows(folder).keys() == {*(f"audit-{i}" for i in range(20) if i != 3), *(f"unseen-{i}" for i in range(14))}
+    flag.unlink()
+    monkeypatch.chdir(tmp_path)
+    retry(Path("run"))
+    assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
+    run(path, f"run={tmp_path / 'never failed'}")
+    assert content(folder) == content(tmp_path / "never failed")
+
+
+def ended(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_what_no_attempt_changes_is_not_tried_again(
+    make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_audit([*AUDIT, ""], UNSEEN, error_budget=0.5)
+    run(path)
+    folder = tmp_path / "run"
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert ended(["retry", str(folder)]) == ExitCode.DONE
+    assert "is in quarantine for model_error or out_of_memory: nothing to try again" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert ended(["retry", str(folder), "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == {"retried": 0}
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert ended(["retry", str(folder), "--reason", "empty"]) == ExitCode.USER_ERROR
+    assert "reason must be one of model_error, out_of_memory, non_finite_score, got 'empty'" in capsys.readouterr().err
+    with pytest.raises(UserError, match="is not a run directory"):
+        retry(tmp_path)
