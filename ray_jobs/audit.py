@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
 
 from pipeline.audit.allocation import (
     KEYS_FILE,
@@ -19,15 +16,10 @@ from pipeline.audit.allocation import (
     allocation_record,
     write_document_keys,
 )
-from pipeline.audit.before_scoring import check_before_scoring
-from pipeline.audit.checking import check_apart
-from pipeline.audit.description import build_config
 from pipeline.audit.finished import forget_finished, note_finished, read_finished
-from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
-from pipeline.audit.manifest import read_run
+from pipeline.audit.machine import LocalMachine
 from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
-from pipeline.audit.precheck import check_documents
 from pipeline.audit.retry import withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
@@ -36,13 +28,11 @@ from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import ModelConfig, weights_of
+from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD, check_adapter
-from pipeline.models.load import open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
 from pipeline.stages.base import Stage, model_digests
@@ -54,9 +44,10 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
 from ray_jobs import adapters, interrupts
-from ray_jobs.actors import check_cluster, cluster_is_named, connect, map_shards
+from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
+from ray_jobs.beginning import begin_model, check_meanwhile, machine_of
 from ray_jobs.finetune import Adapter
 from ray_jobs.head import check_head, head_watched
 from ray_jobs.neighbours import cluster_warning
@@ -169,14 +160,14 @@ def _scoring(
 ) -> Iterator[tuple[Scored, StatusFile, Each]]:
     plan = make_plan(config, limit) if plan is None else plan
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
-    machine = _machine(plan)
+    machine = machine_of(plan)
     if machine is None and (warning := cluster_warning(config.resources)) is not None:
         reporter.say(warning)
     store = Store(config.run)
-    early = _begin_model(plan, store, machine)
+    early = begin_model(plan, store, machine)
     with RunLock(store, reporter.say) as lock:
         store = lock.held
-        _check_documents(plan, store, reporter, machine, early)
+        check_meanwhile(plan, store, reporter, machine, early)
         store.begin()
         forget_finished(store)
         work = _work_of(config, plan.shards)
@@ -211,34 +202,6 @@ def _scoring(
         except BaseException as error:
             status.end("failed", 1, f"{type(error).__name__}: {error}")
             raise
-
-
-def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[Summary]:
-    """Answer a finished run's selections anew, with overrides; never touches a model.
-
-    Each call starts from the configuration of the run, whatever an earlier call asked.
-
-    Raises:
-        UserError: not a run directory, an unfinished run, or settings that only scoring could follow.
-    """
-    store = Store(run)
-    manifest, shards = read_run(store)
-    config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
-    changed = {key for key in AuditConfig.model_fields if getattr(config, key) != getattr(manifest.config, key)}
-    refused = sorted(changed - {"selections", "overlap", "error_budget"})
-    if refused:
-        raise UserError(
-            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
-        )
-    with keys_withdrawn(config.models), RunLock(store) as lock:
-        store = lock.held
-        store.begin()
-        forget_finished(store)
-        scored = read_scored(store, shards, config.near_copies)
-        check_budget(config, scored)
-        summaries = select_all(config, scored, manifest.limit, fold_of(store, True), "select", texts)
-        write_report(store, texts=texts)
-    return summaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,49 +365,3 @@ def _events(driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard]) 
         return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
     reporter.say(f"{stage.name}: starting actors on the cluster")
     return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner)
-
-
-def _check_documents(
-    plan: Plan, store: Store, reporter: Reporter, machine: LocalMachine | None, early: SharedModels | None
-) -> None:
-    """Check the documents, and start the cluster meanwhile where there is work for it.
-
-    Raises:
-        UserError: as `check_before_scoring` and `connect`.
-    """
-    if machine is not None or not pending(plan, STAGE, store):
-        check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
-        return
-    lines: list[str] = []  # said afterwards: while a cluster starts, nobody sees what is written to standard error
-    with ThreadPoolExecutor(1) as pool:
-        checking = pool.submit(check_before_scoring, plan, store, lines.append)
-        connect()
-        checking.result()
-    for line in lines:
-        reporter.say(line)
-
-
-def _begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:
-    """Open the audited model while the documents are checked, where nothing but scoring in this process needs it."""
-    if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
-        return None
-    # A training beside it would compute in the dtype that torch has by default while a model is built.
-    training = adapters_of(parse_detectors(plan.config.detectors))
-    if training or plan.config.paraphraser is not None or not pending(plan, STAGE, store):
-        return None
-    models = SharedModels()
-    models.begin(open_model, plan.config.model, machine.gpus)
-    return models
-
-
-def _machine(plan: Plan) -> LocalMachine | None:
-    """What this process may use of its machine; None where a cluster does the work.
-
-    Raises:
-        UserError: as `runs_locally` and `local_machine`, or no cluster answers.
-    """
-    gpus = torch.cuda.device_count()
-    if not runs_locally(plan, cluster_is_named(), gpus):
-        check_cluster()
-        return None
-    return local_machine(plan.config.resources, gpus)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer.exceptions import Abort, TyperException
 
-from pipeline.errors import ExitCode, UserError, one_line
+from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import uncollected
 from pipeline.store.space import is_full
-from ray_jobs import head, interrupts, terminal
+from ray_jobs import interrupts, terminal
+from ray_jobs.ending import fail, is_of_storage, leave_at_once, message_of_storage
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -27,12 +28,6 @@ app = typer.Typer(
 )
 
 MAX_REPORTS = 8
-LONGEST_LINE = 2000
-"""Characters of an error that are printed."""
-
-STORAGE_PACKAGES = frozenset(
-    {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "gcsfs", "google", "requests", "s3fs"}
-)
 FAIL_HELP = (
     "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
 )
@@ -207,7 +202,7 @@ def select(
     """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
     _check_overrides(run, set_)
     from pipeline.audit.summary import exit_code_of, unsupported
-    from ray_jobs.audit import select_again
+    from ray_jobs.select import select_again
 
     summaries = select_again(run, set_ or (), not no_text)
     if json_:
@@ -369,54 +364,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except UserError as error:
-        _fail(str(error), int(error.exit_code))
+        fail(str(error), int(error.exit_code))
     except TyperException as error:
-        _fail(_message_of(error), int(ExitCode.USER_ERROR))
+        fail(_message_of(error), int(ExitCode.USER_ERROR))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
     except Exception as error:
         if is_full(error):
-            _fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
-        if not _is_of_storage(error):
+            fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
+        if not is_of_storage(error):
             raise
         passing = getattr(error, "errno", None) == errno.EIO
-        _fail(_message_of_storage(error), int(ExitCode.INCOMPLETE if passing else ExitCode.USER_ERROR))
+        fail(message_of_storage(error), int(ExitCode.INCOMPLETE if passing else ExitCode.USER_ERROR))
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
-        _leave_at_once("interrupted; the same command goes on from here", code)
+        leave_at_once("interrupted; the same command goes on from here", code)
     sys.exit(code or 0)
 
 
 def _message_of(error: TyperException) -> str:
     formatted = getattr(error, "format_message", error.__str__)
     return str(formatted())
-
-
-def _is_of_storage(error: Exception) -> bool:
-    """Whether an error is of a disk, a network or an object store, whose libraries have classes of their own."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_PACKAGES
-
-
-def _message_of_storage(error: Exception) -> str:
-    path = getattr(error, "filename", None)
-    reason = (path and getattr(error, "strerror", None)) or str(error) or type(error).__name__
-    return f"storage: {reason}{f': {path}' if path else ''}"
-
-
-def _leave_at_once(message: str, code: int) -> None:
-    """End without waiting for threads in the midst of a batch, and with no word from libraries that clean up."""
-    print(f"seenset: {one_line(message)}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _fail(message: str, code: int) -> None:
-    if head.head_is_lost():
-        _leave_at_once(message, code)
-    line = one_line(message)
-    print(f"seenset: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}...'}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import ESTIMATING, NULL_ROLE, SOUGHT_ROLE, Procedure, SelectionConfig
-from pipeline.corpus.inputs import extent_of
+from pipeline.corpus.extent import extent_of
 from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.selection.bounds import fewest_in_list

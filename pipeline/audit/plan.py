@@ -9,7 +9,8 @@ from typing import Any
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig, ModelConfig
-from pipeline.corpus.inputs import InputFile, extent_of, find_inputs
+from pipeline.corpus.extent import extent_of
+from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of

@@ -24,8 +24,8 @@ from pipeline.stages.process import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, read_receipts, receipt_name
 from pipeline.store.tables import read_filed
-from ray_jobs.audit import select_again
 from ray_jobs.cli import main
+from ray_jobs.select import select_again
 
 SAMPLED = ["loss", {"samia": {"draws": 2, "candidate_words": "reference"}}]
 

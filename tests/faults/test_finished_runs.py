@@ -12,8 +12,9 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.finished import FINISHED_FILE
-from ray_jobs.audit import Outcome, run_audit, select_again
+from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
 
 
 def audited(path: Path, capsys: pytest.CaptureFixture[str], **flags: Any) -> tuple[Outcome, bool]:

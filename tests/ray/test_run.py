@@ -24,8 +24,9 @@ from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import read_receipts
-from ray_jobs.audit import Outcome, run_audit, select_again
+from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
 
 MakeAudit = Callable[..., Path]
 Rerun = Callable[..., Outcome]

@@ -32,7 +32,7 @@ from pipeline.stages.process import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import selection as job
-from ray_jobs.audit import select_again
+from ray_jobs.select import select_again
 
 BOTH = ["loss", "zlib"]
 ONE = ["zlib"]

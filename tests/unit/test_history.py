@@ -29,9 +29,10 @@ from pipeline.stages.base import Placement
 from pipeline.stages.process import process
 from pipeline.store.files import Store
 from ray_jobs import terminal
-from ray_jobs.audit import Outcome, run_audit, select_again
+from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)

@@ -25,9 +25,10 @@ from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.audit import run_audit, select_again
+from ray_jobs.audit import run_audit
 from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
 from ray_jobs.verdict import give_verdict
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)

@@ -1,0 +1,47 @@
+"""Answer a finished run's selections anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.audit.description import build_config
+from pipeline.audit.finished import forget_finished
+from pipeline.audit.manifest import read_run
+from pipeline.audit.scored import check_budget, read_scored
+from pipeline.audit.select import select_all
+from pipeline.audit.summary import Summary
+from pipeline.config.audit import AuditConfig
+from pipeline.endpoint.keys import keys_withdrawn
+from pipeline.errors import UserError
+from pipeline.report import write_report
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from ray_jobs.selection import fold_of
+
+
+def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[Summary]:
+    """Answer a finished run's selections anew, with overrides; never touches a model.
+
+    Each call starts from the configuration of the run, whatever an earlier call asked.
+
+    Raises:
+        UserError: not a run directory, an unfinished run, or settings that only scoring could follow.
+    """
+    store = Store(run)
+    manifest, shards = read_run(store)
+    config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
+    changed = {key for key in AuditConfig.model_fields if getattr(config, key) != getattr(manifest.config, key)}
+    refused = sorted(changed - {"selections", "overlap", "error_budget"})
+    if refused:
+        raise UserError(
+            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
+        )
+    with keys_withdrawn(config.models), RunLock(store) as lock:
+        store = lock.held
+        store.begin()
+        forget_finished(store)
+        scored = read_scored(store, shards, config.near_copies)
+        check_budget(config, scored)
+        summaries = select_all(config, scored, manifest.limit, fold_of(store, True), "select", texts)
+        write_report(store, texts=texts)
+    return summaries
