@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.audit.allocation import (
     KEYS_FILE,
-    Parts,
-    adapter_folders,
-    allocate,
     allocation_record,
     write_document_keys,
 )
@@ -24,18 +21,17 @@ from pipeline.audit.retry import withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.settle import check_inputs_since, note_gradient, settle
-from pipeline.audit.stages import stages_of
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
 from pipeline.audit.summary import Summary, exit_code_of
+from pipeline.audit.work import Work, work_of
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
-from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.base import Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
 from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
@@ -111,7 +107,7 @@ def run_audit(
     plan = make_plan(config, limit) if plan is None else plan
     store, flags = Store(config.run), (texts, fail_if_selected)
     earlier = None if retried else read_finished(store, plan, flags)
-    if earlier is not None and earlier.fingerprint == _work_of(config, plan.shards).stages[-1].fingerprint:
+    if earlier is not None and earlier.fingerprint == work_of(config, plan.shards).stages[-1].fingerprint:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold):
@@ -170,7 +166,7 @@ def _scoring(
         check_meanwhile(plan, store, reporter, machine, early)
         store.begin()
         forget_finished(store)
-        work = _work_of(config, plan.shards)
+        work = work_of(config, plan.shards)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         fold = fold_of(store, machine is None)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
@@ -204,25 +200,7 @@ def _scoring(
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The stages of an audit, scoring last, and the adapters that they need."""
-
-    stages: tuple[Stage, ...]
-    parts: Parts
-    keys: dict[str, str]  # of an adapter's folder, by its name
-    base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
-
-
-def _work_of(config: AuditConfig, shards: Sequence[Shard]) -> _Work:
-    parts = allocate(config, shards)
-    digest = model_digests()
-    base = digest(weights_of(config.model)) if parts.adapters else {}
-    keys = adapter_folders(parts, base)
-    return _Work(stages_of(config, keys or None, digest), parts, keys, base)
-
-
-def _finetuning(driver: _Driver, config: AuditConfig, work: _Work) -> Finetuning | None:
+def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> Finetuning | None:
     """The trainings that the detectors need, if one is missing."""
     store, reporter, parts, keys = driver.store, driver.reporter, work.parts, work.keys
     if not parts.adapters:

@@ -26,6 +26,7 @@ from pipeline.corpus.formats import (
     hub_dataset_info,
     open_saved_dataset,
 )
+from pipeline.corpus.parquet import open_footer, text_bytes_of
 from pipeline.errors import UserError, nearest
 
 _EDGE = 1 << 16
@@ -229,9 +230,9 @@ def _file(
     rows: int | None = None
     text_bytes = 0
     if form == "parquet":
-        footer = _footer(path, name, tail)
+        footer = open_footer(path, name, tail)
         rows = _check_parquet(source, name, footer)
-        text_bytes = _text_bytes(footer.metadata, source.text)
+        text_bytes = text_bytes_of(footer.metadata, source.text)
     elif form == "txt":
         return InputFile(role, name, path, "txt", size, 1, content, ("",))
     elif size == 0:
@@ -240,26 +241,6 @@ def _file(
         columns = first_columns(form, path, name, limits)
         _check_columns(source, name, columns)
     return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes)
-
-
-def _footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
-    """The footer of a Parquet file, from its end where that holds it."""
-    try:
-        if int.from_bytes(tail[-8:-4], "little") + 8 <= len(tail):
-            return pq.ParquetFile(pa.BufferReader(tail))
-        with fsspec.open(path, "rb") as file:
-            return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
-
-
-def _text_bytes(metadata: pq.FileMetaData, text: str) -> int:
-    total = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        columns = (row_group.column(index) for index in range(row_group.num_columns))
-        total += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == text)
-    return total
 
 
 def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile) -> int:

@@ -16,6 +16,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import UserError
+
 BATCH_ROWS = 1024
 BUFFER_BYTES = {True: 1 << 20, False: 1 << 23}
 """Read at a time of each column, by whether the file is local: a request to an object store costs as much as 8 MiB."""
@@ -152,3 +154,28 @@ def _identity(fs: Any, name: str, local: bool) -> tuple[Any, ...]:
         return state.st_ino, state.st_size, state.st_mtime_ns
     info = fs.info(name)
     return tuple(str(info.get(key)) for key in ("size", "ETag", "etag", "generation", "LastModified", "created"))
+
+
+def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
+    """The schema and the metadata of a Parquet file, from its last bytes where these hold them.
+
+    Raises:
+        UserError: it has no readable footer.
+    """
+    try:
+        if int.from_bytes(tail[-8:-4], "little") + 8 <= len(tail):
+            return pq.ParquetFile(pa.BufferReader(tail))
+        with fsspec.open(path, "rb") as file:
+            return pq.ParquetFile(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
+
+
+def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:
+    """Bytes of a column, decompressed."""
+    total = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        columns = (row_group.column(index) for index in range(row_group.num_columns))
+        total += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == text)
+    return total

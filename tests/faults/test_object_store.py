@@ -104,7 +104,7 @@ def selected_of(folder: str) -> list[dict[str, object]]:
 def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on_a_disk(
     make_audit: Callable[..., Path], tmp_path: Path, store: ObjectStore
 ) -> None:
-    texts = [sentence(i) for i in range(40)]
+    texts = [sentence(i) for i in range(24)]
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.9}]
     path = make_audit(audit=texts, selections=selections)
     here = audited(path)
@@ -114,7 +114,7 @@ def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on
     command = [sys.executable, "-m", "ray_jobs.cli", "run", str(remote)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     drivers = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [(driver.communicate(timeout=300)[1], driver.returncode) for driver in drivers]
+    ends = [(driver.communicate(timeout=500)[1], driver.returncode) for driver in drivers]
     codes = sorted(code for _, code in ends)
     assert codes in ([0, 0], [0, 75]), ends
     there = audited(remote)

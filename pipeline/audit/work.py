@@ -1,0 +1,36 @@
+"""What an audit computes: its stages, and the adapters that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.audit.allocation import Parts, adapter_folders, allocate
+from pipeline.audit.stages import stages_of
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import weights_of
+from pipeline.corpus.shard import Shard
+from pipeline.stages.base import Stage, model_digests
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The stages of an audit, scoring last, and the adapters that they need."""
+
+    stages: tuple[Stage, ...]
+    parts: Parts
+    keys: dict[str, str]  # of an adapter's folder, by its name
+    base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
+
+
+def work_of(config: AuditConfig, shards: Sequence[Shard]) -> Work:
+    """What an audit of these shards computes; reads the weights of its models once, for their digests.
+
+    Raises:
+        UserError: as `allocate` and `fingerprint_model`.
+    """
+    parts = allocate(config, shards)
+    digest = model_digests()
+    base = digest(weights_of(config.model)) if parts.adapters else {}
+    keys = adapter_folders(parts, base)
+    return Work(stages_of(config, keys or None, digest), parts, keys, base)
