@@ -53,7 +53,7 @@ def watch_head() -> None:
     import ray
 
     address = _address_of_head()
-    if address == _watched:
+    if not address or (address == _watched and _lost is None):
         return
     _lost, _watched = None, address
     places = [_Place("its head node", address, max(MARGIN, _patience()) - MARGIN)]
@@ -62,7 +62,7 @@ def watch_head() -> None:
         if node["NodeID"] == here:
             at = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
             places.append(_Place("the node of this process", at, NODE_SECONDS))
-    _places = tuple(place for place in places if _answers(place.address))  # none may, to a client of a client server
+    _places = tuple(place for place in places if _answers(place.address))
     threading.Thread(target=_watch, args=(address,), name="seenset-head", daemon=True).start()
 
 
@@ -126,10 +126,12 @@ def _watch(address: str) -> None:
 
 
 def _address_of_head() -> str:
-    """Of the cluster that this process is connected to; empty without one."""
+    """Of the cluster that this process is connected to; empty without one, or where it is reached through a client."""
     import ray
 
-    return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else ""
+    if not ray.is_initialized() or ray.util.client.ray.is_connected():
+        return ""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _patience() -> float:
