@@ -222,6 +222,6 @@ def test_a_shard_whose_every_attempt_dies_is_given_up_and_the_next_command_tries
 def test_a_place_in_a_file_that_kills_its_reader_fails_the_shard_by_name(tmp_path: Path) -> None:
     shard, _ = shard_of(tmp_path, ["one", "two", "three"])
     with pytest.raises(UserError, match=r"audit.jsonl cannot be read beyond row 1: that killed its reader"):
-        list(read_shard(replace(shard, name="audit.jsonl"), lambda row, between: between and row == 2))
-    documents = list(read_shard(shard, lambda row, between: not between and row == 1))
+        list(read_shard(replace(shard, name="audit.jsonl"), watch=lambda row, between: between and row == 2))
+    documents = list(read_shard(shard, watch=lambda row, between: not between and row == 1))
     assert [document.problem is None for document in documents] == [True, False, True]
