@@ -14,7 +14,7 @@ from openai_server import openai_server
 from rich.console import Console
 
 from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
+from pipeline.audit.manifest import read_run
 from pipeline.audit.retry import withdraw_refused
 from pipeline.audit.stages import stages_of
 from pipeline.detectors.samia import prefix_and_reference
@@ -150,7 +150,7 @@ def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: P
         stages = stages_of(config)
         before, broken = len(server.bodies), False
         # killed once the receipts were withdrawn, and later on in the midst of asking
-        assert withdraw_refused(stages, make_plan(config).shards, store, ["model_error"]) > 1
+        assert withdraw_refused(stages, read_run(store)[1], store, ["model_error"]) > 1
         assert spent_before(store, STAGE).requests == before
         with pytest.raises(StopError, match="budget"):
             run(path, f"model.budget.requests={before + 1}")
