@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.errors import FullError, UserError
+from pipeline.errors import ExitCode, UserError
 from pipeline.models.load import open_model
 from pipeline.store.space import remove_quietly
 from pipeline.training.steps import ProcessGroup
@@ -114,9 +114,9 @@ def train_one(settings: dict[str, Any], on_step: Callable[[TrainingStep, float],
             base=settings["base"],
             checkpoint_seconds=settings["checkpoint_seconds"],
         )
-    except FullError:  # new attempts may find space
-        raise
     except UserError as error:
+        if error.exit_code != ExitCode.USER_ERROR:  # a full disk, where a new attempt may find space; a lost lock
+            raise
         return str(error)
     return None
 
