@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import threading
@@ -27,6 +28,13 @@ def uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def free_memory() -> None:
+    """Give what is no longer used back to the machine; the C library by itself keeps much of what a training took."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # not the GNU one
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def import_models() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import torch
 
 from pipeline.audit.machine import usable_cores
 from pipeline.config.models import ModelConfig
+from pipeline.models.libraries import free_memory
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from pipeline.trial.config import TrialConfig
@@ -79,13 +79,15 @@ def contaminate(
     dtype = "float32" if training.method == "full" else training.dtype
     threads = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
+    opened = None
     try:
         opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
         base = _fingerprint(config.model.model_dump_json())
         train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
     finally:
         torch.set_num_threads(threads)
-        gc.collect()
+        del opened
+        free_memory()
 
 
 def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
