@@ -362,7 +362,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     interrupts.listen()
     terminal.show_all_characters()
     try:
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        try:
+            code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        finally:
+            _give_keys_back()
     except UserError as error:
         fail(str(error), int(error.exit_code))
     except TyperException as error:
@@ -379,6 +382,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
         leave_at_once("interrupted; the same command goes on from here", code)
     sys.exit(code or 0)
+
+
+def _give_keys_back() -> None:
+    if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
+        keys.give_keys_back()
 
 
 def _message_of(error: TyperException) -> str:

@@ -43,6 +43,13 @@ def withdraw_keys(models: Sequence[object]) -> list[str]:
     return sorted(variables)
 
 
+def give_keys_back() -> None:
+    """Give all that was withdrawn back to the environment, for whatever this process does after a command."""
+    while _withdrawn:
+        variable, key = _withdrawn.popitem()
+        os.environ.setdefault(variable, key)
+
+
 @contextmanager
 def keys_withdrawn(models: Sequence[object]) -> Iterator[None]:
     """Withdraw the keys of models, and give back to the environment after the block what it held before."""

@@ -26,8 +26,9 @@ from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import check_endpoint, headers
-from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, without_key
+from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, withdraw_keys, without_key
 from pipeline.errors import UserError
+from ray_jobs.cli import main
 from seenset import audit
 
 MakeAudit = Callable[..., Path]
@@ -175,5 +176,15 @@ def test_a_key_that_was_withdrawn_is_still_sent_and_forgotten_when_it_is_given_b
     with keys_withdrawn([CONFIG]), keys_withdrawn([CONFIG]):
         assert "SEENSET_API_KEY" not in os.environ
         assert headers(CONFIG) == {"Authorization": f"Bearer {KEY}"}
+    monkeypatch.delenv("SEENSET_API_KEY")
+    assert headers(CONFIG) == {}
+
+
+def test_a_process_that_runs_a_command_has_its_keys_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SEENSET_API_KEY", KEY)
+    withdraw_keys([CONFIG])
+    with pytest.raises(SystemExit):
+        main(["status", str(tmp_path)])
+    assert os.environ["SEENSET_API_KEY"] == KEY
     monkeypatch.delenv("SEENSET_API_KEY")
     assert headers(CONFIG) == {}
