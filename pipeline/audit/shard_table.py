@@ -70,6 +70,8 @@ def _shards(store: Store) -> Iterator[Shard]:
                 yield from _of_lines(file, second)
             else:  # an empty one, or as earlier versions wrote it
                 yield from map(Shard.from_dict, json.loads(first + second + file.read()))
+        except (json.JSONDecodeError, RecursionError):
+            raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: not JSON") from None
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
 

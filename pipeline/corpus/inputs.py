@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -202,6 +203,8 @@ def _folder(
         return [partial(_saved_dataset, role, source, name, path)]
     files = {file[len(root) + 1 :]: info for file, info in infos.items() if format_of(file)}
     files = {inner: info for inner, info in files.items() if not f"/{inner}".count("/.")}
+    for info in files.values():
+        _check_link(info)
     if not files:
         raise UserError(f"{key}: folder {name} holds no file that ends in {', '.join(SUFFIXES)}")
     prefix = name.rstrip("/")
@@ -217,10 +220,17 @@ def _folder(
     return looks
 
 
+def _check_link(info: dict[str, Any]) -> None:
+    """Refuse a link that leads nowhere; file systems describe it as if it were a file. Raises FileNotFoundError."""
+    if info.get("islink") and not os.path.exists(info["name"]):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), info["name"])
+
+
 def _file(
     role: Role, source: SourceConfig, key: str, name: str, info: dict[str, Any], fs: Any, limits: LimitsConfig
 ) -> InputFile:
     path = _address(fs, info["name"])
+    _check_link(info)
     form = format_of(path)
     if form is None:
         raise UserError(f"{key}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")

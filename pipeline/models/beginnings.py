@@ -9,13 +9,15 @@ no text that could follow it would change them. There are two proofs.
   looking at a run of like characters and the one behind it.
 - Agreement. The tokens of the whole text end somewhere among any L characters in a row, where L is the length of the
   longest entry of the vocabulary, and up to there they are the tokens of the text cut at that place. Where the text
-  cut at each of these L places has the same kept tokens, the whole text has them too. It serves texts without blanks.
+  cut at each of these L places has the same kept tokens, the whole text has them too. It serves texts without blanks,
+  with byte-pair encoding and unigram models that know every character: else a token may be longer than any entry.
 
 Where neither holds, a longer beginning is tried, and at last the whole text.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,13 +51,23 @@ class Vocabulary:
 
     longest: int  # characters
     splits_at_blanks: bool  # no entry holds a letter and then a blank
+    bounds_tokens: bool  # no token is longer than the longest entry
 
 
 @lru_cache(maxsize=16)
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """What is known of the entries of a tokenizer of transformers, those that were added to it among them."""
     entries = tokenizer.get_vocab()
-    return Vocabulary(max(map(len, entries), default=1), not any(map(_LETTER_BLANK.search, entries)))
+    longest = max(map(len, entries), default=1)
+    return Vocabulary(longest, not any(map(_LETTER_BLANK.search, entries)), _knows_all(tokenizer))
+
+
+def _knows_all(tokenizer: Any) -> bool:
+    """Whether a model is known to have no token for runs of characters or words that no entry covers."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    model = {} if backend is None else json.loads(backend.to_str())["model"]
+    whole = model.get("byte_fallback") or (model.get("type") == "BPE" and not model.get("unk_token"))
+    return model.get("type") in ("BPE", "Unigram") and bool(whole)
 
 
 def first_length(max_tokens: int) -> int:
@@ -80,7 +92,8 @@ def settled(
         if tokens.truncated:
             if vocabulary.splits_at_blanks and _words_end(text, tokens.kept, length):
                 return tokens
-            if len(text) > WHOLE_CHARACTERS and _all_agree(encode, vocabulary.longest, text, tokens, length):
+            agreement = vocabulary.bounds_tokens and len(text) > WHOLE_CHARACTERS
+            if agreement and _all_agree(encode, vocabulary.longest, text, tokens, length):
                 return tokens
         length = length * _LONGER if len(text) > WHOLE_CHARACTERS else len(text)
         (tokens,) = encode([text[:length]])

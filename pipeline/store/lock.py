@@ -30,6 +30,9 @@ STALE_SECONDS = 45.0
 CONFIRM_SECONDS = STALE_SECONDS / 3
 """A driver changes nothing in its run directory if its last beat is older: it asks the store first."""
 
+_FREE = b""
+"""In the place of what a lock's file holds: its holder is gone, or has given it back."""
+
 _TRIES = 20
 _READS = 3
 _LIVE: set[str] = set()
@@ -121,9 +124,9 @@ class RunLock:
     def _take(self) -> None:
         for _ in range(_TRIES):
             latest = _latest(self.store)
-            watched = self._wait_for(latest) if latest else None
+            watched = self._wait_for(latest) if latest else _FREE
             self._confirmed = _now()
-            if self._create(latest + 1, watched):
+            if watched is not None and self._create(latest + 1, watched):
                 return
         raise BusyError(f"run {self.store.url} was just taken by another driver")
 
@@ -173,10 +176,10 @@ class RunLock:
             file.write(holder.to_bytes())
             file.truncate()
 
-    def _create(self, number: int, watched: bytes | None) -> bool:
+    def _create(self, number: int, watched: bytes) -> bool:
         """Take a number, if nobody has it, nobody has gone on to a higher one, and the holder has not woken up.
 
-        `watched` is the file of the number below, where it did not change for long; None where it is known to be free.
+        `watched` is the file of the number below, where it did not change for long; `_FREE` where it is free.
         """
         name = _file(number)
         try:
@@ -188,7 +191,7 @@ class RunLock:
         if not created:
             return False
         others = [other for other in _numbers(self.store) if other != number]
-        woken = watched is not None and _read(self.store, number - 1) not in (watched, None)
+        woken = watched != _FREE and _read(self.store, number - 1) not in (watched, None)
         if woken or max(others, default=0) > number:
             self.store.remove(name)
             return False
@@ -213,16 +216,21 @@ class RunLock:
         return None
 
     def _wait_for(self, number: int) -> bytes | None:
-        """Return when a lock is free, or is no longer the latest; if it had to be watched, what its file holds.
+        """Return when a lock may be taken over: what its file holds where it had to be watched, else `_FREE`.
+
+        None where it is no longer the latest: the lock is to be looked at anew, because whoever went on to
+        a higher number may have given that up when the holder of this one woke.
 
         Raises:
             BusyError: a live driver holds it.
         """
         data = _read(self.store, number)
-        holder = None if data is None else read_holder(data)
-        alive = _is_held(holder)
-        if data is None or alive is False:
+        if data is None:
             return None
+        holder = read_holder(data)
+        alive = _is_held(holder)
+        if alive is False:
+            return _FREE
         if alive is None:
             if self._say is not None:
                 who = f"process {holder.pid} on {holder.host}" if holder is not None else "a driver"
@@ -231,8 +239,10 @@ class RunLock:
                 return data
             data = _read(self.store, number)
             holder = None if data is None else read_holder(data)
-            if data is None or (holder is not None and holder.released) or _latest(self.store) != number:
+            if data is None or _latest(self.store) != number:
                 return None
+            if holder is not None and holder.released:
+                return _FREE
         who = f"process {holder.pid} on {holder.host}" if holder is not None else "another driver"
         raise BusyError(f"run {self.store.url} is held by {who}; wait for it or give another run directory")
 

@@ -147,7 +147,7 @@ def test_the_end_of_a_text_may_decide_its_first_token() -> None:
 
 def test_the_models_of_the_benchmarks_split_at_blanks(smollm2: LanguageModel, tiny_model_folder: object) -> None:
     found = vocabulary_of(smollm2.tokenizer)
-    assert found == Vocabulary(found.longest, True)
+    assert found == Vocabulary(found.longest, True, True)
     text = " ".join(corpus()) + "".join(random.Random(3).choices("abc \n中", k=5000))
     for part in (text, text[::-1], text.replace(" ", "")):
         for limit in (16, 64):

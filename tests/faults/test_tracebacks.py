@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +14,7 @@ import pytest
 from ended import ended, refusal
 from finished import rows
 from made_up import sentence
+from object_store import object_store
 
 from pipeline.errors import UserError
 from pipeline.store.files import Store
@@ -34,9 +31,12 @@ TEXTS = [sentence(i) for i in range(8)]
         (DEEP, "more than 100 brackets within one another"),
         ("[" * 20_000, "more than 100 brackets within one another"),
         ("{a: " * 20_000, "more than 100 brackets within one another"),
-        ("\n" + "".join(" " * depth + "a:\n" for depth in range(2000)), "nested too deep"),
-        (DIGITS, "value has 5000 digits"),
-        ("2024-13-13", "month must be in 1..12"),
+        (
+            "\n" + "".join(" " * depth + "a:\n" for depth in range(2000)),
+            "its brackets or indents are nested too deeply",
+        ),
+        (DIGITS, "a value cannot be read: value has 5000 digits"),
+        ("2024-13-13", "a value cannot be read: month must be in 1..12"),
     ],
     ids=["brackets", "open brackets", "braces", "indents", "digits", "a date"],
 )
@@ -151,43 +151,13 @@ def test_an_input_at_an_address_where_nobody_listens(make_audit: MakeAudit, caps
         assert f"Cannot connect to host {address}" in error
 
 
-@contextmanager
-def empty_object_store() -> Iterator[str]:
-    """A server that knows no bucket, as S3 says it."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            body = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
-            self.send_response(404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_PUT = do_HEAD = do_POST = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_a_bucket_that_does_not_exist(
     make_audit: MakeAudit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("s3fs")
     path = str(make_audit(TEXTS, TEXTS))
-    with empty_object_store() as url:
-        for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
         assert "bucket" in refusal(capsys, "run", path, "--set", "run=s3://nowhere/run")
         assert "nowhere" in refusal(capsys, "plan", path, "--set", "corpus.audit.path=s3://nowhere/a.jsonl")
         assert "s3://nowhere/run" in refusal(capsys, "status", "s3://nowhere/run")
