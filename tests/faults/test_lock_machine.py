@@ -112,7 +112,8 @@ class Machines(RuleBasedStateMachine):
         if driver is None:
             return None
         driver.pause()
-        if operation in ("create", "overwrite") and driver.fault != "refused":
+        written = operation == "overwrite" or (operation == "create" and path not in self.objects.files)
+        if written and driver.fault != "refused":
             self.changed[path] = self.now
         if operation == "create":
             driver.stills = {
