@@ -77,6 +77,7 @@ def test_an_answer_of_4_gigabytes_is_not_read_on() -> None:
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_endless_answers_take_a_bounded_part_of_the_memory() -> None:
     imports = """
     import asyncio

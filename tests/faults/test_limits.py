@@ -81,6 +81,7 @@ def test_a_line_of_400_mebibytes_costs_its_document_and_no_memory(long_line: Pat
     assert lines[0] == ("0 ('too_large', '419,430,413 bytes, more than limits.document_bytes, which is 67,108,864')")
 
 
+@pytest.mark.slow
 def test_files_that_are_one_line_are_refused_with_the_figure(tmp_path: Path) -> None:
     write_packed(tmp_path / "one.jsonl.zst", [(b'{"text": "', 1), (MEBIBYTE, 200)])
     (tmp_path / "one.csv.gz").write_bytes(gzip.compress(MEBIBYTE * 80, 1))
