@@ -82,6 +82,7 @@ def plan(
 ) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     planned = _planned(config, set_, limit)
+    from pipeline.audit.allocation import check_adapters
     from pipeline.audit.apart import write_matched
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
@@ -100,6 +101,7 @@ def plan(
     if audit.paraphraser is not None:
         check_paraphraser(audit.paraphraser, weights_of(audit.model))
     check_log_probs(log_prob_stages(audit))
+    check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     if matched is not None:
         subsets = write_matched(planned, matched)

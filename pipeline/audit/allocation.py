@@ -32,9 +32,10 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError, nearest
+from pipeline.models.load import open_empty
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.store.files import Store
-from pipeline.training.adapter import adapter_key
+from pipeline.training.adapter import adapter_key, check_targets
 
 
 def adapter_folders(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
@@ -116,6 +117,23 @@ class _Pool:
     sketch: np.ndarray  # uint8, (documents, 128)
     groups: list[str | None]
     free: np.ndarray  # bool, (documents,), that may be trained on
+
+
+def check_adapters(config: AuditConfig, shards: Sequence[Shard]) -> None:
+    """Check without training that every adapter which the detectors need can be trained.
+
+    Known documents are read only where an adapter is trained on a group of them.
+
+    Raises:
+        UserError: the model does not have the layers that are named, or as `allocate`.
+    """
+    settings = [config.fsd.adapter(name) for name in adapters_of(parse_detectors(config.detectors))]
+    named = [adapter.target_modules for adapter in settings if adapter.target_modules is not None]
+    if named and (model := open_empty(weights_of(config.model))) is not None:
+        for target_modules in named:
+            check_targets(model, target_modules)
+    if any(adapter.group is not None for adapter in settings):
+        allocate(config, shards)
 
 
 def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:

@@ -182,14 +182,28 @@ def _auto_class(*, seq2seq: bool) -> Any:
 
 def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int | None:
     """Number of parameters, shared ones counted once, from a copy of the model without weights."""
+    empty = _empty_model(config, loaded, seq2seq=seq2seq)
+    return None if empty is None else sum(parameter.numel() for parameter in empty.parameters())
+
+
+def open_empty(config: ModelConfig) -> Any | None:
+    """A causal model without weights, to look at its layers; None where its code cannot make one.
+
+    Raises:
+        UserError: a file is missing or damaged, or a setting is not allowed.
+    """
+    files = _checked_files(config, check_files(config), seq2seq=False)
+    return _empty_model(config, read_model_config(config, files, seq2seq=False), seq2seq=False)
+
+
+def _empty_model(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> Any | None:
     import torch
 
     try:
         with BUILDING, torch.device("meta"):
-            empty = _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
-    except Exception:  # only an estimate: what is wrong with a model's code shows at load
+            return _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
+    except Exception:  # what is wrong with a model's code shows at load
         return None
-    return sum(parameter.numel() for parameter in empty.parameters())
 
 
 def open_made_up(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,19 @@ def linear_modules(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not output]
 
 
+def check_targets(model: Any, target_modules: Sequence[str]) -> None:
+    """Check that a model, whose weights are not read, has the layers that an adapter is to change.
+
+    Raises:
+        UserError: it has not.
+    """
+    modules = linear_modules(model)
+    for module in target_modules:
+        if not any(name == module or name.endswith(f".{module}") for name in modules):
+            short = sorted({name.rsplit(".", 1)[-1] for name in modules})
+            raise UserError(f"target_modules: no linear layer {module!r} in the model; {nearest(module, short)}")
+
+
 def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> PeftConfig:
     """The peft configuration of an adapter for this model.
 
@@ -54,11 +67,7 @@ def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> PeftConfig
 
     targets: str | list[str] = "all-linear"
     if config.target_modules is not None:
-        modules = linear_modules(model)
-        for module in config.target_modules:
-            if not any(name == module or name.endswith(f".{module}") for name in modules):
-                short = sorted({name.rsplit(".", 1)[-1] for name in modules})
-                raise UserError(f"target_modules: no linear layer {module!r} in the model; {nearest(module, short)}")
+        check_targets(model, config.target_modules)
         targets = list(config.target_modules)
     common: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": targets}
     if config.method == "ia3":
