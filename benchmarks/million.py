@@ -9,7 +9,8 @@ seconds that one plain loop a core would take for as many documents (timed on so
 start-up left out). `first_receipt_s`: from its start to the first finished shard. `driver_growth_mb`: peak resident
 size of the driver over its peak on a run of `--small` documents with the same settings. `actor_growth_mb`: the largest
 actor at the end over its size when a tenth of the shards were finished; null where no actors were needed.
-`files_a_shard`: of the run directory.
+`files_a_shard`: of the run directory. `bytes_each`: of its score files a document, of a selection's verdicts a
+document, and of `selected.parquet` a selected one.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def _measure(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "small": {"documents": arguments.small, "seconds": round(small.seconds, 1), "peak_mb": round(small.driver_mb)},
         "actor_growth_mb": None if run.actor_growth is None else round(run.actor_growth, 1),
         "files_a_shard": round(run.files / run.shards, 2),
+        "bytes_each": {name: round(size, 1) for name, size in run.bytes_each.items()},
         "shards": run.shards,
         "selected": run.selected,
         "versions": versions(),
@@ -149,6 +151,7 @@ class _Run:
     shards: int = 0
     documents: int = 0
     selected: dict[str, int] = field(default_factory=dict)
+    bytes_each: dict[str, float] = field(default_factory=dict)
 
     @property
     def actor_growth(self) -> float | None:
@@ -184,7 +187,17 @@ def _watched(config: Path) -> _Run:
     run.selected = {summary.name: summary.n_selected for summary in answers}
     run.documents = status.documents
     run.files = sum(len(files) for _, _, files in os.walk(planned.config.run))
+    folder = Path(planned.config.run)
+    run.bytes_each = {
+        "scores": _bytes(folder, "scores/*") / run.documents,
+        "verdicts": _bytes(folder, "selection/*/documents/*") / (run.documents * len(answers)),
+        "selected": _bytes(folder, "selection/*/selected.parquet") / max(1, sum(run.selected.values())),
+    }
     return run
+
+
+def _bytes(folder: Path, pattern: str) -> int:
+    return sum(file.stat().st_size for file in folder.glob(pattern))
 
 
 def _peak_mb(process: int) -> float:
