@@ -24,10 +24,10 @@ PATIENCE = 60.0
 MARGIN = 20.0
 """Seconds before that at which a head node counts as lost."""
 
-NODE_SECONDS = 6.0
+NODE_SECONDS = 2.0
 """Of silence after which the node of this process counts as lost: it does not come back."""
 
-GRACE = 4.0
+GRACE = 2.0
 """Seconds later a command that still waits for Ray is ended."""
 
 PAUSE = 1.0

@@ -153,7 +153,7 @@ def test_a_training_whose_node_dies_with_its_driver_task_goes_on_on_another(
     command = [sys.executable, "-c", LOSE_NODE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
     assert outcome["lost"]
     assert outcome["began_at"][0] == 0 < outcome["began_at"][-1]
     assert outcome["steps"] == 180
