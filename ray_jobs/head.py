@@ -27,7 +27,7 @@ MARGIN = 20.0
 NODE_SECONDS = 2.0
 """Of silence after which the node of this process counts as lost: it does not come back."""
 
-GRACE = 2.0
+GRACE = 4.0
 """Seconds later a command that still waits for Ray is ended."""
 
 PAUSE = 1.0
