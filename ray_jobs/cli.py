@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
-from pipeline.models.libraries import uncollected
+from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full
 from ray_jobs import interrupts, terminal
 from ray_jobs.ending import fail, is_of_storage, leave_at_once, message_of_storage
@@ -123,10 +123,9 @@ def run(
     fail_if_selected: FailIfSelected = False,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
-    with uncollected():
-        planned = _planned(config, set_, limit)
-        from ray_jobs.audit import run_audit
-        from ray_jobs.progress import Reporter
+    planned = _planned(config, set_, limit)
+    from ray_jobs.audit import run_audit
+    from ray_jobs.progress import Reporter
 
     reporter = Reporter(terminal.console(errors=json_))
     outcome = run_audit(planned.config, reporter, limit, not no_text, fail_if_selected, planned)
@@ -138,6 +137,7 @@ def run(
 @app.command()
 def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: NoText = False) -> None:
     """Try documents in quarantine again that a fault put there, and answer anew; all else is kept."""
+    _check_run(run)
     from ray_jobs.progress import Reporter
     from ray_jobs.retry import retry_run
 
@@ -150,14 +150,11 @@ def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: 
 @app.command()
 def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
-    from pipeline.audit.description import load_evaluation
-    from pipeline.endpoint.keys import withdraw_keys
+    planned = _planned(config, set_, limit, labelled=True)
     from ray_jobs.evaluate import run_evaluation
     from ray_jobs.progress import Reporter
 
-    described = load_evaluation(config, set_ or ())
-    withdraw_keys(described.models)
-    outcome = run_evaluation(described, Reporter(terminal.console(errors=json_)), limit)
+    outcome = run_evaluation(planned.config, Reporter(terminal.console(errors=json_)), limit, planned)
     if json_:
         terminal.print_json({**outcome.evaluation.plain(), "page": outcome.page})
     else:
@@ -202,7 +199,7 @@ def select(
     fail_if_selected: FailIfSelected = False,
 ) -> None:
     """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
-    _check_overrides(run, set_)
+    _check_run(run, set_)
     from pipeline.audit.summary import exit_code_of, unsupported
     from ray_jobs.select import select_again
 
@@ -228,6 +225,7 @@ def verdict(
     fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
 ) -> None:
     """Was this collection trained on? At least so many of its documents, and a test of it as a whole."""
+    _check_run(run)
     from pipeline.audit.collection import block_kind
     from ray_jobs.verdict import give_verdict
 
@@ -335,20 +333,20 @@ def _exit_with(state: str) -> NoReturn:
     raise typer.Exit(int(ExitCode.INCOMPLETE if state in ("incomplete", "failed") else ExitCode.DONE))
 
 
-def _planned(config: str, overrides: list[str] | None, limit: int | None) -> Plan:
-    """The plan of an audit. What is wrong with it shows here, before Ray and torch are imported for seconds."""
-    from pipeline.audit.description import load_config
+def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
+    """The plan of an audit or an evaluation; what is wrong shows here, before torch is imported for seconds."""
+    from pipeline.audit.description import load_config, load_evaluation
     from pipeline.audit.plan import check_model_files, make_plan
     from pipeline.endpoint.keys import withdraw_keys
 
-    audit = load_config(config, overrides or ())
+    audit = (load_evaluation if labelled else load_config)(config, overrides or ())
     withdraw_keys(audit.models)
     planned = make_plan(audit, limit)
     check_model_files(planned.config)
     return planned
 
 
-def _check_overrides(run: str, overrides: list[str] | None) -> None:
+def _check_run(run: str, overrides: list[str] | None = None) -> None:
     """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
     from pipeline.audit.description import build_config
     from pipeline.audit.manifest import read_run
@@ -361,6 +359,7 @@ def _check_overrides(run: str, overrides: list[str] | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error that a user can mend is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    collect_rarely()
     interrupts.listen()
     terminal.show_all_characters()
     try:

@@ -31,9 +31,9 @@ from pipeline.selection.conformal import Ties
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.selection.weighted import weight_levels
-from pipeline.stages.base import Entry, Output
+from pipeline.stages.base import BatchSize, Entry, Output
 from pipeline.stages.process import work_through
-from pipeline.stages.score import BATCH_TOKENS
+from pipeline.stages.score import batch_size_of
 from seenset.support import warn_of_unsupported
 
 
@@ -52,7 +52,7 @@ class _Scorer:
     model: LanguageModel
     detectors: Sequence[Detector]
     passes: Mapping[Pass, frozenset[str]]
-    budget: int  # padded tokens in a batch
+    batch_size: BatchSize
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Note the scores of a batch, or why a document has none."""
@@ -121,8 +121,8 @@ def score(
     if isinstance(model, (str, PathLike)):
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
-    budget = batch_tokens or BATCH_TOKENS["cuda" if lm.device.type == "cuda" else "cpu"]
-    worker, output = _Scorer(lm, parsed, plan_passes(parsed), budget), Output()
+    size = batch_size_of(batch_tokens or "auto", "cuda" if lm.device.type == "cuda" else "cpu")
+    worker, output = _Scorer(lm, parsed, plan_passes(parsed), size), Output()
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
     entries = _prepare(worker, texts, names, min(max_tokens, lm.max_tokens or max_tokens), output)
     work_through(worker, entries, output)

@@ -15,7 +15,7 @@ from typing import IO
 
 from pipeline.audit.plan import Plan
 from pipeline.audit.precheck import Effort, Precheck, check_documents
-from pipeline.models.libraries import uncollected
+from pipeline.models.libraries import collect_rarely
 
 _SIZE = 8  # bytes that say how long a message is
 
@@ -81,6 +81,7 @@ def _receive(file: IO[bytes]) -> bytes | None:
 
 def answer_check() -> None:
     """Check the documents of the plan on standard input; the record goes to standard output."""
+    collect_rarely()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no part of it
     work = _receive(sys.stdin.buffer)
@@ -88,8 +89,7 @@ def answer_check() -> None:
         return
     threading.Thread(target=_end_with_parent, daemon=True).start()
     plan, effort = pickle.loads(work)
-    with uncollected():
-        _send(answers, pickle.dumps(check_documents(plan, effort)))
+    _send(answers, pickle.dumps(check_documents(plan, effort)))
 
 
 def _end_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -13,6 +14,19 @@ from collections.abc import Iterator
 BUILDING = threading.RLock()
 """Held by a thread while it builds a model: transformers sets torch's default dtype for all threads meanwhile, and two
 models that are built at once come out with weights of each other's dtype."""
+
+OBJECTS_BETWEEN_COLLECTIONS = (100_000, 50, 100)
+"""Thresholds of Python's collector in a process of ours; 700, 10 and 10 by default."""
+
+
+def collect_rarely() -> None:
+    """Search rarely for objects that refer to each other alone, and not when the process ends.
+
+    Libraries and a model are a million objects, all in use: to look through them takes a second of opening a model,
+    and nearly two of the end.
+    """
+    gc.set_threshold(*OBJECTS_BETWEEN_COLLECTIONS)
+    atexit.register(gc.freeze)
 
 
 @contextlib.contextmanager

@@ -136,6 +136,14 @@ class Window:
     characters: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """How many documents of like length share a batch; a batch has at least one."""
+
+    tokens: int  # at most, each document padded to the longest
+    padding: int | None = None  # tokens of it, at most; None: as much as it takes
+
+
 @dataclass(slots=True)
 class Output:
     """What a shard's documents came to so far."""
@@ -176,8 +184,8 @@ class BatchWorker(Protocol):
     """What turns prepared documents into rows, a batch at a time."""
 
     @property
-    def budget(self) -> int | None:
-        """Padded tokens in a batch; None: a window is a batch, in its order."""
+    def batch_size(self) -> BatchSize | None:
+        """Of its batches; None: a window is a batch, in its order."""
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Note a row or a refusal of every document; an exception is the fault of one of them."""

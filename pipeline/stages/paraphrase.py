@@ -16,7 +16,7 @@ from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.generate import Sampling
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.store.files import Store
 
 STAGE = "paraphrase"
@@ -81,7 +81,7 @@ class Paraphraser:
         self.settings: ParaphraserSettings = stage.settings
         self.seed = stage.seed
         self.window = Window(WINDOW_DOCUMENTS)
-        self.budget: int | None = None
+        self.batch_size: BatchSize | None = None
         self.model = placement.open(open_paraphraser, self.settings.paraphraser)
         self.tokenizer = open_tokenizer(self.settings.model)
 

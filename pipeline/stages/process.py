@@ -18,7 +18,7 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.background import in_background
-from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Window, Worker
+from pipeline.stages.base import Asker, BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
 from pipeline.stages.growth import filed_rows, new_rows
 from pipeline.store.attempts import Journal
@@ -80,7 +80,7 @@ def process(
             return reader.prepared(_windows(readable_documents(stage, shard, output, reader.watch), worker.window))
 
         for entries in prepared() if journal.careful else in_background(prepared):
-            for batch in _batches(entries, worker.budget):
+            for batch in _batches(entries, worker.batch_size):
                 _guarded(reader, batch, entries, output)
                 if on_batch is not None:
                     on_batch(len(output.rows) + len(output.refused), output.tokens)
@@ -271,17 +271,20 @@ def _windows(documents: Iterator[Document], most: Window) -> Iterator[list[Docum
         yield window
 
 
-def _batches(entries: list[Entry], budget: int | None) -> Iterator[list[Entry]]:
-    """Documents of like length together, as many as fit the budget of padded tokens; at least one."""
-    if budget is None:
+def _batches(entries: list[Entry], size: BatchSize | None) -> Iterator[list[Entry]]:
+    """Documents of like length together, as many as fit the size; at least one."""
+    if size is None:
         if entries:
             yield entries
         return
     batch: list[Entry] = []
+    unpadded = 0
     for entry in sorted(entries, key=lambda entry: (entry.tokens, entry.document.row)):
-        if batch and entry.tokens * (len(batch) + 1) > budget:
+        unpadded += entry.tokens
+        padded = entry.tokens * (len(batch) + 1)
+        if batch and (padded > size.tokens or (size.padding is not None and padded - unpadded > size.padding)):
             yield batch
-            batch = []
+            batch, unpadded = [], entry.tokens
         batch.append(entry)
     if batch:
         yield batch
@@ -289,7 +292,7 @@ def _batches(entries: list[Entry], budget: int | None) -> Iterator[list[Entry]]:
 
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
     """Work on prepared documents in this process, without a journal: nothing is filed."""
-    for batch in _batches(entries, worker.budget):
+    for batch in _batches(entries, worker.batch_size):
         _halved(worker, batch, output)
 
 

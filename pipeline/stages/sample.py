@@ -12,7 +12,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.generate import Prompt, Sampling, continuations
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.continuations import (
     MAX_NEW_TOKENS,
     SampleSettings,
@@ -38,7 +38,7 @@ class Sampler:
         self.settings: SampleSettings = stage.settings
         self.placement = placement
         self.window = Window(WINDOW_DOCUMENTS)
-        self.budget: int | None = None
+        self.batch_size: BatchSize | None = None
 
     @cached_property
     def lm(self) -> LanguageModel:

@@ -24,7 +24,7 @@ from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
 from pipeline.passes.forward import TokenStatistics, forward, from_log_probs
 from pipeline.passes.gradient import coverage, gradient_norms
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
 
@@ -34,6 +34,14 @@ WINDOW_DOCUMENTS = 4096
 WINDOW_CHARACTERS = 1 << 23
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Padded tokens in a batch, where the configuration does not say."""
+
+PADDING_TOKENS = {"cpu": 64, "cuda": None}
+"""Padding in a batch: on a CPU it takes as long as text, and another batch as long as a few dozen tokens."""
+
+
+def batch_size_of(tokens: int | Literal["auto"], device: str) -> BatchSize:
+    """Of a forward pass on a type of device, "cpu" or "cuda", with at most so many padded tokens."""
+    return BatchSize(BATCH_TOKENS[device] if tokens == "auto" else tokens, PADDING_TOKENS[device])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +142,7 @@ class Scorer:
         self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([settings.max_tokens, *limits])
-        budget = settings.batch_tokens
-        self.budget: int | None = budget if budget != "auto" else BATCH_TOKENS["cuda" if placement.gpus else "cpu"]
+        self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, "cuda" if placement.gpus else "cpu")
         self.window = Window(WINDOW_DOCUMENTS, -(-WINDOW_CHARACTERS // (1 + self.draws)))
 
     def open(self, shard: Shard, store: Store, output: Output) -> _Inputs:

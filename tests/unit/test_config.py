@@ -116,6 +116,8 @@ def test_overrides_reach_lists_and_new_keys() -> None:
         ("resources.actors=many", "resources.actors"),
         ("error_budget=2", "error_budget"),
         ("max_tokens=1", "max_tokens"),
+        ("corpus=null", "corpus: must be a section with keys of its own, got None"),
+        ("resources=3", "resources: must be a section with keys of its own, got 3"),
     ],
 )
 def test_a_bad_override_is_one_line(override: str, part: str) -> None:

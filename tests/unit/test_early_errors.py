@@ -54,8 +54,20 @@ TRIALS = {
 COMMANDS = {
     **{f"audit: {case}": (["run", "audit.yaml", *more], message) for case, (more, message) in AUDITS.items()},
     **{f"trial: {case}": (["trial", "trial.yaml", *more], message) for case, (more, message) in TRIALS.items()},
-    **{f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml") for name in ("plan", "run", "trial")},
-    **{f"{name}: no run": ([name, "nowhere"], "is not a run directory") for name in ("status", "select", "report")},
+    **{
+        f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml")
+        for name in ("plan", "run", "evaluate", "trial")
+    },
+    **{
+        f"{name}: no run": ([name, "nowhere"], "is not a run directory")
+        for name in ("status", "select", "report", "verdict", "retry")
+    },
+    "evaluate: one kind of documents": (["evaluate", "audit.yaml"], "add corpus.seen: {path: ...}"),
+    "evaluate: no section": (["evaluate", "audit.yaml", "--set", "corpus=null"], "corpus: must be a section"),
+    "evaluate: a missing model": (
+        ["evaluate", "audit.yaml", "--set", "corpus.seen.path=documents.jsonl"],
+        "no model at model",
+    ),
     "plan: a missing model": (["plan", "audit.yaml"], "no model at model"),
 }
 RUN = """

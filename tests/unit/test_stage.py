@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import __version__
 from pipeline.audit.description import build_config
@@ -27,12 +30,12 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.continuations import SampleSettings
 from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
-from pipeline.stages.process import LOCAL_DRIVER, earlier_rows, process, read_rows
+from pipeline.stages.process import LOCAL_DRIVER, earlier_rows, process, read_rows, work_through
 from pipeline.stages.score import ScoreSettings
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, write_receipt
@@ -55,7 +58,7 @@ class Counting:
     def __init__(self, stage: Stage, placement: Placement) -> None:
         self.settings: CountingSettings = stage.settings
         self.window = Window(4)
-        self.budget: int | None = None
+        self.batch_size: BatchSize | None = None
         self.batches: list[list[str]] = []
 
     def open(self, shard: Shard, store: Store, output: Output) -> None:
@@ -351,3 +354,28 @@ def test_the_work_of_another_version_is_refused_by_its_name(
     plan = make_plan(build_config({"run": store.url, "model": {"path": "none"}, "corpus": corpus}))
     with pytest.raises(UserError, match=f"holds the work of seenset 0.1.0, and this is {__version__}"):
         settle(plan, {"score": stage.fingerprint}, store)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), max_size=40),
+    tokens=st.integers(1, 2048),
+    padding=st.none() | st.integers(0, 200),
+)
+def test_a_batch_holds_documents_of_like_length_within_its_size(
+    lengths: list[int], tokens: int, padding: int | None
+) -> None:
+    worker = Counting(counting(), Placement())
+    worker.batch_size = BatchSize(tokens, padding)
+    entries = [Entry(Document(i, str(i), "", None), length, str(length)) for i, length in enumerate(lengths)]
+    output = Output()
+    work_through(worker, entries, output)
+    batches = [[int(length) for length in batch] for batch in worker.batches]
+    assert sorted(output.rows) == list(range(len(lengths)))
+    assert [length for batch in batches for length in batch] == sorted(lengths)
+    for batch, longer in itertools.zip_longest(batches, batches[1:]):
+        full = max(batch) * len(batch)
+        assert len(batch) == 1 or (full <= tokens and (padding is None or full - sum(batch) <= padding))
+        if longer is not None:  # no batch ends early
+            padded = longer[0] * (len(batch) + 1)
+            too_much = padding is not None and padded - sum(batch) - longer[0] > padding
+            assert padded > tokens or too_much
