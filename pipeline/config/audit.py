@@ -33,7 +33,7 @@ class ResourcesConfig(Section):
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
         description="Padded tokens in a batch, at most; auto is 2048 on a CPU and 16384 on a GPU. On a CPU a batch ends "
-        "before 64 tokens of it are padding.",
+        "before more than 64 tokens of it are padding.",
     )
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
         1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."
