@@ -32,8 +32,8 @@ class ResourcesConfig(Section):
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
-        description="Padded tokens in a batch, at most; auto is 2048 on a CPU and 16384 on a GPU. On a CPU a batch ends "
-        "before more than 64 tokens of it are padding.",
+        description="Padded tokens in a batch, at most; auto is 2048 on a CPU and 16384 on a GPU. On a CPU a batch "
+        "ends before more than 64 tokens of it are padding.",
     )
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
         1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from pipeline.audit.description import MissingRoleError, build_config
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
-from pipeline.config.corpus import NEAR_COPIES, NearCopies, Role, SourceConfig, TransformConfig
+from pipeline.config.corpus import LIMITS, NEAR_COPIES, LimitsConfig, NearCopies, Role, SourceConfig, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place, written
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
@@ -103,6 +103,7 @@ class TrialConfig(Section):
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     near_copies: NearCopies = Field(NEAR_COPIES, description="As in an audit; near copies stay together in every part.")
+    limits: LimitsConfig = LIMITS
     selections: list[SelectionConfig] = Field(min_length=1, description="Questions to the scores, as in an audit.")
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
@@ -227,6 +228,7 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
             "max_tokens",
             "error_budget",
             "near_copies",
+            "limits",
             "selections",
             "resources",
             "import_",

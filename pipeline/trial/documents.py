@@ -72,7 +72,7 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
     for folder in (config.run, config.work_folder):
         if not Store(folder).local:
             raise UserError(f"a trial trains into local folders, got {folder}")
-    find_inputs(CorpusConfig(audit=config.documents))
+    find_inputs(CorpusConfig(audit=config.documents), config.limits)
     models = [
         model
         for at in (point.config for point in points)
@@ -90,7 +90,9 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
         UserError: a bad file or column, a damaged file, or no documents.
     """
     corpus = CorpusConfig(audit=config.documents)
-    shards = plan_shards(corpus, find_inputs(corpus), config.resources, limit=limit)
+    shards = plan_shards(
+        corpus, find_inputs(corpus, config.limits), config.resources, limit=limit, limits=config.limits
+    )
     ids: list[str] = []
     texts: list[str] = []
     groups: list[str | None] = []

@@ -27,7 +27,7 @@ def check_shifts(points: Sequence[Point]) -> None:
         shift = config.split.shift
         if shift is not None and shift.by != BY_WORDS:
             try:
-                find_inputs(_with_column(config, shift.by))
+                find_inputs(_with_column(config, shift.by), config.limits)
             except UserError as error:
                 raise UserError(f"split.shift.by: {error}") from None
 
@@ -64,7 +64,9 @@ def _with_column(config: TrialConfig, column: str) -> CorpusConfig:
 
 def _by_column(config: TrialConfig, documents: Documents, column: str, limit: int | None) -> np.ndarray:
     corpus = _with_column(config, column)
-    shards = plan_shards(corpus, find_inputs(corpus), config.resources, limit=limit)
+    shards = plan_shards(
+        corpus, find_inputs(corpus, config.limits), config.resources, limit=limit, limits=config.limits
+    )
     values: dict[str, str] = {}
     for shard in number_rows(shards):
         for document in read_shard(shard):

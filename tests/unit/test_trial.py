@@ -131,6 +131,16 @@ def test_a_licence_on_every_document_does_not_make_them_one(tmp_path: Any) -> No
     assert (trained.sum(), drawn.unseen.size, drawn.audit.size) == (50, 50, 100)
 
 
+def test_a_trial_reads_no_more_of_a_document_than_its_limits_allow(tmp_path: Any) -> None:
+    (tmp_path / "documents.jsonl").write_text('{"text": "a short text"}\n{"text": "%s"}\n' % ("long " * 100))
+    described = trial(documents={"path": str(tmp_path / "documents.jsonl")})
+    whole, _ = build_trial(described)
+    limited, _ = build_trial({**described, "limits": {"document_bytes": 100}})
+    assert read_documents(whole).left_out == {}
+    assert read_documents(limited).left_out == {"too_large": 1}
+    assert len(read_documents(limited)) == 1
+
+
 @pytest.mark.parametrize(
     ("family", "known", "line"),
     [
