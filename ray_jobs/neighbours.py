@@ -14,6 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from pipeline.audit.machine import usable_cores
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
 from ray_jobs.head import forget_head
@@ -76,6 +77,7 @@ def start_private_cluster() -> None:
     try:
         ray.init(
             address="local",
+            num_cpus=usable_cores(),  # Ray counts those of the machine, whatever this process may use
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False,
