@@ -52,18 +52,19 @@ def near_copies_among(
     """
     family = near_families(sketches, threshold)
     sizes = np.bincount(family)
-    largest = np.argsort(-sizes, kind="stable")[:NAMED_FAMILIES]
-    members = {int(name): np.flatnonzero(family == name)[:NAMED_COPIES] for name in largest if sizes[name] > 1}
+    several = np.flatnonzero(sizes > 1)
+    largest = several[np.argsort(-sizes[several], kind="stable")][:NAMED_FAMILIES]
+    members = {int(name): np.flatnonzero(family == name)[:NAMED_COPIES] for name in largest}
     places = sorted({int(place) for some in members.values() for place in some})
     ids = dict(zip(places, ids_of(places), strict=True))
     record = NearCopies(
         n_documents=family.size,
         whole=whole,
-        n_copies=int(sizes[sizes > 1].sum()),
-        n_families=int((sizes > 1).sum()),
+        n_copies=int(sizes[several].sum()),
+        n_families=several.size,
         largest=int(sizes.max(initial=0)),
         n_distinct=sizes.size,
-        effective=round(family.size**2 / max(1, int((sizes**2).sum())), 1),
+        effective=round(family.size**2 / max(1, int(np.dot(sizes, sizes))), 1),
         families=[
             CopyFamily(size=int(sizes[name]), ids=[ids[int(place)] for place in some]) for name, some in members.items()
         ],

@@ -115,7 +115,7 @@ class _Places:
 
 def _write_families(scored: Scored, role: str, where: _Places, family: np.ndarray) -> None:
     """List the documents that have near copies, family by family in the order of their first documents."""
-    repeated = np.flatnonzero(np.bincount(family)[family] > 1)
+    repeated = np.flatnonzero((np.bincount(family) > 1)[family])
     if not repeated.size:
         scored.store.remove(copies_file(role))
         return

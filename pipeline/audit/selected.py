@@ -43,7 +43,8 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> None:
     places = SortedRows(_PLACES, ["task", "row"])
     try:
         for piece in selected.pieces():
-            tasks = [PurePath(source).name.split(".")[0] for source in piece["source"].to_pylist()]
+            names = {source: PurePath(source).name.split(".")[0] for source in piece["source"].unique().to_pylist()}
+            tasks = [names[source] for source in piece["source"].to_pylist()]
             places.add(pa.table([pa.array(tasks, pa.string()), piece["row"].cast(pa.int64())], schema=_PLACES))
         with replaced(store, name) as file:
             for text in _as_json(places):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from pipeline.config.corpus import NEAR_COPIES
+from pipeline.corpus.distinct import different, in_parts
 
 GRAM = 5
 """Words in a run. A text of fewer words is one run: it has no near copy but its equals."""
@@ -165,6 +166,8 @@ class CopyIndex:
         Returns:
             Two int64 arrays of one length: places among the given, ascending, and in `distinct`.
         """
+        if not len(self.distinct):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         distinct, _, number = _distinct(sketches)
         codes = [np.empty(0, dtype=np.int64)]
         for band in range(len(self.order)):
@@ -234,65 +237,79 @@ def near_families(sketches: np.ndarray | Sketches, threshold: float = NEAR_COPIE
     """Number the families of documents: near copies, and near copies of these, belong to one.
 
     Args:
-        sketches: uint8, (documents, 128), in memory or not; memory holds some 80 bytes a document besides.
+        sketches: uint8, (documents, 128), in memory or not; memory holds some 30 bytes a document besides.
         threshold: of the share of common runs, in [0.5, 1].
 
     Returns:
         int64, (documents,), in 0..families - 1, in the order of their first documents.
     """
     source = _InMemory(sketches) if isinstance(sketches, np.ndarray) else sketches
-    first, number = _different(_filled(source, np.arange(len(source)), _digests))
-    labels = np.arange(first.size, dtype=np.int32)
+    first, number = different(_filled(source, _digests))
+    labels = np.arange(first.size, dtype=np.int32)  # of each different sketch: the first one of its family
     width = band_width(threshold)
     for band in range(SKETCH // width):
         one, other = _alike(source, first, labels, band, width, threshold)
         if one.size:  # what is one family already stays one
             labels = _joined(labels, one, other)
-    family = labels[number]
-    names, first, number = np.unique(family, return_index=True, return_inverse=True)
-    rank = np.empty(names.size, dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(names.size)
-    return np.asarray(rank[number], dtype=np.int64)
+    rank = np.cumsum(labels == np.arange(labels.size, dtype=np.int32), dtype=np.int64) - 1
+    return np.asarray(rank[labels[number]], dtype=np.int64)
 
 
 def _alike(
     source: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
-    keys = _filled(source, first, lambda block: _keys(block, band, width))
-    order = np.argsort(keys, kind="stable").astype(np.int32)
-    keys = keys[order]
+    every = _filled(source, lambda block: _keys(block, band, width))
+    every = every if first.size == every.size else every[first]
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
-    for begin, end in _candidates(keys, keys, width):
-        given, known = order[begin], order[end]
-        apart = labels[given] != labels[known]
-        given, known = given[apart], known[apart]
-        close = _close(source.take(first[given]), source.take(first[known]), threshold)
-        one.append(given[close])
-        other.append(known[close])
+    for places in in_parts(every):  # who shares a band shares its first byte
+        keys = every[places]
+        rising = np.argsort(keys, kind="stable")
+        keys, order = _neighbours(keys[rising], places[rising], width)
+        for begin, end in _candidates(keys, keys, width):
+            given, known = order[begin], order[end]
+            apart = labels[given] != labels[known]
+            given, known = given[apart], known[apart]
+            close = _close(source.take(first[given]), source.take(first[known]), threshold)
+            one.append(given[close])
+            other.append(known[close])
     return np.concatenate(one), np.concatenate(other)
 
 
+def _neighbours(keys: np.ndarray, order: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of ascending keys and their places, those that share a band with another."""
+    band = keys >> np.uint64(8 * (8 - width))
+    equal = band[1:] == band[:-1]
+    shares = np.zeros(keys.size, dtype=bool)
+    shares[1:] |= equal
+    shares[:-1] |= equal
+    return keys[shares], order[shares]
+
+
 def _joined(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The families of different sketches after some of them were joined in pairs, each named by one of them: int32."""
+    """The families of different sketches after some of them were joined in pairs, each named by its first: int32."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    size = labels.size
-    one, other = np.concatenate([labels, one]), np.concatenate([np.arange(size, dtype=np.int32), other])
-    graph = coo_array((np.ones(one.size, dtype=bool), (one, other)), shape=(size, size))
-    component = connected_components(graph, directed=False)[1]
-    return np.asarray(np.unique(component, return_index=True)[1].astype(np.int32)[component])
+    names, place = np.unique(np.concatenate([labels[one], labels[other]]), return_inverse=True)
+    pairs = place.reshape(2, -1)
+    graph = coo_array((np.ones(one.size, dtype=bool), (pairs[0], pairs[1])), shape=(names.size, names.size))
+    _, begin, component = np.unique(
+        connected_components(graph, directed=False)[1], return_index=True, return_inverse=True
+    )
+    name = np.arange(labels.size, dtype=np.int32)
+    name[names] = names[begin[component]]
+    return np.asarray(name[labels])
 
 
-def _filled(source: Sketches, places: np.ndarray, values: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A uint64 of the sketch of each place, ascending: uint64, (places,)."""
+def _filled(source: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """A uint64 of each sketch: uint64, (documents,)."""
     every = np.empty(len(source), dtype=np.uint64)
     start = 0
     for block in source.blocks():
         every[start : start + len(block)] = values(block)
         start += len(block)
-    return every if places.size == every.size else every[places]
+    return every
 
 
 def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarray:
@@ -302,8 +319,8 @@ def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarra
 
 def _distinct(sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The different sketches in the order of their first documents, those documents, and the number of each one's."""
-    first, number = _different(_digests(sketches))
-    return sketches[first], first, number
+    first, number = different(_digests(sketches))
+    return sketches[first], first.astype(np.int64), number.astype(np.int64)
 
 
 def _digests(sketches: np.ndarray) -> np.ndarray:
@@ -316,18 +333,13 @@ def _digests(sketches: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the first of each value, int64, ascending; and for all places the number of their value's."""
-    _, first, number = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(first.size, dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(first.size)
-    return np.sort(first), rank[number.ravel()]
-
-
 def _keys(sketches: np.ndarray, band: int, width: int) -> np.ndarray:
     """Eight bytes from the beginning of a band on, as uint64: the band, and what orders documents that share it."""
-    columns = np.arange(band * width, band * width + 8) % SKETCH
-    return np.ascontiguousarray(sketches[:, columns]).view(">u8").ravel().astype(np.uint64)
+    begin = band * width
+    columns = sketches[:, begin : begin + 8]
+    if begin + 8 > SKETCH:
+        columns = np.concatenate([columns, sketches[:, : begin + 8 - SKETCH]], axis=1)
+    return np.ascontiguousarray(columns).view(">u8").ravel().astype(np.uint64)
 
 
 def _candidates(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -340,6 +352,8 @@ def _candidates(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tup
 def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rest = np.uint64((1 << 8 * (8 - width)) - 1)
     low = np.searchsorted(known, keys & ~rest, side="left")
+    inside = np.flatnonzero(np.append(known, ~known[-1:])[low] & ~rest == keys & ~rest) if known.size else low[:0]
+    keys, low = keys[inside], low[inside]  # most share no band with anybody
     high = np.searchsorted(known, keys | rest, side="right")
     crowded = high - low > _BUCKET
     middle = np.searchsorted(known, keys[crowded], side="left")
@@ -354,7 +368,7 @@ def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[
         some = sizes[place:stop]
         given = np.repeat(np.arange(place, stop), some)
         offset = np.arange(int(some.sum())) - np.repeat(np.cumsum(some) - some, some)
-        yield given, np.repeat(start[place:stop], some) + offset
+        yield inside[given], np.repeat(start[place:stop], some) + offset
         place = stop
 
 

@@ -253,8 +253,10 @@ def check_reaches_workers(who: str, module: str, plugins: Iterable[Plugin]) -> N
     Raises:
         UserError: it is neither built in, nor imported by the configuration, nor an entry point of a package.
     """
+    if _is_built_in(module) or any(plugin.holds(module) for plugin in plugins):
+        return  # before the records of all installed packages are read
     packages = [Plugin(entry.module, None) for entry in entry_points(group=GROUP)]
-    if not _is_built_in(module) and not any(plugin.holds(module) for plugin in (*plugins, *packages)):
+    if not any(plugin.holds(module) for plugin in packages):
         raise UserError(
             f"{who} is defined in {display_module(module)}, which workers do not load: name its file under `import`"
         )

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, settled_shards, write_shards
 from pipeline.audit.stages import stages_of
+from pipeline.corpus.distinct import PART, different
 from pipeline.corpus.near_copies import SKETCH, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.sketch_file import SketchFile
@@ -100,6 +103,30 @@ def test_the_memory_of_sorting_does_not_grow_with_the_selected(tmp_path: Path) -
     growth, count = map(int, done.stdout.split())
     assert count == 400_000
     assert growth < 100, "MB; the rows are 150 MB, and a sorted table of them twice that"
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """Bytes that Python and numpy held at most during a call."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, 1, PART - 1, 5 * PART + 7])
+@pytest.mark.parametrize("most", [2, 1_000, 1 << 62])
+def test_equal_values_are_numbered_in_the_order_of_their_first_in_little_memory(size: int, most: int) -> None:
+    values = np.random.default_rng(size).integers(0, most, size).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    first, number = different(values)
+    places: dict[int, int] = {}
+    numbers = [places.setdefault(value, len(places)) for value in values.tolist()]
+    assert number.tolist() == numbers
+    assert values[first].tolist() == list(places)
+    assert (np.diff(first) > 0).all()
+    if most > size > PART:
+        assert peak_of(partial(different, values)) < 28 * size
 
 
 def test_the_families_of_sketches_in_a_file_are_those_of_sketches_in_memory() -> None:
