@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -103,6 +104,16 @@ def test_the_memory_of_sorting_does_not_grow_with_the_selected(tmp_path: Path) -
     growth, count = map(int, done.stdout.split())
     assert count == 400_000
     assert growth < 100, "MB; the rows are 150 MB, and a sorted table of them twice that"
+
+
+def test_tables_of_the_command_stand_in_memory_of_the_system() -> None:
+    code = (
+        "from ray_jobs.cli import main\ntry:\n    main(['--version'])\nexcept SystemExit:\n    pass\n"
+        "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "system"
 
 
 def peak_of(call: Callable[[], object]) -> int:
