@@ -16,6 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from pipeline.config.corpus import LIMITS, LimitsConfig
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_columns
+from pipeline.corpus.parquet import chunks_of
 from pipeline.errors import UserError, nearest
 
 Format = Literal["parquet", "jsonl", "csv", "txt", "dataset", "hub"]
@@ -165,15 +166,11 @@ def rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
     A dictionary may stand for much more text than its own: where a column packs better than texts do, every row may be
     as long as the whole column is.
     """
-    row_group = metadata.row_group(group)
-    for index in range(row_group.num_columns):
-        chunk = row_group.column(index)
-        if chunk.path_in_schema == column:
-            size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
-            longest = (
-                size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, chunk.num_values)
-            )
-            return max(1, min(_ROWS, _ROWS_BYTES // max(1, longest)))
+    for index in chunks_of(metadata, column)[:1]:
+        chunk = metadata.row_group(group).column(index)
+        size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
+        longest = size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, chunk.num_values)
+        return max(1, min(_ROWS, _ROWS_BYTES // max(1, longest)))
     return _ROWS
 
 

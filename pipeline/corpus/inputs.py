@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from pipeline.corpus.formats import (
     hub_dataset_info,
     open_saved_dataset,
 )
-from pipeline.corpus.parquet import open_footer, text_bytes_of
+from pipeline.corpus.parquet import check_chunks, open_footer, text_bytes_of
 from pipeline.errors import UserError, nearest
 
 _EDGE = 1 << 16
@@ -241,7 +242,7 @@ def _file(
     text_bytes = 0
     if form == "parquet":
         footer = open_footer(path, name, tail)
-        rows = _check_parquet(source, name, footer)
+        rows = _check_parquet(source, name, footer, size or sys.maxsize)  # 0: the server does not say
         text_bytes = text_bytes_of(footer.metadata, source.text)
     elif form == "txt":
         return InputFile(role, name, path, "txt", size, 1, content, ("",))
@@ -253,7 +254,11 @@ def _file(
     return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes)
 
 
-def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile) -> int:
+def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile, size: int) -> int:
+    try:
+        check_chunks(footer.metadata, source.columns, size)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
     schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.columns, name)
     _check_columns(source, name, schema.names)
     kind = schema.field(source.text).type

@@ -6,6 +6,7 @@ order, so the readers of a process wait where they stopped for whoever wants the
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -130,7 +131,8 @@ def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Read
             _idle.remove(reader)
             return reader
     file = None if local else fs.open(name, "rb", cache_type="none")
-    parquet = pq.ParquetFile(name if file is None else file, buffer_size=BUFFER_BYTES[local])
+    parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
+    check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
     sizes = (parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
     ends: list[int] = []
     for size in sizes:
@@ -164,18 +166,77 @@ def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
     """
     try:
         if int.from_bytes(tail[-8:-4], "little") + 8 <= len(tail):
-            return pq.ParquetFile(pa.BufferReader(tail))
+            return _opened(pa.BufferReader(tail))
         with fsspec.open(path, "rb") as file:
-            return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
+            return _opened(file)
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
 
 
+def _opened(source: Any, **options: Any) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source, **options)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"a column's name is damaged: {error}") from None
+
+
+class _Unread(Exception):
+    """Somebody wants the content of a file of which only the footer is known."""
+
+
+class _Content(io.RawIOBase):
+    """A file of some size whose content nobody gets."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        raise _Unread
+
+
+def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
+    """Refuse what a damaged footer says of some columns, before `RowGroupMetaData.column` is asked for them.
+
+    That method ends the whole process where the footer contradicts itself; what reads a file sees the same and raises.
+    So a reader begins here, up to where it wants the first page.
+
+    Args:
+        metadata: of the file, as its footer has it.
+        columns: that are asked for; those that the file does not have do not count.
+        size: of the file, in bytes.
+
+    Raises:
+        OSError: the footer is damaged.
+        pyarrow.ArrowException: likewise.
+    """
+    parquet = pq.ParquetFile(pa.PythonFile(_Content(size), "r"), metadata=metadata, pre_buffer=True)
+    try:
+        next(parquet.iter_batches(1, columns=list(columns), use_threads=False), None)
+    except _Unread:
+        return
+
+
+def chunks_of(metadata: pq.FileMetaData, column: str) -> list[int]:
+    """The numbers of the chunks of each row group that hold a column, which may have parts."""
+    paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
+    return [index for index, path in enumerate(paths) if path.split(".")[0] == column]
+
+
 def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:
-    """Bytes of a column, decompressed."""
-    total = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        columns = (row_group.column(index) for index in range(row_group.num_columns))
-        total += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == text)
-    return total
+    """Bytes of a column that was checked, decompressed."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    chunks = chunks_of(metadata, text)
+    return sum(group.column(index).total_uncompressed_size for group in groups for index in chunks)

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 with atheris.instrument_imports(include=["pipeline"]):
-    from oracles import READERS, parquet_file
+    from oracles import READERS, parquet_file, parquet_footer
 
     import pipeline.config.yaml
     import pipeline.corpus.shards  # noqa: F401
@@ -39,6 +39,7 @@ SEEDS = {
     ],
     "csv": [b'text,n\r\n"a ""b"", c",1\r\n\r\n"two\nlines",2\n', b"text\n" + b'"' + b"x\n" * 200 + b'"\nlast\n'],
     "parquet": [b"", parquet_file()[4:200], parquet_file()[4:]],
+    "footer": [parquet_footer()],
     "txt": [b"a text", b"\xef\xbb\xbf\xff"],
     "packed": [b'{"text": "one"}\n', b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"],
     "yaml": [CONFIGURATION, b"a: &a [1]\nb: [*a, *a]\n<<: {c: d}\n"],

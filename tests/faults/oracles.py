@@ -107,11 +107,24 @@ def parquet_file() -> bytes:
 
 
 def read_parquet(data: bytes, folder: Path) -> None:
-    """A file whose pages are damaged is one line. Of some damaged footers PyArrow ends the process: it stays whole."""
+    """A file whose pages are damaged is one line."""
     whole = parquet_file()
-    pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    pages = len(whole) - 8 - len(parquet_footer())
     damage = data[: pages - 4]
     (folder / "a.parquet").write_bytes(whole[:4] + damage + whole[4 + len(damage) :])
+    one_line(lambda: check_documents(read_file(folder / "a.parquet")[0]))
+
+
+def parquet_footer() -> bytes:
+    """Of that file, without its length."""
+    whole = parquet_file()
+    return whole[-8 - int.from_bytes(whole[-8:-4], "little") : -8]
+
+
+def read_footer(data: bytes, folder: Path) -> None:
+    """A file whose footer is damaged is one line."""
+    pages = parquet_file()[: -8 - len(parquet_footer())]
+    (folder / "a.parquet").write_bytes(pages + data + len(data).to_bytes(4, "little") + b"PAR1")
     one_line(lambda: check_documents(read_file(folder / "a.parquet")[0]))
 
 
@@ -163,6 +176,7 @@ READERS: dict[str, Callable[[bytes, Path], None]] = {
     "jsonl": read_jsonl,
     "csv": read_csv,
     "parquet": read_parquet,
+    "footer": read_footer,
     "txt": read_txt,
     "packed": read_packed,
     "yaml": read_yaml,
