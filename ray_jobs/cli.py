@@ -15,7 +15,7 @@ from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full
 from ray_jobs import interrupts, terminal
-from ray_jobs.ending import fail, is_of_storage, leave_at_once, message_of_storage
+from ray_jobs.ending import begin_command, fail, finish_command, is_of_storage, leave_at_once, message_of_storage
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -363,6 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     collect_rarely()
     interrupts.listen()
+    begin_command()
     terminal.show_all_characters()
     try:
         try:
@@ -384,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(message_of_storage(error), int(ExitCode.INCOMPLETE if passing else ExitCode.USER_ERROR))
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
         leave_at_once("interrupted; the same command goes on from here", code)
-    sys.exit(code or 0)
+    finish_command(code or 0)
 
 
 def _give_keys_back() -> None:
@@ -393,8 +394,7 @@ def _give_keys_back() -> None:
 
 
 def _message_of(error: TyperException) -> str:
-    formatted = getattr(error, "format_message", error.__str__)
-    return str(formatted())
+    return str(getattr(error, "format_message", error.__str__)())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""How a command ends that cannot go on: one line, and its exit code."""
+"""How a command ends: the first thread that ends it decides its exit code, and the one line that says why."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from typing import NoReturn
 
 from pipeline.errors import one_line
-from ray_jobs import head
 
 LONGEST_LINE = 2000
 """Characters of an error that are printed."""
@@ -28,19 +30,51 @@ def message_of_storage(error: Exception) -> str:
     return f"storage: {reason}{f': {path}' if path else ''}"
 
 
-def leave_at_once(message: str, code: int) -> None:
+_lock = threading.Lock()
+_code: int | None = None
+_hurried = False
+
+
+def begin_command() -> None:
+    """Begin a command of this process."""
+    global _code, _hurried
+    _code, _hurried = None, False
+
+
+def hurry() -> None:
+    """Let a failure end at once from now on: what cleans up would wait for a cluster that is lost."""
+    global _hurried
+    _hurried = True
+
+
+def leave_at_once(message: str, code: int) -> NoReturn:
     """End without waiting for threads in the midst of a batch, and with no word from libraries that clean up."""
-    print(f"seenset: {one_line(message)}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(_decide(code, message))
 
 
-def fail(message: str, code: int) -> None:
+def fail(message: str, code: int) -> NoReturn:
     """End with one line on standard error and an exit code."""
-    if head.head_is_lost():
-        leave_at_once(message, code)
     line = one_line(message)
-    print(f"seenset: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}...'}", file=sys.stderr)
-    sys.stdout.flush()
+    code = _decide(code, line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}...")
+    if _hurried:
+        os._exit(code)
     sys.exit(code)
+
+
+def finish_command(code: int) -> NoReturn:
+    """End with an exit code."""
+    sys.exit(_decide(code))
+
+
+def _decide(code: int, message: str = "") -> int:
+    """The exit code: of the first thread that comes here, whose message is printed; no other can cut it off."""
+    global _code
+    with _lock:
+        if _code is None:
+            _code = code
+            if message:
+                print(f"seenset: {one_line(message)}", file=sys.stderr)
+            with contextlib.suppress(OSError, ValueError):  # closed, or full: Python says so when it ends
+                sys.stdout.flush()
+                sys.stderr.flush()
+        return _code

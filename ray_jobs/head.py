@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeline.errors import ExitCode, IncompleteError, UserError
-from ray_jobs import interrupts
+from ray_jobs import ending, interrupts
 
 PATIENCE_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 PATIENCE = 60.0
@@ -82,11 +81,6 @@ def check_head() -> None:
         raise IncompleteError(_lost)
 
 
-def head_is_lost() -> bool:
-    """Whether the cluster is lost: what waits for Ray then waits for ever, or is ended by it."""
-    return _lost is not None
-
-
 @contextmanager
 def head_watched() -> Iterator[None]:
     """Say of an error that came of the loss of the cluster that it did.
@@ -120,9 +114,9 @@ def _watch(address: str) -> None:
                     f"the cluster at {address} is lost: {place.name} has not answered for {silence:.0f} s; what is "
                     "finished is kept: run the same command to go on, on this cluster when it is back or on another"
                 )
+                ending.hurry()
         if end is not None and time.monotonic() > end and interrupts.is_listening():
-            print(f"seenset: {_lost}", file=sys.stderr, flush=True)
-            os._exit(int(ExitCode.INCOMPLETE))
+            ending.leave_at_once(str(_lost), int(ExitCode.INCOMPLETE))
 
 
 def _address_of_head() -> str:

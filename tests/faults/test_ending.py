@@ -1,0 +1,66 @@
+"""A command ends once: whoever ends it first prints the line and decides the exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+RACE = """
+import sys, threading
+from ray_jobs.ending import begin_command, fail, finish_command, leave_at_once, hurry
+
+begin_command()
+hurry()
+barrier = threading.Barrier(41)
+
+def end(number):
+    barrier.wait()
+    leave_at_once(f"thread {number}", number)
+
+for number in range(10, 50):
+    threading.Thread(target=end, args=(number,)).start()
+barrier.wait()
+"""
+ENDS = {"a failure": "fail('the main thread', 50)", "an end": "finish_command(51)"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_of_many_threads_that_end_a_command_one_prints_its_line_and_decides_the_exit_code(end: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    lines = {f"seenset: thread {number}\n": number for number in range(10, 50)}
+    lines |= {"seenset: the main thread\n": 50} if end == "a failure" else {"": 51}
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", RACE + ENDS[end]], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stderr in lines, "one line"
+        assert done.returncode == lines[done.stderr]
+
+
+def test_a_line_is_printed_whole_though_another_thread_ends_the_command_meanwhile() -> None:
+    code = """
+import sys, threading, time
+from ray_jobs.ending import begin_command, fail, leave_at_once
+
+class Slow:
+    def write(self, text):
+        for letter in text:
+            time.sleep(0.002)
+            sys.__stderr__.write(letter)
+    def flush(self):
+        sys.__stderr__.flush()
+
+begin_command()
+sys.stderr = Slow()
+threading.Timer(0.05, leave_at_once, ("the second", 3)).start()
+fail("the first " + "x" * 80, 2)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, f"seenset: the first {'x' * 80}\n")
