@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
+from pipeline.audit.known import FINISHED_FILE, KnownInput, known_record
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord
@@ -18,8 +19,6 @@ from pipeline.config.yaml import build
 from pipeline.errors import UserError
 from pipeline.stages.score import FOLDER
 from pipeline.store.files import Store
-
-FINISHED_FILE = "finished.json"
 
 _READ = (f"receipts/{SCORING}", FOLDER, "quarantine")
 """Folders that the answers are made of."""
@@ -36,6 +35,8 @@ class FinishedRecord(VersionedRecord):
     )
     fingerprint: dict[str, JsonValue] = Field(description="All that could change a score.")
     files: dict[str, str] = Field(description="Digest of the names, sizes and times of a folder's files, by folder.")
+    sources: str = Field("", description="Digest of where the documents come from, and of the limits.")
+    inputs: list[KnownInput] = Field([], description="The inputs as they were planned.")
     report: str = Field(description="Address of the report.")
     status: Status = Field(description="How the run ended, with its answers.")
 
@@ -66,6 +67,7 @@ def note_finished(
         files={folder: store.state(folder, _PASSING) for folder in folders},
         report=report,
         status=status,
+        **known_record(plan.config, plan.inputs),
     )
     store.write_json(FINISHED_FILE, record.plain())
 
@@ -76,7 +78,8 @@ def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRe
     Whether the models are the same too, its fingerprint says: their weights have to be read for that.
     """
     try:
-        record = build(FinishedRecord, dict(store.read_json(FINISHED_FILE) or {}))
+        stored = store.read_json(FINISHED_FILE) if plan.finished is None else plan.finished
+        record = build(FinishedRecord, dict(stored or {}))
     except (UserError, TypeError, ValueError):  # none, damaged or of another version: all is done anew
         return None
     if record.question != _question(plan, flags) or not record.files.keys() >= {*_READ, *_written(record.status)}:

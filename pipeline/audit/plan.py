@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pipeline.audit.known import read_known
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig, ModelConfig
@@ -32,6 +33,7 @@ class Plan:
     inputs: tuple[InputFile, ...]
     shards: tuple[Shard, ...]
     limit: int | None
+    finished: dict[str, Any] | None = None  # the record of a finished run, where the plan has read it
 
     def documents(self, role: Role) -> tuple[int, bool]:
         """Number of documents of a role, and whether it is exact; it is an estimate where only reading would tell."""
@@ -96,9 +98,10 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
-    inputs = find_inputs(config.corpus, config.limits)
+    known = read_known(config)
+    inputs = find_inputs(config.corpus, config.limits, known.inputs)
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
-    return Plan(config, tuple(inputs), tuple(shards), limit)
+    return Plan(config, tuple(inputs), tuple(shards), limit, known.record)
 
 
 def check_model_files(config: AuditConfig) -> None:

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,8 +57,16 @@ class InputFile:
         return self.format != "csv" and compression_of(self.path) is None
 
 
-def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[InputFile]:
+PlannedInputs = Mapping[tuple[str, str], InputFile]
+"""Inputs as they were planned earlier, of the same sources: by role and path."""
+
+
+def find_inputs(
+    corpus: CorpusConfig, limits: LimitsConfig = LIMITS, known: PlannedInputs | None = None
+) -> list[InputFile]:
     """The inputs of every role, their columns checked. Reads metadata and first rows only, within the limits.
+
+    A file in an object store that is as `known` has it, by the size and the stamp in a listing, is not opened.
 
     Raises:
         UserError: a missing or unreadable file, an unknown format, a column that is not there, no documents.
@@ -66,7 +74,7 @@ def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[Inp
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
         key = corpus.key(role)
-        entries = _hub_input(role, source) if source.dataset else _local_inputs(role, source, key, limits)
+        entries = _hub_input(role, source) if source.dataset else _local_inputs(role, source, key, limits, known or {})
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = source.dataset or ", ".join(map(written, source.paths))
             raise UserError(f"{key} holds no documents: {where}")
@@ -74,7 +82,7 @@ def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[Inp
             raise UserError(
                 f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
             )
-        inputs.extend(replace(entry, stamp=stamp_of(entry)) for entry in entries)
+        inputs.extend(entry if entry.stamp else replace(entry, stamp=stamp_of(entry)) for entry in entries)
     return inputs
 
 
@@ -90,6 +98,8 @@ def stamp_of(entry: InputFile) -> str:
         return ""
     try:
         fs, path = fsspec.core.url_to_fs(entry.path)
+        if not _is_local(fs):
+            fs.invalidate_cache()
         files = [f"{path}/{name}" if name else path for name in entry.files]
         if not files:
             files = sorted(fs.find(path)) if entry.format == "dataset" else [path]
@@ -102,7 +112,11 @@ def _written_at(fs: Any, path: str) -> str:
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         state = os.stat(path)  # of what a link leads to, as it is what is read
         return f"{state.st_mtime_ns} {state.st_ctime_ns}"
-    info = fs.info(path)
+    return _mark_of(fs.info(path))
+
+
+def _mark_of(info: dict[str, Any]) -> str:
+    """What a listing of an object store says of when a file was written; empty where it does not."""
     for keys in (("ETag", "etag", "md5Hash"), ("LastModified", "last_modified", "mtime", "created")):
         values = [str(info[key]).strip('"') for key in keys if info.get(key) is not None]
         if values:
@@ -110,7 +124,9 @@ def _written_at(fs: Any, path: str) -> str:
     return ""
 
 
-def _local_inputs(role: Role, source: SourceConfig, key: str, limits: LimitsConfig) -> list[InputFile]:
+def _local_inputs(
+    role: Role, source: SourceConfig, key: str, limits: LimitsConfig, known: PlannedInputs
+) -> list[InputFile]:
     seen: set[str] = set()
     looks: list[Callable[[], InputFile]] = []
     local = True
@@ -121,10 +137,10 @@ def _local_inputs(role: Role, source: SourceConfig, key: str, limits: LimitsConf
                 continue
             seen.add(path)
             if os.path.isdir(path) if _is_local(fs) else info["type"] == "directory":
-                inside = partial(_folder, role, source, key, name, path, fs, limits)
+                inside = partial(_folder, role, source, key, name, path, fs, limits, known)
                 looks += [partial(_readable, key, name, path, look) for look in _readable(key, name, path, inside)]
             else:
-                look = partial(_file, role, source, key, name, info, fs, limits)
+                look = partial(_file, role, source, key, name, info, fs, limits, known)
                 looks.append(partial(_readable, key, name, path, look))
     if local:
         return [look() for look in looks]
@@ -156,7 +172,7 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
             fs.invalidate_cache()
         magic = any(mark in full for mark in "*?[") and not (local and fs.exists(full))
         infos = [info for _, info in sorted(fs.glob(full, detail=True).items())] if magic else []
-        infos = infos or ([fs.info(full)] if fs.exists(full) else [])
+        infos = infos or _info_of(fs, full)
     except (ImportError, ValueError, OSError) as error:
         raise UserError(f"{key}: cannot open {pattern}: {' '.join(str(error).split())}") from None
     if not infos:
@@ -165,6 +181,14 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
         path = _address(fs, info["name"])
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
         yield os.path.relpath(path, base) if relative else path, info, fs
+
+
+def _info_of(fs: Any, full: str) -> list[dict[str, Any]]:
+    """What a file system says of one path, in one request; empty where nothing is there."""
+    try:
+        return [fs.info(full)] if not _is_local(fs) or fs.exists(full) else []
+    except FileNotFoundError:
+        return []
 
 
 def _is_local(fs: Any) -> bool:
@@ -195,7 +219,14 @@ def _neighbours(fs: Any, full: str) -> str:
 
 
 def _folder(
-    role: Role, source: SourceConfig, key: str, name: str, path: str, fs: Any, limits: LimitsConfig
+    role: Role,
+    source: SourceConfig,
+    key: str,
+    name: str,
+    path: str,
+    fs: Any,
+    limits: LimitsConfig,
+    known: PlannedInputs,
 ) -> list[Callable[[], InputFile]]:
     """How to look at what a folder holds; its text files are one input."""
     root = fs._strip_protocol(path).rstrip("/")
@@ -213,11 +244,12 @@ def _folder(
     texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner) == "txt"}
     if texts:
         digest = _digest(*(f"{inner}:{size}" for inner, size in texts.items()))
-        size = sum(texts.values())
-        looks.append(partial(InputFile, role, prefix, path, "txt", size, len(texts), digest, tuple(texts)))
+        size, marks = sum(texts.values()), [] if _is_local(fs) else [_mark_of(files[inner]) for inner in texts]
+        entry = partial(InputFile, role, prefix, path, "txt", size, len(texts), digest, tuple(texts))
+        looks.append(partial(entry, stamp=_digest(*marks) if all(marks) and marks else ""))
     for inner, info in files.items():
         if inner not in texts:
-            looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs, limits))
+            looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs, limits, known))
     return looks
 
 
@@ -228,7 +260,14 @@ def _check_link(info: dict[str, Any]) -> None:
 
 
 def _file(
-    role: Role, source: SourceConfig, key: str, name: str, info: dict[str, Any], fs: Any, limits: LimitsConfig
+    role: Role,
+    source: SourceConfig,
+    key: str,
+    name: str,
+    info: dict[str, Any],
+    fs: Any,
+    limits: LimitsConfig,
+    known: PlannedInputs,
 ) -> InputFile:
     path = _address(fs, info["name"])
     _check_link(info)
@@ -236,6 +275,11 @@ def _file(
     if form is None:
         raise UserError(f"{key}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
     size = int(info["size"] or 0)
+    mark = "" if _is_local(fs) else _mark_of(info)
+    stamp = _digest(mark) if mark else ""
+    before = known.get((role, path))
+    if before is not None and stamp and (before.name, before.size, before.stamp) == (name, size, stamp):
+        return before
     head, tail = _ends(fs, info["name"], size)
     content = _digest(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
     rows: int | None = None
@@ -245,13 +289,13 @@ def _file(
         rows = _check_parquet(source, name, footer, size or sys.maxsize)  # 0: the server does not say
         text_bytes = text_bytes_of(footer.metadata, source.text)
     elif form == "txt":
-        return InputFile(role, name, path, "txt", size, 1, content, ("",))
+        return InputFile(role, name, path, "txt", size, 1, content, ("",), stamp=stamp)
     elif size == 0:
         rows = 0
     else:
         columns = first_columns(form, path, name, limits)
         _check_columns(source, name, columns)
-    return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes)
+    return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes, stamp=stamp)
 
 
 def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile, size: int) -> int:

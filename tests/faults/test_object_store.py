@@ -14,19 +14,22 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from empty_receipts import receipt_of
 from made_up import sentence
 from object_store import BUCKET, ObjectStore, object_store
 from rich.console import Console
 
 from pipeline.audit.description import load_config
-from pipeline.audit.finished import FINISHED_FILE
+from pipeline.audit.known import FINISHED_FILE
+from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
+from pipeline.errors import UserError
 from pipeline.store.compaction import COMPACTED, compact_receipts
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import read_receipts, receipt_name
@@ -180,3 +183,53 @@ def inputs_of(*paths: str) -> list[InputFile]:
 def shards_of(inputs: list[InputFile]) -> list[Shard]:
     corpus = CorpusConfig(audit=SourceConfig(path=[entry.path for entry in inputs]))
     return plan_shards(corpus, inputs, ResourcesConfig(shard_bytes=1 << 20))
+
+
+def corpus_in_the_store(path: Path, files: int, **settings: object) -> Path:
+    """The audit of another one's documents, cut into some files a role, and its run, all of it in the store."""
+    config = yaml.safe_load(path.read_text())
+    config["run"] = f"s3://{BUCKET}/run"
+    for role in ("audit", "unseen"):
+        lines = Path(config["corpus"][role]["path"]).read_text().splitlines(keepends=True)
+        for number in range(files):
+            part = "".join(lines[number::files]).encode()
+            fsspec.filesystem("s3").pipe_file(f"{BUCKET}/{role}/{number:02d}.jsonl", part)
+        config["corpus"][role]["path"] = settings.get(role, f"s3://{BUCKET}/{role}/*.jsonl")
+    remote = path.with_name("remote.yaml")
+    remote.write_text(yaml.safe_dump(config))
+    return remote
+
+
+@pytest.mark.parametrize("files", [3, 12])
+def test_a_finished_run_whose_inputs_are_in_the_store_too_costs_no_request_a_file(
+    make_audit: Callable[..., Path], store: ObjectStore, files: int
+) -> None:
+    path = corpus_in_the_store(make_audit(), files)
+    first = audited(path)
+    store.forget()
+    assert audited(path) == first
+    assert len(store.requests) <= 10, sorted(map(" ".join, store.requests))
+
+
+@pytest.mark.parametrize("sources", ["files", "a folder"])
+def test_an_input_in_the_store_that_was_changed_after_a_run_is_seen_by_its_listing(
+    make_audit: Callable[..., Path], store: ObjectStore, sources: str
+) -> None:
+    named = {role: [f"s3://{BUCKET}/{role}/{number:02d}.jsonl" for number in range(3)] for role in ("audit", "unseen")}
+    folders = {role: f"s3://{BUCKET}/{role}" for role in ("audit", "unseen")}
+    path = corpus_in_the_store(make_audit(), 3, **(named if sources == "files" else folders))
+    first = make_plan(load_config(str(path)))
+    audited(path)
+    store.forget()
+    assert make_plan(load_config(str(path))).inputs == first.inputs
+    assert all(kind != "GET" or key.startswith("run/") for kind, key in store.requests), "no input is opened"
+    changed = f"{BUCKET}/audit/01.jsonl"
+    rows = [json.loads(line) for line in fsspec.filesystem("s3").cat_file(changed).splitlines()]
+    lines = "".join(json.dumps({**row, "text": row["text"].upper()}) + "\n" for row in rows)
+    fsspec.filesystem("s3").pipe_file(changed, lines.encode())
+    after = make_plan(load_config(str(path))).inputs
+    assert [entry.name for entry, before in zip(after, first.inputs, strict=True) if entry != before] == [
+        f"s3://{changed}"
+    ]
+    with pytest.raises(UserError, match=r"01\.jsonl"):
+        audited(path)
