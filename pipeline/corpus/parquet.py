@@ -211,7 +211,7 @@ def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -
     """Refuse what a damaged footer says of some columns, before `RowGroupMetaData.column` is asked for them.
 
     That method ends the whole process where the footer contradicts itself; what reads a file sees the same and raises.
-    So a reader begins here, up to where it wants the first page.
+    So a reader begins here, up to where it wants the first page. Of some made-up footers the reader ends it too.
 
     Args:
         metadata: of the file, as its footer has it.
