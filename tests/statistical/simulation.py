@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from pipeline.config.selection import Direction
-from pipeline.selection import RankCounts, calibrate, decide, ranks
+from pipeline.selection import Grid, RankCounts, calibrate, decide, ranks
+from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.fusion import statistic
+from pipeline.selection.proportion import default_lambda
+from pipeline.selection.step_up import harmonic_bound
 
 Percentiles = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def gaussian(shift: float) -> Percentiles:
     """Unseen ~ N(0, 1), members ~ N(shift, 1) (model A has shift 2.5), as upper-tail null percentiles."""
-    return lambda rng, count: norm.sf(rng.normal(shift, 1.0, count))
+    return lambda rng, count: ndtr(-rng.normal(shift, 1.0, count))
 
 
 def beta(a: float, b: float) -> Percentiles:
@@ -80,15 +83,65 @@ def simulate(
     """(FDR, power) of each procedure on the same `runs` draws; power is 0 if there are no members."""
     rng = np.random.default_rng(seed)
     results: dict[str, tuple[list[float], list[float]]] = {procedure: ([], []) for procedure in procedures}
-    for _ in range(runs):
-        nulls, members = draw(setting, rng)
-        counts = RankCounts(nulls + members)
+    for start in range(0, runs, TOGETHER):
+        drawn = [draw(setting, rng) for _ in range(min(TOGETHER, runs - start))]
+        nulls, members = (np.stack(kind) for kind in zip(*drawn, strict=True))
         for procedure, (wrong, power) in results.items():
-            rank = decide(procedure, counts, alpha).rank
-            v, s = int(nulls[:rank].sum()), int(members[:rank].sum())
-            wrong.append(v / max(1, v + s))
-            power.append(s / max(1, int(members.sum())))
+            rank = last_ranks(procedure, nulls + members, alpha)
+            v, s = (np.where(rank > 0, below(kind, rank), 0) for kind in (nulls, members))
+            wrong.extend(v / np.maximum(1, v + s))
+            power.extend(s / np.maximum(1, members.sum(axis=1)))
     return {name: (Estimate.of(wrong), Estimate.of(power)) for name, (wrong, power) in results.items()}
+
+
+TOGETHER = 500
+"""Draws that are decided at once."""
+
+DECIDED = 50
+"""Of them, those for which the answer must be that of the program."""
+
+
+def below(counts: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Documents at ranks 1..`rank` of each row; of rank 0, those at the first."""
+    return np.cumsum(counts, axis=1)[np.arange(len(rank)), np.maximum(rank, 1) - 1]
+
+
+def last_ranks(procedure: str, counts: np.ndarray, alpha: Fraction) -> np.ndarray:
+    """`decide(...).rank` of each row, int64; of `EXACT` for all rows at once and in integers, as `step_up` says.
+
+    Rank k is reached where k m factor / (n + 1) <= alpha R_k, for R_k > 0 documents at ranks 1..k.
+    """
+    if procedure not in EXACT:
+        return np.array([decide(procedure, RankCounts(row), alpha).rank for row in counts])
+    grid, m = Grid.uniform(counts.shape[1] - 1), int(counts[0].sum())
+    reached, k = np.cumsum(counts, axis=1), np.arange(1, grid.size + 1)
+    factors = EXACT[procedure](grid, m, alpha, reached)
+    rank = np.zeros(len(counts), dtype=np.int64)
+    for factor in set(factors):
+        rows = np.array([one == factor for one in factors])
+        slope = m * factor / (alpha * grid.size)
+        least = np.array([math.ceil(slope * int(place)) for place in k])
+        passes = reached[rows] >= np.maximum(least, 1)
+        rank[rows] = np.where(passes.any(axis=1), grid.size - np.argmax(passes[:, ::-1], axis=1), 0)
+    for row in range(0, len(counts), max(1, len(counts) // DECIDED)):  # this is what the program decides
+        assert decide(procedure, RankCounts(counts[row]), alpha).rank == rank[row]
+    return rank
+
+
+def storey_factors(grid: Grid, m: int, alpha: Fraction, reached: np.ndarray) -> list[Fraction]:
+    """Storey's estimate: (1 + #{p >= t}) / (m (1 - t)), t the first p-value of at least lambda."""
+    first = min(math.ceil(default_lambda(grid) * grid.size), grid.size - 1)
+    above = m - (reached[:, first - 2] if first > 1 else np.zeros(len(reached), dtype=np.int64))
+    return [Fraction(1 + int(count)) / (m * (1 - grid.p(first))) for count in above]
+
+
+EXACT: dict[str, Callable[[Grid, int, Fraction, np.ndarray], list[Fraction]]] = {
+    "bh": lambda grid, m, alpha, reached: [Fraction(1)] * len(reached),
+    "by": lambda grid, m, alpha, reached: [harmonic_bound(m)] * len(reached),
+    "ebh": lambda grid, m, alpha, reached: [dependence_factor(grid, m, alpha)] * len(reached),
+    "storey": storey_factors,
+}
+"""What divides alpha, of each row."""
 
 
 def leave_one_out(calibration: np.ndarray, direction: Direction) -> np.ndarray:
