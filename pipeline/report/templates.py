@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -21,6 +22,12 @@ def render(template: str, **values: Any) -> str:
         template: name of the file.
         values: that it names; a missing one is an error.
     """
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """Which keeps what it compiled: that takes longer than to fill it in."""
     environment = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
@@ -32,7 +39,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters.update(percent=wording.percent, pretty=_pretty)
     environment.globals.update(null_share=wording.null_share, is_tested=wording.is_tested)
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def data_uri(png: bytes) -> str:
