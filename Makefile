@@ -48,10 +48,10 @@ test: dev
 	$(MAKE) --no-print-directory --keep-going --jobs 3 test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical
 
 test-ray-1: dev
-	$(PYTEST) $(RAY_TESTS_1)
+	$(PYTEST) $(RAY_TESTS_1) -m "not slow"
 
 test-ray-2: dev
-	$(PYTEST) $(filter-out $(RAY_TESTS_1),$(RAY_TESTS))
+	$(PYTEST) $(filter-out $(RAY_TESTS_1),$(RAY_TESTS)) -m "not slow"
 
 test-unit-1: dev
 	$(PYTEST) $(UNIT_TESTS_1) $(wildcard tests/faults) -m "not slow"
@@ -62,9 +62,11 @@ test-unit-2: dev
 test-statistical: dev
 	$(PYTEST) tests/statistical
 
-# Every fault, also those that take long.
+# Every fault, also those that take long, and what takes long on a cluster.
 faults: dev
 	$(PYTEST) tests/faults
+	$(PYTEST) tests/ray -m slow
+
 # Five minutes in all. What breaks a reader is kept in tests/faults/cases, where the tests try it ever after.
 READERS := jsonl csv parquet txt packed yaml override
 

@@ -13,8 +13,6 @@ from made_up import sentence, write_jsonl
 
 from ray_jobs.cli import main
 
-pytestmark = pytest.mark.usefixtures("cluster")
-
 
 def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
     """What a command prints and says on standard error."""
@@ -31,7 +29,7 @@ def write_config(folder: Path, model: Path, corpus: dict[str, Any], **settings: 
         "model": {"path": str(model)},
         "corpus": corpus,
         "detectors": ["loss", "zlib"],
-        "resources": {"shard_bytes": 1500, "actors": 1},
+        "resources": {"cluster": "local", "shard_bytes": 1500, "actors": 1},
         **settings,
     }
     path = folder / "evaluate.yaml"

@@ -84,6 +84,7 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
     assert (again.folder, again.fresh, again.losses) == (two.folder, False, two.losses)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
 def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"epochs": 1})

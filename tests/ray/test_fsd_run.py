@@ -68,7 +68,19 @@ def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
+def test_a_cluster_trains_and_scores_to_the_bits_of_this_process(
+    make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str]
+) -> None:
+    asked = {"detectors": DETECTORS, "selections": SELECTIONS, "fsd": FSD, "paraphraser": paraphraser}
+    texts = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(30)]
+    path = make_audit(*texts, **asked, error_budget=1.0)  # of single-token paraphrases
+    run(path, f"run={tmp_path / 'there'}", "resources.cluster=ray", "resources.actors=2")
+    run(path, f"run={tmp_path / 'here'}")
+    assert rows(tmp_path / "here") == rows(tmp_path / "there")
+
+
 def test_a_run_trains_its_adapters_once_and_scores_against_them(
     make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, paraphraser: dict[str, str]
 ) -> None:
@@ -78,10 +90,8 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     path = make_audit(
         [sentence(i) for i in range(20)], unseen, **asked, error_budget=1.0
     )  # of single-token paraphrases
-    outcome = run(path, "resources.cluster=ray", "resources.actors=2")
+    outcome = run(path)
     folder = tmp_path / "run"
-    run(path, f"run={tmp_path / 'here'}")
-    assert rows(tmp_path / "here") == rows(folder), "trained and scored in this process to the same bits"
     manifest = json.loads((folder / "manifest.json").read_text())
     parts = {name: set(part["documents"]) for name, part in manifest["adapters"].items()}
     calibration = set(manifest["calibration"]["unseen"])
@@ -133,18 +143,21 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
         run(path, "fsd.learning_rate=1e-3")
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("place", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_whose_training_diverges_stops_in_one_line_and_leaves_nothing(
-    make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str]
+    place: str, make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
+    if place == "ray":
+        request.getfixturevalue("cluster")
     asked = {"detectors": ["fsd", DRAWN], "selections": [], "paraphraser": paraphraser}
     path = make_audit([sentence(1)], [sentence(i) for i in range(9, 19)], **asked)
     line = r"^adapter default: the fine-tuning loss is (nan|inf) at step \d of 9; [^\n]*$"
     with pytest.raises(UserError, match=line):
-        run(path, "fsd.learning_rate=1e30", "fsd.batch_size=1", "resources.cluster=ray")
+        run(path, "fsd.learning_rate=1e30", "fsd.batch_size=1", f"resources.cluster={place}")
     folder = tmp_path / "run"
     assert [name.name for name in (folder / "adapters").iterdir()] == ["documents.parquet"]
-    assert len(list((folder / "receipts/paraphrase").iterdir())) > 0  # beside it; kept
+    if place == "ray":  # where paraphrases are drawn beside the training
+        assert len(list((folder / "receipts/paraphrase").iterdir())) > 0
     assert not (folder / "scores").exists()
     status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
@@ -181,6 +194,7 @@ def test_a_trial_leaves_the_fine_tuning_documents_out_of_every_comparison(
         "detectors": ["loss", "fsd"],
         "selections": [{"name": "a", "detectors": ["fsd"], "procedure": "bh", "alpha": 0.3}],
         "repeats": 3,
+        "resources": {"cluster": "local"},
     }
     config, points = build_trial(described)
     outcome = run_trial(config, points, Console(quiet=True))

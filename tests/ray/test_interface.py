@@ -82,6 +82,7 @@ def test_a_trial_runs_from_a_mapping(tiny_model_folder: Path, tmp_path: Path) ->
             "documents": {"path": write_jsonl(tmp_path / "texts.jsonl", [sentence(i) for i in range(24)]), "id": "id"},
             "contaminate": {"share": 0.5, "epochs": 1},
             "repeats": 3,
+            "resources": {"cluster": "local"},
             "detectors": ["loss"],
             "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.3}],
         },

@@ -132,7 +132,7 @@ def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_m
     driver = f"import os\nif os.getpid() != {os.getpid()}:\n    import only_on_the_driver\n"
     plugin.write_text(driver + plugin.read_text())
     with pytest.raises(IncompleteError) as caught:
-        run_audit(load_config(str(path)), quiet())
+        run_audit(load_config(str(path), ["resources.actors=1"]), quiet())
     message = str(caught.value)
     assert "\n" not in message
     assert f"import: {plugin}, line 3: cannot be imported: ModuleNotFoundError" in message

@@ -68,9 +68,9 @@ def moved(run_once: Path) -> Iterator[Path]:
 PLACES = {
     "here": ("resources.cluster=local", "resources.actors=1"),
     "in threads": ("resources.cluster=local", "resources.actors=auto"),
-    "one actor": ("resources.cluster=ray", "resources.actors=1"),
     "two actors": ("resources.cluster=ray", "resources.actors=2"),
 }
+ONE_ACTOR = ("resources.cluster=ray", "resources.actors=1")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -88,12 +88,12 @@ def test_every_document_is_scored_once_and_the_same_wherever_and_also_when_one_r
         results[name] = (digest(folder / "selection"), rows(folder))
         assert len(results[name][1]) == 100
     assert all(result == results["here"] for result in results.values())
-    for begun, goes_on in (("here", "two actors"), ("two actors", "in threads")):
+    for begun, place in (("here", ONE_ACTOR), ("two actors", PLACES["in threads"])):
         folder = tmp_path / begun
         for receipt in sorted((folder / "receipts" / "score").glob("*.json"))[::2]:
             receipt.unlink()
         shutil.rmtree(folder / "selection")
-        run(path, f"run={folder}", *PLACES[goes_on])
+        run(path, f"run={folder}", *place)
         assert (digest(folder / "selection"), rows(folder)) == results["here"]
 
 
@@ -370,6 +370,7 @@ class PoisonForCausalLM(LlamaForCausalLM):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_document_that_kills_its_worker_is_found_and_quarantined(
     make_audit: MakeAudit, tiny_model_folder: Path, tmp_path: Path
