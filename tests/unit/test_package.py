@@ -73,10 +73,10 @@ def test_the_wheel_holds_all_that_it_runs_with(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     wheel = next(tmp_path.glob("seenset-*.whl"))
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, cwd=tmp_path)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", "--no-deps"]
+    subprocess.run([*install, "--no-index", str(wheel)], check=True, capture_output=True, cwd=tmp_path)
     (site,) = (tmp_path / "env").glob("lib/python3*/site-packages")
     # A path file's lines are plain folders: the editable project of the other environment is not among them.
     (site / "packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
