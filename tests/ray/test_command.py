@@ -140,7 +140,7 @@ def test_an_error_that_a_user_can_mend_is_one_line(
 def test_a_signal_leaves_a_run_that_resumes_and_one_line(
     cluster: str, number: signal.Signals, make_audit: MakeAudit, tmp_path: Path
 ) -> None:
-    path = str(make_audit([sentence(i, 60) for i in range(2000)], [sentence(10_000 + i) for i in range(40)]))
+    path = str(make_audit([sentence(i, 60) for i in range(1000)], [sentence(10_000 + i) for i in range(40)]))
     settings = ["resources.shard_bytes=4000", f"resources.cluster={cluster}"]
     command = [*SEENSET, "run", path, *(word for setting in settings for word in ("--set", setting))]
     process = subprocess.Popen(

@@ -132,20 +132,20 @@ def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_
     assert abs(members.mean() - trained.mean()) < 0.03  # as large a share of either was taken away
 
 
-def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12) -> tuple[Pool, TrialConfig]:
+def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 900) -> tuple[Pool, TrialConfig]:
     """Untrained documents whose score falls with the share of topical words, by which the shift goes."""
-    rng, n = np.random.default_rng(3), 900
+    rng = np.random.default_rng(3)
     topic = rng.random(n) < 0.5
     made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
     config, _ = trial(
         tmp_path,
         [{"id": f"d{i}", "text": text, "topic": int(topic[i])} for i, text in enumerate(made)],
-        split={"unseen": 300, "shift": {"by": "topic", "strength": strength}},
+        split={"unseen": n // 3, "shift": {"by": "topic", "strength": strength}},
         repeats=repeats,
     )
     documents = read(config)
     trained = np.zeros(n, dtype=bool)
-    trained[rng.permutation(n)[:300]] = True
+    trained[rng.permutation(n)[: n // 3]] = True
     scores = Scores(
         {"loss": rng.normal(size=n) - 1.2 * topic + 3.5 * trained},
         rng.integers(-(2**62), 2**62, n),
@@ -174,7 +174,7 @@ def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_
 
 
 def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path, 0.0, repeats=2)
+    pool, config = shifted_pool(tmp_path, 0.0, repeats=1, n=150)
     rows = selection_rows({}, config.selections, measure(pool, config, 0))
     assert "alike by construction" in " ".join(verification(rows, [], 1).unverified)
     shown = " ".join(verification(rows, [], 1, shifted=True).unverified)
