@@ -114,14 +114,14 @@ def last_ranks(procedure: str, counts: np.ndarray, alpha: Fraction) -> np.ndarra
     if procedure not in EXACT:
         return np.array([decide(procedure, RankCounts(row), alpha).rank for row in counts])
     grid, m = Grid.uniform(counts.shape[1] - 1), int(counts[0].sum())
-    reached, k = np.cumsum(counts, axis=1), np.arange(1, grid.size + 1)
-    factors = EXACT[procedure](grid, m, alpha, reached)
+    reached = np.cumsum(counts, axis=1)
+    rows_of: dict[Fraction, list[int]] = {}
+    for row, factor in enumerate(EXACT[procedure](grid, m, alpha, reached)):
+        rows_of.setdefault(factor, []).append(row)
     rank = np.zeros(len(counts), dtype=np.int64)
-    for factor in set(factors):
-        rows = np.array([one == factor for one in factors])
-        slope = m * factor / (alpha * grid.size)
-        least = np.array([math.ceil(slope * int(place)) for place in k])
-        passes = reached[rows] >= np.maximum(least, 1)
+    for factor, rows in rows_of.items():
+        up, down = (m * factor / (alpha * grid.size)).as_integer_ratio()
+        passes = reached[rows] >= np.array([max(1, -(-k * up // down)) for k in range(1, grid.size + 1)])
         rank[rows] = np.where(passes.any(axis=1), grid.size - np.argmax(passes[:, ::-1], axis=1), 0)
     for row in range(0, len(counts), max(1, len(counts) // DECIDED)):  # this is what the program decides
         assert decide(procedure, RankCounts(counts[row]), alpha).rank == rank[row]

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from simulation import Estimate, Setting, beta, draw, gaussian, simulate
+from simulation import Estimate, Setting, beta, draw, gaussian, last_ranks, simulate
 from test_validity import ALPHA, HARD, tolerance
 
 from pipeline.selection import (
@@ -131,7 +131,7 @@ def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, 
 # ---------------------------------------------------------------- any dependence
 
 
-def worst_case(ranks_at: list[tuple[int, int]], n: int, m: int, runs: int) -> list[RankCounts]:
+def worst_case(ranks_at: list[tuple[int, int]], n: int, m: int, runs: int) -> np.ndarray:
     """Audits of m nulls, each with uniform ranks, that depend on one another as badly as can be.
 
     With probability m / ((n + 1) r) exactly r documents, any r, have rank k together, for each (k, r); the
@@ -144,15 +144,15 @@ def worst_case(ranks_at: list[tuple[int, int]], n: int, m: int, runs: int) -> li
     for event in rng.choice(len(chances) + 1, size=runs, p=[*chances, 1 - sum(chances)]):
         k, r = (*ranks_at, (0, 0))[event]
         high = rng.integers(last + 1, n + 2, size=m - r)
-        audits.append(RankCounts.of(np.concatenate([np.full(r, k), high]), n))
-    return audits
+        audits.append(RankCounts.of(np.concatenate([np.full(r, k), high]), n).counts)
+    return np.stack(audits)
 
 
 def test_ebh_and_by_hold_under_the_worst_dependence_where_bh_does_not() -> None:
     """Guo & Rao's (2008) construction on conformal ranks: BH's FDR is alpha (1 + 1/2 + ... + 1/m) = .293."""
     n, m, runs = 99, 10, 10_000
     audits = worst_case([(k, k) for k in range(1, 11)], n, m, runs)
-    fdr = {p: np.mean([decide(p, c, ALPHA).n_selected > 0 for c in audits]) for p in ("bh", "by", "ebh")}
+    fdr = {procedure: np.mean(last_ranks(procedure, audits, ALPHA) > 0) for procedure in ("bh", "by", "ebh")}
     bad = 0.1 * sum(1 / k for k in range(1, 11))
     assert abs(fdr["bh"] - bad) <= 4 * math.sqrt(bad * (1 - bad) / runs)
     for procedure in ("by", "ebh"):
@@ -163,7 +163,7 @@ def test_ebh_spends_most_of_alpha_on_the_dependence_that_is_worst_for_it() -> No
     """With n = 99 its factor is 25/12, so 3, 5, 7 and 9 of 10 documents are needed at ranks 1 to 4."""
     n, m, runs = 99, 10, 10_000
     audits = worst_case([(1, 3), (2, 5), (3, 7), (4, 9)], n, m, runs)
-    fdr = np.mean([decide("ebh", c, ALPHA).n_selected > 0 for c in audits])
+    fdr = np.mean(last_ranks("ebh", audits, ALPHA) > 0)
     bad = 0.1 * (1 / 3 + 1 / 5 + 1 / 7 + 1 / 9)
     assert abs(fdr - bad) <= 4 * math.sqrt(bad * (1 - bad) / runs)
 
@@ -320,23 +320,25 @@ def test_random_ties_make_bh_exact_again_where_ties_are_heavy(share: float) -> N
     assert (level * (n + 1) / m).denominator == 1
     rng = np.random.default_rng(32)
     m1 = round(share * m)
-    wrong: dict[str, list[float]] = {"conservative": [], "random": [], "storey": []}
+    conservative, broken = (np.zeros((runs, m), dtype=np.int64) for _ in range(2))
     for run in range(runs):
         scores = rng.normal(size=n + m)
         scores[n : n + m1] += 3.0
         scores = np.round(scores)
         keys = np.arange(run * m, (run + 1) * m)
         known, audited = calibrate(scores[:n]), scores[n:]
-        k = ranks(audited, known, "members")
-        broken = ranks(audited, known, "members", ties="random", keys=keys, seed=7)
-        for name, found, procedure in (
-            ("conservative", k, "bh"),
-            ("random", broken, "bh"),
-            ("storey", broken, "storey"),
-        ):
-            selected = found <= decide(procedure, RankCounts.of(found, n), level).rank
-            wrong[name].append(selected[m1:].sum() / max(1, selected.sum()))
-    fdr = {name: Estimate.of(values) for name, values in wrong.items()}
+        conservative[run] = ranks(audited, known, "members")
+        broken[run] = ranks(audited, known, "members", ties="random", keys=keys, seed=7)
+    fdr = {}
+    for name, k, procedure in (
+        ("conservative", conservative, "bh"),
+        ("random", broken, "bh"),
+        ("storey", broken, "storey"),
+    ):
+        counts = np.stack([RankCounts.of(one, n).counts for one in k])
+        selected = k <= last_ranks(procedure, counts, level)[:, None]
+        wrong = selected[:, m1:].sum(axis=1) / np.maximum(1, selected.sum(axis=1))
+        fdr[name] = Estimate.of(wrong.tolist())
     promised = 0.5 * (1 - share)
     assert abs(fdr["random"].mean - promised) <= 4 * fdr["random"].se
     assert fdr["conservative"].mean < promised - 10 * fdr["conservative"].se
