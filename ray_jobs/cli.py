@@ -359,8 +359,7 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error that a user can mend is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Arrow's usual one keeps more of what sorted and filtered tables no longer use
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its usual one keeps what sorted tables leave
     collect_rarely()
     interrupts.listen()
     begin_command()
