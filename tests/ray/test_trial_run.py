@@ -88,7 +88,7 @@ def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_t
         assert row["repeats"] == 200
         assert row["fdr_low"] <= row["target"], name
         assert row["contradicted"] is False, name
-        assert row["power"] > 0.3, name
+        assert row["power"] > 0.2, name
         assert row["null_share"] == pytest.approx(0.5)
     (detector, _) = outcome.facts["detectors"]
     assert 0.9 < detector["auc_low"] <= detector["auc"] <= detector["auc_high"] <= 1
