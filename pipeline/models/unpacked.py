@@ -106,16 +106,21 @@ def unpacked(
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Let transformers parse a file once where it would three times: for settings, tokenizer and weights."""
+    """Let transformers do once what it does again and again while it unpacks a file.
+
+    It parses the file for settings, tokenizer and weights, and writes out the names of all tensors for each module.
+    """
     import gguf
 
     library: Any = gguf
-    reader = library.GGUFReader
-    library.GGUFReader = functools.cache(reader)
+    repeated = {"GGUFReader": library.GGUFReader, "get_tensor_name_map": library.get_tensor_name_map}
+    for name, function in repeated.items():
+        setattr(library, name, functools.cache(function))
     try:
         yield
     finally:
-        library.GGUFReader = reader
+        for name, function in repeated.items():
+            setattr(library, name, function)
 
 
 class _CacheError(Exception):
