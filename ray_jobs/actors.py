@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import queue
 import socket
@@ -17,9 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+from pipeline.audit.places import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
@@ -30,6 +31,7 @@ from ray_jobs.board import start_board
 from ray_jobs.bundles import QUEUED, bundles, packed, shards_in
 from ray_jobs.head import watch_head
 from ray_jobs.neighbours import start_private_cluster
+from ray_jobs.nodes import cluster_nodes
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -48,6 +50,7 @@ class ShardActor:
         self.board = board
         self.reported = 0.0
         try:
+            cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
         except UserError as error:  # a node lacks a model or a plugin: one line, not the trace of a dead actor
             self.worker = error
@@ -168,39 +171,21 @@ def _quiet() -> Iterator[None]:
             os.close(kept)
 
 
-def gpus_per_actor(resources: ResourcesConfig) -> float:
-    """GPUs that an actor takes: as configured, or one where the cluster has any.
+def actors(resources: ResourcesConfig, nodes: Sequence[Node], shards: int) -> tuple[int, ActorShape]:
+    """How many actors the cluster holds, at most one a shard, and what each takes.
+
+    Args:
+        resources: of the audit.
+        nodes: of the cluster.
+        shards: to be finished.
 
     Raises:
-        UserError: more than the cluster has.
+        UserError: an actor is larger than any node.
     """
-    import ray
-
-    wanted = resources.gpus_per_actor
-    have = ray.cluster_resources().get("GPU", 0.0)
-    if wanted == "auto":
-        return 1.0 if have else 0.0
-    if wanted > 1 and wanted != int(wanted):
-        raise UserError(f"resources.gpus_per_actor must be a fraction below 1 or a whole number, got {wanted}")
-    if wanted > have:
-        raise UserError(f"resources.gpus_per_actor is {wanted:g}, the cluster has {have:g}")
-    return float(wanted)
-
-
-def actors(resources: ResourcesConfig, gpus: float, shards: int) -> int:
-    """How many actors the cluster holds, at most one a shard."""
-    import ray
-
-    have = ray.cluster_resources()
-    capacity = int(have.get("CPU", 1) // resources.cpus_per_actor)
-    if gpus:
-        capacity = min(capacity, math.floor(have.get("GPU", 0.0) / gpus + 1e-9))
-    if capacity < 1:
-        raise UserError(
-            f"resources.cpus_per_actor is {resources.cpus_per_actor}, the cluster has {have.get('CPU', 0):g} CPUs"
-        )
+    shape = actor_shape(resources, nodes)
+    capacity = places(nodes, shape)
     wanted = resources.actors
-    return max(1, min(capacity if wanted == "auto" else wanted, capacity, shards))
+    return max(1, min(capacity if wanted == "auto" else wanted, capacity, shards)), shape
 
 
 def map_shards(
@@ -222,8 +207,7 @@ def map_shards(
     from ray.data import ActorPoolStrategy, DataContext
 
     connect()
-    gpus = gpus_per_actor(resources)
-    size = actors(resources, gpus, len(shards))
+    size, shape = actors(resources, cluster_nodes(), len(shards))
     context = DataContext.get_current().copy()
     context.target_max_block_size = 1  # each receipt is a block of its own, which is seen as soon as it is there
     context.enable_progress_bars = False
@@ -235,10 +219,10 @@ def map_shards(
     with DataContext.current(context):
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
             cast(Any, ShardActor),
-            fn_constructor_args=(stage, Placement(gpus, resources.cpus_per_actor), store.url, driver, board),
+            fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board),
             compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=QUEUED),
-            num_cpus=resources.cpus_per_actor,
-            num_gpus=gpus,
+            num_cpus=shape.cpus,
+            num_gpus=shape.gpus,
         )
     for row in _with_ticks(dataset.iter_rows()):
         if row is None:

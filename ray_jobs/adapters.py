@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.audit.allocation import Parts
+from pipeline.audit.places import actor_shape, places_beside
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.store.files import Store
-from ray_jobs.actors import connect, gpus_per_actor
+from ray_jobs.actors import connect
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, resources_of, train_adapters
 from ray_jobs.head import head_watched
+from ray_jobs.nodes import cluster_nodes
 
 FINETUNE_STAGE = "finetune"
 
@@ -29,12 +31,12 @@ def adapter_jobs(
         gpus: a worker; None: as the cluster has them, to which this process is connected then.
 
     Raises:
-        UserError: more GPUs an actor than the cluster has.
+        UserError: an actor is larger than any node.
     """
     resources = config.resources
     if gpus is None:
         connect()
-        gpus = gpus_per_actor(resources)
+        gpus = actor_shape(resources, cluster_nodes()).gpus
     return [
         AdapterJob(
             name,
@@ -162,6 +164,13 @@ def divide_capacity(
 
 
 def capacity_beside(config: AuditConfig, jobs: Sequence[AdapterJob]) -> tuple[dict[str, float], int] | None:
-    """`divide_capacity`, for the trainings and the actors of a run on the connected cluster."""
-    actor = {"CPU": float(config.resources.cpus_per_actor), "GPU": gpus_per_actor(config.resources)}
-    return divide_capacity(capacity_of_cluster(), [resources_of(job) for job in jobs], actor)
+    """`divide_capacity`, for the trainings and the actors of a run on the connected cluster, counted by its nodes."""
+    nodes = cluster_nodes()
+    shape = actor_shape(config.resources, nodes)
+    actor = {"CPU": float(shape.cpus), "GPU": shape.gpus}
+    room = divide_capacity(capacity_of_cluster(), [resources_of(job) for job in jobs], actor)
+    if room is None:
+        return None
+    taken, most = room
+    fitting = min(most, places_beside(nodes, shape, round(taken["CPU"] / shape.cpus)))
+    return (taken, fitting) if fitting >= 1 else None

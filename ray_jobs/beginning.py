@@ -9,6 +9,7 @@ import torch
 from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.checking import check_apart
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
+from pipeline.audit.places import actor_shape
 from pipeline.audit.plan import Plan, pending
 from pipeline.audit.precheck import check_documents
 from pipeline.config.models import ModelConfig
@@ -18,6 +19,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from ray_jobs.actors import check_cluster, cluster_is_named, connect
+from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter
 
 
@@ -27,7 +29,7 @@ def check_meanwhile(
     """Check the documents, and start the cluster meanwhile where there is work for it.
 
     Raises:
-        UserError: as `check_before_scoring` and `connect`.
+        UserError: as `check_before_scoring` and `connect`, or an actor is larger than any node.
     """
     if machine is not None or not pending(plan, STAGE, store):
         check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
@@ -36,6 +38,7 @@ def check_meanwhile(
     with ThreadPoolExecutor(1) as pool:
         checking = pool.submit(check_before_scoring, plan, store, lines.append)
         connect()
+        actor_shape(plan.config.resources, cluster_nodes())
         checking.result()
     for line in lines:
         reporter.say(line)
@@ -65,3 +68,16 @@ def machine_of(plan: Plan) -> LocalMachine | None:
         check_cluster()
         return None
     return local_machine(plan.config.resources, gpus)
+
+
+def check_actors(plan: Plan) -> None:
+    """Check before a run that what does its work holds one actor; nothing where the cluster cannot be asked.
+
+    Raises:
+        UserError: an actor is larger than any node, or than this machine.
+    """
+    gpus = torch.cuda.device_count()
+    if runs_locally(plan, cluster_is_named(), gpus):
+        local_machine(plan.config.resources, gpus)
+    elif nodes := nodes_ahead(gpus):
+        actor_shape(plan.config.resources, nodes)

@@ -91,9 +91,11 @@ def plan(
     from pipeline.config.models import weights_of
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
+    from ray_jobs.beginning import check_actors
     from ray_jobs.neighbours import cluster_warning
 
     audit = planned.config
+    check_actors(planned)
     checks = plan_checks(planned)
     model = describe_model(audit.model)
     if audit.reference_model is not None:

@@ -17,6 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.load import open_model
+from pipeline.models.memory import cap_memory
 from pipeline.store.space import remove_quietly
 from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import TrainingStep, train
@@ -92,6 +93,7 @@ def train_one(settings: dict[str, Any], on_step: Callable[[TrainingStep, float],
     # Where transformers finds these settings, it takes the weights apart while it reads them.
     partitioned = _partition_at_load(settings["zero"])
     try:
+        cap_memory(settings["gpus"] if on_step is None else 0)
         opened = open_model(model, gpus=0 if partitioned is not None else settings["gpus"])
         texts = pq.read_table(settings["texts"], columns=["text"])["text"].to_pylist()
     except UserError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
@@ -12,6 +12,22 @@ from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FsdConfig
 from pipeline.config.yaml import Section
+
+LEAST_SHARE = 1e-4
+"""Of a GPU: Ray tells no smaller parts apart."""
+
+
+def _whole_or_share(gpus: float) -> float:
+    """The same GPUs, if a cluster can place them: a share is one GPU's, more than one are whole.
+
+    Raises:
+        ValueError: neither.
+    """
+    if 0 < gpus < LEAST_SHARE or (gpus > 1 and gpus != int(gpus)):
+        raise ValueError(
+            f"input should be 0, a share of a GPU from {LEAST_SHARE:g} to 1, or a whole number, got {gpus:g}"
+        )
+    return gpus
 
 
 class ResourcesConfig(Section):
@@ -26,8 +42,10 @@ class ResourcesConfig(Section):
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="Scoring actors, or local threads; auto is as many as there are places."
     )
-    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
-        "auto", description="GPUs an actor: a fraction, 1, or several for a model that needs them."
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0), AfterValidator(_whole_or_share)] = Field(
+        "auto",
+        description="GPUs an actor: a share of one, which is also its share of that GPU's memory; 1; or several for a "
+        "model that needs them.",
     )
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(

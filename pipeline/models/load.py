@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.errors import UserError
@@ -31,32 +30,9 @@ from pipeline.models.checkpoints import (
     weight_files,
 )
 from pipeline.models.libraries import BUILDING, import_models, quieten
+from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
-
-if TYPE_CHECKING:  # torch costs seconds, and a model's files are checked in one
-    import torch
-    from torch import nn
-
-
-@dataclass(frozen=True, slots=True)
-class LanguageModel:
-    """A causal language model in eval mode, without gradients."""
-
-    model: nn.Module
-    tokenizer: Any
-    device: torch.device  # where token ids go
-    max_tokens: int | None  # positions of the model; None if unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Seq2SeqModel:
-    """An encoder-decoder model such as T5, in eval mode, without gradients."""
-
-    model: nn.Module
-    tokenizer: Any
-    device: torch.device  # where token ids go
-    max_tokens: int | None  # tokens that it can read, and as many that it can write; None if unknown
 
 
 def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:

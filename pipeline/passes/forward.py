@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.load import LanguageModel
+from pipeline.models.opened import LanguageModel
 from pipeline.passes.statistics import RENYI_ORDERS, STATISTICS
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import UserError
-from pipeline.models.load import LanguageModel, Seq2SeqModel
+from pipeline.models.opened import LanguageModel, Seq2SeqModel
 
 CACHE_POSITIONS = {
     "cpu": 1 << 13,

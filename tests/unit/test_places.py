@@ -1,0 +1,152 @@
+"""Actors are counted as Ray places them: a share on one GPU, several GPUs on one node, CPUs beside them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.audit.places import GPU_UNITS, ActorShape, Node, actor_shape, places, places_beside
+from pipeline.config.audit import ResourcesConfig
+from pipeline.config.yaml import build
+from pipeline.errors import UserError
+from pipeline.models.memory import CONTEXT_BYTES, cap_memory
+from pipeline.stages.base import Placement
+from ray_jobs.actors import ShardActor, actors
+
+NODES = st.lists(st.builds(Node, st.integers(0, 40).map(float), st.integers(0, 9).map(float)), min_size=1, max_size=5)
+GPUS = st.one_of(st.just(0.0), st.floats(0.05, 1.0), st.integers(1, 9).map(float))
+
+
+class Machine:
+    """A node on which actors are put one after the other."""
+
+    def __init__(self, node: Node) -> None:
+        self.cpus = node.cpus
+        self.gpus = [GPU_UNITS] * int(node.gpus)
+
+    def put(self, gpus: float, cpus: int) -> bool:
+        """Whether there was room for one more."""
+        share = int(gpus * GPU_UNITS + 1e-6)
+        whole = [index for index, left in enumerate(self.gpus) if left == GPU_UNITS]
+        wide = [index for index, left in enumerate(self.gpus) if left >= share]
+        chosen = wide[:1] if gpus < 1 else whole[: int(gpus)]
+        if self.cpus < cpus or (gpus and len(chosen) < max(1, int(gpus))):
+            return False
+        self.cpus -= cpus
+        for index in chosen if gpus else ():
+            self.gpus[index] -= min(share, GPU_UNITS)
+        return True
+
+
+def fitting(machines: list[Machine], gpus: float, cpus: int) -> int:
+    """How many actors found room, on all machines."""
+    count = 0
+    while any(machine.put(gpus, cpus) for machine in machines):
+        count += 1
+    return count
+
+
+@given(nodes=NODES, gpus=GPUS, cpus=st.integers(1, 9))
+def test_as_many_actors_are_counted_as_fit_one_by_one(nodes: list[Node], gpus: float, cpus: int) -> None:
+    expected = fitting([Machine(node) for node in nodes], gpus, cpus)
+    resources = ResourcesConfig(gpus_per_actor=gpus, cpus_per_actor=cpus)
+    if expected == 0:
+        with pytest.raises(UserError, match="resources"):
+            actor_shape(resources, nodes)
+        return
+    assert places(nodes, actor_shape(resources, nodes)) == expected
+
+
+@given(nodes=NODES, gpus=GPUS, cpus=st.integers(1, 4), trainers=st.integers(0, 12))
+def test_beside_packed_trainings_no_more_actors_are_counted_than_fit(
+    nodes: list[Node], gpus: float, cpus: int, trainers: int
+) -> None:
+    machines = [Machine(node) for node in nodes]
+    started = sum(any(machine.put(min(1.0, gpus), cpus) for machine in machines) for _ in range(trainers))
+    shape = ActorShape(int(gpus * GPU_UNITS + 1e-6) / GPU_UNITS, cpus)
+    if started == trainers:
+        assert places_beside(nodes, shape, trainers) == fitting(machines, gpus, cpus)
+
+
+def test_eight_gpus_at_three_tenths_hold_24_actors() -> None:
+    nodes, resources = [Node(64.0, 8.0)], ResourcesConfig(gpus_per_actor=0.3)
+    assert actors(resources, nodes, 1000)[0] == 24
+    assert actors(resources, nodes, 5)[0] == 5
+    assert actors(ResourcesConfig(gpus_per_actor=0.3, actors=30), nodes, 1000)[0] == 24
+    assert actors(ResourcesConfig(gpus_per_actor=0.16667), nodes, 1000)[0] == 48  # a sixth, to what Ray tells apart
+    assert actors(ResourcesConfig(gpus_per_actor=3), [Node(8.0, 4.0)] * 2, 1000)[0] == 2  # 8 GPUs, 2 of them left over
+
+
+@pytest.mark.parametrize(
+    ("nodes", "resources", "message"),
+    [
+        (
+            [Node(16.0, 2.0), Node(64.0, 4.0)],
+            {"gpus_per_actor": 8},
+            "resources.gpus_per_actor is 8, the largest of 2 nodes has 4 GPUs and 64 CPUs",
+        ),
+        ([Node(8.0)], {"gpus_per_actor": 0.5}, "resources.gpus_per_actor is 0.5, this machine has 0 GPUs and 8 CPUs"),
+        (
+            [Node(64.0), Node(2.0, 8.0)],
+            {"cpus_per_actor": 4},
+            "resources.cpus_per_actor is 4 beside 1 GPUs, the largest of 2 nodes has 8 GPUs and 2 CPUs",
+        ),
+        (
+            [Node(4.0), Node(8.0)],
+            {"cpus_per_actor": 16},
+            "resources.cpus_per_actor is 16, the largest of 2 nodes has 0 GPUs and 8 CPUs",
+        ),
+    ],
+)
+def test_an_actor_larger_than_any_node_is_refused_with_the_nearest_node(
+    nodes: list[Node], resources: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        actor_shape(ResourcesConfig(**resources), nodes)  # type: ignore[arg-type]
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("gpus", [1.5, 0.00001, 2.25])
+def test_gpus_that_no_cluster_can_place_are_refused_in_the_configuration(gpus: float) -> None:
+    with pytest.raises(
+        UserError, match=rf"gpus_per_actor: input should be 'auto' or 0, a share of a GPU .*, got {gpus:g}"
+    ):
+        build(ResourcesConfig, {"gpus_per_actor": gpus})
+
+
+class Card:
+    """What torch says of a GPU of 80 GiB, and what is set on it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.shares: list[float] = []
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
+        patch.setattr(torch.cuda, "set_per_process_memory_fraction", self.set)
+
+    def set(self, share: float) -> None:
+        self.calls.append("cap")
+        self.shares.append(share)
+
+
+@pytest.mark.parametrize("gpus", [0.0, 1.0, 4.0])
+def test_an_actor_that_shares_no_gpu_has_no_limit(gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    cap_memory(gpus)
+    assert card.shares == []
+
+
+def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    card = Card(monkeypatch)
+    stage = SimpleNamespace(make=lambda stage, placement: card.calls.append("load"))
+    board = SimpleNamespace(ready=SimpleNamespace(remote=lambda: card.calls.append("ready")))
+    ShardActor(stage, Placement(0.3333), str(tmp_path), "driver", board)  # type: ignore[arg-type]
+    assert card.calls == ["cap", "load", "ready"]
+    assert 0.3 < card.shares[0] < 0.3333
+    assert 3 * (card.shares[0] * (80 << 30) + CONTEXT_BYTES) <= 80 << 30
