@@ -31,7 +31,8 @@ from benchmarks.scoring import load, wikimia
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel
 from pipeline.models.tokens import tokenize
-from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.sampling import Sampling
 
 DRAWS = 10
 LONG, SHORT = 128, 64  # tokens of a prompt

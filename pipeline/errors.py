@@ -51,6 +51,10 @@ class FullError(IncompleteError):
     """There is no space left to write to: the same command goes on when there is."""
 
 
+class LostDeviceError(IncompleteError):
+    """A GPU refuses all further work of this process: another process goes on where this one was."""
+
+
 class StopError(UserError):
     """What would befall every document to come: the run ends at once, with an exit code that says whose turn it is."""
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 from pipeline.audit.places import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import IncompleteError, UserError
+from pipeline.errors import IncompleteError, LostDeviceError, UserError
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
@@ -76,6 +76,8 @@ class ShardActor:
                 raise self.worker
             receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch)
             return {"failure": "", "receipt": json.dumps(receipt.to_dict())}
+        except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
+            os._exit(1)
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
             return {"receipt": "", "failure": json.dumps(asdict(failure_of(shard, error)))}
 

@@ -91,7 +91,8 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
         with BUILDING:
-            adapted = peft.PeftModel.from_pretrained(model, str(folder))
+            # Its device is said: peft would open a GPU wherever torch sees one, also for a model on the CPU.
+            adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
     except (RuntimeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if "size mismatch" in str(error) or "not found in the base model" in str(error):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import UserError
+from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.passes.sampling import Sampling, sample_tokens
 
 CACHE_POSITIONS = {
     "cpu": 1 << 13,
@@ -26,30 +28,6 @@ CACHE_POSITIONS = {
 }  # positions in the cache at a time: draws times (prompt + new tokens)
 COMPACT = 0.25  # share of finished rows at which they are removed from the batch
 End = Literal["eos", "words", "tokens", "non_finite"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn: temperature, then the top k, then the top p of those.
-
-    Raises:
-        UserError: a value outside its limits.
-    """
-
-    temperature: float = 1.0  # 0 takes the likeliest token
-    top_k: int | None = None  # of the tokens, the k likeliest; None takes all
-    top_p: float = 1.0  # of those, the likeliest that together have this share of their probability
-    max_new_tokens: int = 1024
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature must be at least 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, or null for no limit, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +86,39 @@ def continuations(
     results: list[list[Continuation]] = [[] for _ in prompts]
     with torch.inference_mode():
         for group in _batches(prompts, limits, budget):
-            rows = [
-                _Draw(seed, prompts[i], number, limits[i], owner)
-                for owner, i in enumerate(group)
-                for number in prompts[i].draws
-            ]
-            _run(lm, [prompts[i].ids for i in group], rows, sampling)
-            for row in rows:
+            for i, row in _run_in_parts(lm, [(prompts[i], limits[i], i) for i in group], sampling, seed):
                 text = _decode(lm.tokenizer, row.ids)
-                results[group[row.owner]].append(Continuation(text, tuple(row.ids), row.end or "tokens"))
+                results[i].append(Continuation(text, tuple(row.ids), row.end or "tokens"))
     return results
+
+
+def _run_in_parts(
+    lm: LanguageModel | Seq2SeqModel, batch: list[tuple[Prompt, int, int]], sampling: Sampling, seed: int
+) -> list[tuple[int, _Draw]]:
+    """All draws of a batch of prompts, their limits and their places, each with its place.
+
+    Where memory ends, first the prompts are halved, then the draws of one.
+    """
+    rows = [
+        _Draw(seed, prompt, number, limit, owner)
+        for owner, (prompt, limit, _) in enumerate(batch)
+        for number in prompt.draws
+    ]
+    try:
+        _run(lm, [prompt.ids for prompt, *_ in batch], rows, sampling)
+        return [(batch[row.owner][2], row) for row in rows]
+    except Exception as error:
+        if len(rows) < 2 or not out_of_memory(error):
+            raise
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    half = len(batch) // 2
+    parts = [batch[:half], batch[half:]]
+    if not half:
+        ((prompt, limit, place),) = batch
+        half = len(prompt.draws) // 2
+        parts = [[(replace(prompt, draws=draws), limit, place)] for draws in (prompt.draws[:half], prompt.draws[half:])]
+    return [row for part in parts for row in _run_in_parts(lm, part, sampling, seed)]
 
 
 def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling) -> int:
@@ -236,43 +237,6 @@ def _eos(lm: LanguageModel | Seq2SeqModel) -> frozenset[int]:
         if value is not None
         for token in (value if isinstance(value, list) else [value])
     )
-
-
-def sample_tokens(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
-    """Draw one token a row by inverting the distribution function, in the order of the token ids.
-
-    Args:
-        logits: (rows, vocabulary), any floating dtype.
-        sampling: Temperature, top k, top p: applied in this order, as transformers does, in float32. Of tokens that
-            tie for the k-th place, some are taken.
-        uniforms: (rows,) float64 in [0, 1).
-
-    Returns:
-        Token ids, (rows,); -1 where the logits are not finite. The order of the ids, unlike that of the probabilities,
-        is not changed by rounding, so that only a uniform at the very edge of a token can give another one.
-    """
-    values = logits.float()
-    if sampling.temperature == 0:
-        best, tokens = values.max(1)
-        return tokens.masked_fill(~best.isfinite(), -1)
-    values = values / sampling.temperature
-    ids: Tensor | None = None
-    if sampling.top_k is not None and sampling.top_k < values.shape[1]:
-        values, ids = values.topk(sampling.top_k, dim=1)
-    elif sampling.top_p < 1:
-        values, ids = values.sort(dim=1, descending=True)
-    p = values.softmax(1)
-    if sampling.top_p < 1:
-        p = p.masked_fill(p.cumsum(1) - p >= sampling.top_p, 0.0)  # the first stays, and so does NaN
-    if ids is not None:
-        ids, order = ids.sort(dim=1)
-        p = p.gather(1, order)
-    below = p.double().cumsum(1)
-    total = below[:, -1:]
-    sought = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))
-    place = torch.searchsorted(below, sought, right=True).clamp_max(p.shape[1] - 1)
-    tokens = (place if ids is None else ids.gather(1, place)).squeeze(1)
-    return tokens.masked_fill(~total.squeeze(1).isfinite(), -1)
 
 
 @dataclass(slots=True)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.errors import UserError
+from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, Seq2SeqModel
-from pipeline.passes.generate import Continuation, Prompt, Sampling, continuations
+from pipeline.passes.generate import Continuation, Prompt, continuations
+from pipeline.passes.sampling import Sampling
 
 PREFIX = "paraphrase: "
 INSTRUCTION = (
@@ -21,13 +23,14 @@ LEAST_PIECE = 8  # tokens; a model with less room for a text is refused
 SPARE = 32  # tokens that an answer may have beyond `longest` times those of its text
 KTD_SAMPLING = Sampling(temperature=1.9, top_k=50, top_p=0.95)
 _MARK = "\ue000\ue001\ue000"  # placeholder of the text in a chat template; private-use characters, so in no template
-Reason = Literal["blank", "empty", "unfinished", "verbatim", "non_finite"]
+Reason = Literal["blank", "empty", "unfinished", "verbatim", "non_finite", "unknown_id"]
 MESSAGES: dict[Reason, str] = {
     "blank": "the document has no word to paraphrase",
     "empty": "a paraphrase is empty",
     "unfinished": "a paraphrase does not end within its limit of tokens",
     "verbatim": "a paraphrase repeats the document",
     "non_finite": "the paraphraser gave NaN",
+    "unknown_id": "the paraphraser's tokenizer gave an id that its model has no embedding of",
 }
 
 
@@ -98,19 +101,23 @@ def draw_paraphrases(
     Raises:
         UserError: the model has no chat template, or no room for a text beside its prompt.
     """
-    encode, limit = _encoder(lm, settings), piece_limit(lm, settings)
+    encode, limit, rows = _encoder(lm, settings), piece_limit(lm, settings), embedding_rows(lm.model)
     bare = _token_counter(lm.tokenizer)
     documents = [_Document(key, text, split_text(text, bare, limit), draws) for key, text in texts]
     for attempt in range(settings.redraws + 1):
-        requests = [(document, piece, numbers) for document in documents for piece, numbers in document.missing()]
-        if not requests:
+        missing = [(document, piece, numbers) for document in documents for piece, numbers in document.missing()]
+        if not missing:
             break
-        prompts = []
-        for document, piece, numbers in requests:
+        requests, prompts = [], []
+        for document, piece, numbers in missing:
             source = document.pieces[piece].strip()
             max_tokens = int(settings.longest * bare(source)) + SPARE
-            key = (document.key, piece, attempt)
-            prompts.append(Prompt(key, encode(source), numbers, max_new_tokens=max_tokens))
+            key, ids = (document.key, piece, attempt), encode(source)
+            if unknown_id(ids, rows) is not None:  # the device must not see it
+                document.reason = "unknown_id"
+                continue
+            requests.append((document, piece, numbers))
+            prompts.append(Prompt(key, ids, numbers, max_new_tokens=max_tokens))
         results = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens)
         for (document, piece, numbers), answers in zip(requests, results, strict=True):
             document.redrawn += len(numbers) if attempt else 0
@@ -137,7 +144,9 @@ class _Document:
         self.answers = [[piece if piece.isspace() else None for piece in self.pieces] for _ in range(self.draws)]
 
     def missing(self) -> list[tuple[int, list[int]]]:
-        """Pieces that are still to be drawn, each with the numbers of the draws."""
+        """Pieces that are still to be drawn, each with the numbers of the draws; none of a refused document."""
+        if self.reason == "unknown_id":
+            return []
         lacking = [[d for d in range(self.draws) if self.answers[d][p] is None] for p in range(len(self.pieces))]
         return [(piece, numbers) for piece, numbers in enumerate(lacking) if numbers]
 
@@ -164,6 +173,8 @@ class _Document:
         """The paraphrases if all of them are complete, otherwise a failure."""
         if not self.text.strip():
             return ParaphraseFailure(self.key, "blank", MESSAGES["blank"])
+        if self.reason == "unknown_id":
+            return ParaphraseFailure(self.key, self.reason, MESSAGES[self.reason])
         if self.missing():
             return ParaphraseFailure(self.key, self.reason, f"{MESSAGES[self.reason]}, after {redraws} redraws")
         return Draws(self.key, tuple("".join(map(str, answer)) for answer in self.answers), self.redrawn)

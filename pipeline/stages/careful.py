@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from pipeline.corpus.documents import Document
 from pipeline.errors import UserError
+from pipeline.models.devices import check_device, out_of_memory
 from pipeline.stages.base import Entry, Output, Worker
 from pipeline.store.attempts import Journal
 
@@ -76,11 +75,6 @@ def refusal_of(error: Exception) -> tuple[str, str]:
     """Reason and message of a document whose work ends in an error."""
     message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
     return "out_of_memory" if out_of_memory(error) else "model_error", message
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was too little memory."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 class CarefulReader:
@@ -151,6 +145,7 @@ class CarefulReader:
         except UserError:  # of the settings, which no other document would change
             raise
         except Exception as error:  # whatever a tokenizer raises on a text is that text's fault until it stands alone
+            check_device(error)
             if len(documents) == 1:
                 self.output.refuse(documents[0], *refusal_of(error))
                 return []

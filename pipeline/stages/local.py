@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pipeline.corpus.shard import Shard
-from pipeline.errors import FullError
+from pipeline.errors import FullError, LostDeviceError
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
@@ -57,6 +57,7 @@ def finish_shards(
 
     Raises:
         UserError: a model cannot be opened.
+        LostDeviceError: the device refuses all further work of this process.
     """
     placement = Placement(gpus, threads, (shared or SharedModels()) if workers > 1 else None)
     killed = interrupted_work(store, stage.name, LOCAL_DRIVER)
@@ -135,7 +136,7 @@ class _Pool:
 
         try:
             return process(self.stage, worker, shard, self.store, LOCAL_DRIVER, on_batch)
-        except (_Stopped, FullError):  # for want of space no other shard could be filed either
+        except (_Stopped, FullError, LostDeviceError):  # no other shard could be finished or filed either
             raise
         except Exception as error:  # of one shard: the others go on
             return failure_of(shard, error)

@@ -16,7 +16,8 @@ from pipeline.corpus.documents import Document, Watch, id_key, read_shard, unwat
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import DamagedError, LostDeviceError, UserError
+from pipeline.models.devices import check_device
 from pipeline.stages.background import in_background
 from pipeline.stages.base import Asker, BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
@@ -67,6 +68,7 @@ def process(
     Raises:
         UserError: the shard's file is damaged.
         RuntimeError: its worker died too often.
+        LostDeviceError: the device refuses all further work; this process must not work on.
     """
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
@@ -86,6 +88,8 @@ def process(
                     on_batch(len(output.rows) + len(output.refused), output.tokens)
             journal.enter(None)
         receipt = file_rows(stage, shard, store, output, time.monotonic() - began)
+    except LostDeviceError as error:  # as if the process had been killed: the journal keeps what was in flight
+        raise LostDeviceError(f"shard {shard.id} of {shard.name}: {error}") from error
     except BaseException:
         journal.abandon()
         raise
@@ -352,6 +356,7 @@ def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
     except UserError:  # of the settings, which no other document would change
         raise
     except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
+        check_device(error)
         reason, message = refusal_of(error)
     if len(batch) == 1:
         output.refuse(batch[0].document, reason, message)

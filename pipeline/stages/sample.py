@@ -9,9 +9,11 @@ import torch
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
+from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
-from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.continuations import (
     MAX_NEW_TOKENS,
@@ -70,15 +72,21 @@ class Sampler:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Make the draws that are missing of a batch."""
-        before = [draws_of_row(entry.document.row, output) for entry in batch]
-        prompts = [self._prompt(entry.work, len(texts)) for entry, texts in zip(batch, before, strict=True)]
-        drawn = continuations(self.lm, prompts, self.sampling, self.stage.seed)
-        for entry, texts, draws in zip(batch, before, drawn, strict=True):
-            task: Task = entry.work
+        rows, known = embedding_rows(self.lm.model), []
+        for entry in batch:
+            before = draws_of_row(entry.document.row, output)
+            prompt = self._prompt(entry.work, len(before))
+            if (problem := unknown_id(prompt.ids, rows)) is not None:
+                output.refuse(entry.document, "model_error", problem)
+            else:
+                known.append((entry.work, before, prompt))
+        drawn = continuations(self.lm, [prompt for *_, prompt in known], self.sampling, self.stage.seed)
+        task: Task
+        for (task, before, _), draws in zip(known, drawn, strict=True):
             if any(draw.end == "non_finite" for draw in draws):
                 output.refuse(task.document, "non_finite_score", "the model gave no finite number to draw by")
             else:
-                keep_draws(task, [*texts, *(draw.text for draw in draws)], output)
+                keep_draws(task, [*before, *(draw.text for draw in draws)], output)
             output.tokens += sum(len(draw.ids) for draw in draws)
 
     def _prompt(self, task: Task, first: int) -> Prompt:

@@ -19,6 +19,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
+from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
@@ -140,6 +141,7 @@ class Scorer:
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
         gradient = any(p.kind == "gradient" for p in self.passes)
         self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
+        self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([settings.max_tokens, *limits])
         self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, "cuda" if placement.gpus else "cpu")
@@ -184,6 +186,9 @@ class Scorer:
             if shortest < 2:
                 output.refuse(document, "too_short", f"{shortest} tokens; a score needs 2")
                 continue
+            if (problem := self._unknown_id(ids, index)) is not None:
+                output.refuse(document, "model_error", problem)
+                continue
             prepared = _Prepared(
                 inputs.role,
                 text_key(document.text),
@@ -222,6 +227,12 @@ class Scorer:
             )
             output.tokens += entry.tokens
             output.n_truncated += prepared.truncated
+
+    def _unknown_id(self, ids: Mapping[Pass, list[list[int]]], index: int) -> str | None:
+        """What is wrong with the token ids of a document, if a model has no row for one of them."""
+        read = {(p.model, id(ids[p])): ids[p][index] for p in self.passes}  # several passes share a list
+        problems = (unknown_id(sequence, self.rows[model]) for (model, _), sequence in read.items())
+        return next((problem for problem in problems if problem is not None), None)
 
     def _tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
         """Add the ids of every pass; passes over the same text of the same model share them."""

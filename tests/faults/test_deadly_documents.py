@@ -20,7 +20,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.process import LOCAL_DRIVER, process, read_rows
 from pipeline.store.attempts import MAX_STARTS
 from pipeline.store.files import Store
@@ -45,7 +45,7 @@ class Lengths:
     def __init__(self, stage: Stage, placement: Placement) -> None:
         self.settings: Settings = stage.settings
         self.window = Window(4)
-        self.budget: int | None = 30
+        self.batch_size = BatchSize(30)
         self.calls = 0
 
     def open(self, shard: Shard, store: Store, output: Output) -> None:

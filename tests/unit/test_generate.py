@@ -34,7 +34,8 @@ from transformers.generation.logits_process import (
 
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
-from pipeline.passes.generate import Prompt, Sampling, continuations, sample_tokens, whole_words
+from pipeline.passes.generate import Prompt, continuations, whole_words
+from pipeline.passes.sampling import Sampling, sample_tokens
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -1,0 +1,324 @@
+"""A device that is lost ends its process and costs no other document a score; memory that ends costs no draw."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from made_up import sentence
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.shard import Shard
+from pipeline.errors import ExitCode, LostDeviceError
+from pipeline.models.devices import check_device
+from pipeline.models.load import open_model, open_paraphraser
+from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
+from pipeline.passes.sampling import Sampling
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.local import finish_shards
+from pipeline.stages.process import LOCAL_DRIVER, process, read_rows
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+
+ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
+PLUGIN = '''
+import torch
+from pipeline.detectors.base import FORWARD, detector
+
+lost = False
+
+@detector(needs={FORWARD: ["log_prob"]})
+def sticky(evidence):
+    """A device that a text breaks, for as long as the process lives."""
+    global lost
+    lost = lost or any("assertion" in text for text in evidence.texts)
+    if lost:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return evidence[FORWARD].log_prob.sum(1)
+'''
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the stage of these tests: none."""
+
+
+class OnDevice:
+    """Counts characters on a device that a text may break; it then refuses every text, as CUDA does."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        self.window = Window(8)
+        self.batch_size: BatchSize | None = BatchSize(40)
+        self.lost = False
+
+    def open(self, shard: Shard, store: Store, output: Output) -> None:
+        """Nothing is read."""
+
+    def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
+        return [Entry(document, len(document.text), document.text) for document in documents]
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        self.lost = self.lost or any("assertion" in entry.work for entry in batch)
+        if self.lost:
+            raise torch.AcceleratorError(ASSERT)
+        for entry in batch:
+            output.keep(entry.document, length=len(entry.work))
+
+
+def stage_and_shards(tmp_path: Path, texts: list[str], shard_bytes: int = 1 << 30) -> tuple[Stage, list[Shard], Store]:
+    path = tmp_path / "audit.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": "none"},
+        "corpus": {"audit": {"path": str(path)}},
+        "resources": {"shard_bytes": shard_bytes},
+    }
+    config = build_config(settings)
+    schema = rows_schema(("length", pa.int64()))
+    stage = Stage("lengths", "lengths", schema, Settings(), None, 0, OnDevice, model_digests())
+    return stage, list(make_plan(config).shards), Store(config.run)
+
+
+def filed(stage: Stage, shard: Shard, store: Store, driver: str) -> Receipt | None:
+    """The receipt of a shard, or None where a new process must go on."""
+    try:
+        return process(stage, OnDevice(stage, Placement()), shard, store, driver)
+    except LostDeviceError:
+        return None
+
+
+@pytest.mark.parametrize("driver", ["some", LOCAL_DRIVER])
+def test_a_document_that_loses_the_device_is_the_only_one_without_a_result(driver: str, tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(20)]
+    texts[7] = "an assertion"
+    stage, (shard,), store = stage_and_shards(tmp_path, texts)
+    attempts = 1
+    while (receipt := filed(stage, shard, store, driver)) is None:
+        attempts += 1
+    assert attempts <= 5
+    assert (receipt.n_scored, receipt.reasons) == (19, {"model_error": 1})
+    assert "its worker was killed" in read_rows(stage, shard, store)[7]["problem"]
+
+
+def test_without_a_cluster_the_run_ends_in_one_line_and_its_journal_names_what_was_in_flight(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(20)]
+    texts[7] = "an assertion"
+    stage, shards, store = stage_and_shards(tmp_path, texts, shard_bytes=60)
+    assert len(shards) > 4
+    with pytest.raises(LostDeviceError) as raised:
+        list(finish_shards(stage, shards, store, workers=1))
+    assert raised.value.exit_code == ExitCode.INCOMPLETE
+    line = str(raised.value)
+    assert "device-side assert triggered" in line
+    assert "the same command goes on" in line
+    assert "\n" not in line
+    (name,) = store.names("attempts/lengths", ".json")
+    journal = store.read_json(f"attempts/lengths/{name}")
+    first, count = map(int, journal["at"].split("+"))
+    (shard,) = [shard for shard in shards if f"{shard.id}.json" == name]
+    in_flight = [document.text for document in read_shard(shard) if first <= document.row < first + count]
+    assert "an assertion" in in_flight
+    for _ in range(3):
+        try:
+            list(finish_shards(stage, shards, store, workers=1))
+        except LostDeviceError:
+            continue
+        break
+    receipts = [store.read_json(f"receipts/lengths/{shard.id}.json") for shard in shards]
+    assert sum(receipt["n_scored"] for receipt in receipts) == 19
+
+
+def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LostDeviceError, match="device-side assert"):
+        check_device(torch.AcceleratorError(ASSERT))
+    with pytest.raises(LostDeviceError):
+        check_device(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    check_device(torch.OutOfMemoryError("CUDA out of memory"))
+    check_device(RuntimeError("CUDA error: out of memory"))
+    check_device(RuntimeError("shapes do not match"))
+    check_device(ValueError("a text that says: CUDA error: device-side assert triggered"))
+
+    def refuse(device: int) -> None:
+        raise torch.AcceleratorError(ASSERT)
+
+    asked: list[int] = []  # on a machine with two GPUs, of which this process uses the second
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 512 * device)
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    check_device(RuntimeError("CUDA error: invalid configuration argument"))  # of one text: the device works on
+    assert asked == [1]
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    with pytest.raises(LostDeviceError):
+        check_device(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_a_sticky_error_costs_a_run_one_document(cluster: str, make_audit: Callable[..., Path], tmp_path: Path) -> None:
+    plugin = tmp_path / "sticky_device.py"
+    plugin.write_text(PLUGIN)
+    texts = [sentence(number) for number in range(60)]
+    texts[31] += " assertion"
+    resources = {"cluster": cluster, "shard_bytes": 1500, "actors": 1, "batch_tokens": 128}
+    path = make_audit(
+        texts, detectors=["loss", "sticky"], resources=resources, error_budget=0.5, **{"import": [str(plugin)]}
+    )
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "400"}
+    codes = []
+    for _ in range(5):
+        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        codes.append(ended.returncode)
+        if ended.returncode == ExitCode.DONE:
+            break
+        assert ended.returncode == ExitCode.INCOMPLETE, ended.stderr
+        (line,) = [line for line in ended.stderr.splitlines() if "device" in line]
+        assert "the same command goes on" in line
+    assert codes[-1] == ExitCode.DONE
+    assert len(codes) == 1 if cluster == "ray" else 2 <= len(codes) <= 4
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "complete"
+    reasons = [json.loads(file.read_text()) for file in (tmp_path / "run" / "receipts" / "score").glob("*.json")]
+    assert sum(receipt["n_quarantined"] for receipt in reasons) == 1
+    assert sum(receipt["n_in"] for receipt in reasons) == 100
+
+
+@pytest.fixture(scope="module")
+def narrow_model(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer knows a token that it has no embedding of."""
+    folder = tmp_path_factory.mktemp("narrow")
+    AutoModelForCausalLM.from_pretrained(tiny_model_folder).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    tokenizer.add_tokens(["<beyond>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def ids_seen(lm: Any) -> list[int]:
+    """The largest id of every call of a model's embedding, as it goes on."""
+    largest: list[int] = []
+    lm.model.get_input_embeddings().register_forward_pre_hook(lambda _, given: largest.append(int(given[0].max())))
+    return largest
+
+
+def test_an_id_that_the_embedding_has_no_row_for_never_reaches_the_device(narrow_model: Path, tmp_path: Path) -> None:
+    texts = [sentence(number) for number in range(6)]
+    tables = []
+    for name, changed in (("wrong", texts[2] + " <beyond> river"), ("short", "")):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [*texts[:2], changed, *texts[3:]]
+        (folder / "audit.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+        config = build_config(
+            {
+                "run": str(folder / "run"),
+                "model": {"path": str(narrow_model)},
+                "corpus": {"audit": {"path": str(folder / "audit.jsonl")}},
+                "detectors": ["loss", "lowercase"],
+            }
+        )
+        (stage,), (shard,), store = stages_of(config), make_plan(config).shards, Store(config.run)
+        worker = stage.make(stage, Placement())
+        seen = ids_seen(worker.models["target"])
+        receipt = process(stage, worker, shard, store)
+        assert max(seen) < worker.rows["target"]
+        tables.append(store.read_table(receipt.data, ["row", "loss", "lowercase"]))
+        assert receipt.quarantine is not None
+        (refused,) = store.read_table(receipt.quarantine).to_pylist()
+        assert refused["row"] == 2
+        if name == "wrong":
+            assert refused["reason"] == "model_error"
+            assert f"has no row in the model's embedding of {worker.rows['target']}" in refused["message"]
+    assert tables[0].equals(tables[1])  # the neighbours', in the same batches
+
+
+def test_a_paraphraser_and_a_sampler_never_see_such_an_id_either(narrow_model: Path, tmp_path: Path) -> None:
+    lm = open_model(ModelConfig(path=str(narrow_model)))
+    lm.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    seen, rows = ids_seen(lm), lm.model.get_input_embeddings().weight.shape[0]
+    texts = [(1, "The river <beyond> shows winter."), (2, "Ancient music.")]
+    settings = ParaphraseSettings(Sampling(1.0, max_new_tokens=4), redraws=1)
+    wrong, _ = draw_paraphrases(lm, texts, 2, settings, 0)
+    assert isinstance(wrong, ParaphraseFailure)
+    assert wrong.message == "the paraphraser's tokenizer gave an id that its model has no embedding of"
+    (tmp_path / "audit.jsonl").write_text("".join(json.dumps({"text": f"{text} " * 4}) + "\n" for _, text in texts))
+    config = build_config(
+        {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(narrow_model)},
+            "corpus": {"audit": {"path": str(tmp_path / "audit.jsonl")}},
+            "detectors": [{"samia": {"draws": 2}}],
+        }
+    )
+    stage, (shard,), store = stages_of(config)[0], make_plan(config).shards, Store(config.run)
+    worker = stage.make(stage, Placement())
+    seen += ids_seen(worker.lm)
+    process(stage, worker, shard, store)
+    drawn = read_rows(stage, shard, store)
+    assert "has no row in the model's embedding" in drawn[0]["problem"]
+    assert drawn[1]["problem"] is None
+    assert max(seen) < rows
+
+
+def short_of_memory(lm: Any, rows: int) -> list[int]:
+    """Let a model raise, as a GPU does, where a batch has more rows than fit; the sizes of the batches that fitted."""
+    sizes: list[int] = []
+
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        size = len(kwargs.get("input_ids", kwargs.get("decoder_input_ids")))
+        if size > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        sizes.append(size)
+
+    lm.model.register_forward_pre_hook(hook, with_kwargs=True)
+    return sizes
+
+
+def test_draws_of_one_prompt_that_do_not_fit_together_are_made_in_parts(tiny_model_folder: Path) -> None:
+    sampling = Sampling(1.0, max_new_tokens=6)
+    prompts = [Prompt((key,), range(2, 9 + key), range(5)) for key in range(3)]
+    whole = continuations(open_model(ModelConfig(path=str(tiny_model_folder))), prompts, sampling, 3)
+    lm = open_model(ModelConfig(path=str(tiny_model_folder)))
+    sizes = short_of_memory(lm, 2)
+    assert continuations(lm, prompts, sampling, 3) == whole
+    assert max(sizes) == 2
+    short_of_memory(lm, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        continuations(lm, prompts, sampling, 3)
+
+
+def test_a_paraphraser_short_of_memory_rewrites_a_long_document_in_parts(tiny_t5_folder: Path) -> None:
+    text = " ".join(sentence(number) for number in range(8))
+    settings = ParaphraseSettings(Sampling(1.0, top_k=50), longest=2.0, piece_tokens=32, redraws=8)
+    drawn = []
+    for rows in (100, 3):
+        lm = open_paraphraser(ModelConfig(path=str(tiny_t5_folder)))
+        eos = lm.tokenizer.eos_token_id
+
+        def hook(module: Any, args: Any, output: Any, eos: int = eos) -> None:
+            output.logits[..., eos] = output.logits.amax(-1)
+
+        lm.model.register_forward_hook(hook)
+        sizes = short_of_memory(lm, rows)
+        (result,) = draw_paraphrases(lm, [(7, text)], 4, settings, 1)
+        assert isinstance(result, Draws), result
+        drawn.append((max(sizes), result))
+    assert (drawn[0][0] > 3, drawn[1][0] <= 3) == (True, True)
+    assert drawn[0][1] == drawn[1][1]
