@@ -26,6 +26,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
+from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
 from pipeline.stages.process import process
@@ -109,12 +110,13 @@ def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds
     (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     corpus = {role: {"path": str(root / "texts.jsonl")} for role in ("audit", "unseen")}
     description = {"model": model.model_dump(), "corpus": corpus}
+    device = Device(gpus, *gpus_in_sight()) if gpus else CPU
     stages = {}
     shards: list[Shard] = []
     for name, detectors in (("plain", ["min_k"]), ("fsd", ["min_k", {"fsd": {"base": "min_k"}}])):
         config = build_config({"run": str(root), "detectors": detectors, **description})
         shards = [shard for shard in make_plan(config).shards if shard.role == "audit"]
-        stages[name] = stages_of(config, {"default": "loop-0"} if name == "fsd" else None)[-1]
+        stages[name] = stages_of(config, {"default": "loop-0"} if name == "fsd" else None, device=device)[-1]
     scorers = {name: stage.make(stage, Placement(gpus)) for name, stage in stages.items()}
     ratios = []
     for number in range(rounds + 1):

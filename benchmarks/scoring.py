@@ -34,11 +34,11 @@ from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
-from pipeline.stages.score import BATCH_TOKENS
 
 BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
 ALL: list[DetectorEntry] = [*BASIC, "m_entropy", {"renyi": {"order": [0.5, 1, 2, "inf"]}}]
 MAX_TOKENS = 1024
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
 def wikimia(count: int) -> list[str]:

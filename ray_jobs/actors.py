@@ -20,6 +20,7 @@ from pipeline.audit.places import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError
+from pipeline.models.devices import ENVIRONMENT
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
@@ -225,6 +226,7 @@ def map_shards(
             compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=QUEUED),
             num_cpus=shape.cpus,
             num_gpus=shape.gpus,
+            **_environment(resources, shape.gpus),
         )
     for row in _with_ticks(dataset.iter_rows()):
         if row is None:
@@ -233,6 +235,13 @@ def map_shards(
             yield Receipt.from_dict(json.loads(row["receipt"]), f"receipt of stage {stage.name}")
         else:
             yield Failure(**json.loads(row["failure"]))
+
+
+def _environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
+    """What an actor's process must have before it begins with CUDA."""
+    if not (gpus and resources.deterministic):
+        return {}
+    return {"runtime_env": {"env_vars": ENVIRONMENT}}
 
 
 def _news(board: Any) -> Iterator[Event]:

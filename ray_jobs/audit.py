@@ -29,6 +29,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD, check_adapter
+from pipeline.models.devices import CPU
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
 from pipeline.stages.base import Stage
@@ -44,6 +45,7 @@ from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.beginning import begin_model, check_meanwhile, machine_of
+from ray_jobs.devices import device_of_run, device_on_file, note_device
 from ray_jobs.finetune import Adapter
 from ray_jobs.head import check_head, head_watched
 from ray_jobs.neighbours import cluster_warning
@@ -107,7 +109,8 @@ def run_audit(
     plan = make_plan(config, limit) if plan is None else plan
     store, flags = Store(config.run), (texts, fail_if_selected)
     earlier = None if retried else read_finished(store, plan, flags)
-    if earlier is not None and earlier.fingerprint == work_of(config, plan.shards).stages[-1].fingerprint:
+    device = device_on_file(store, config.resources) or CPU
+    if earlier is not None and earlier.fingerprint == work_of(config, plan.shards, device).stages[-1].fingerprint:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold):
@@ -166,10 +169,13 @@ def _scoring(
         check_meanwhile(plan, store, reporter, machine, early)
         store.begin()
         forget_finished(store)
-        work = work_of(config, plan.shards)
+        unscored = pending(plan, STAGE, store)
+        device = device_of_run(config.resources, store, machine, bool(unscored))
+        work = work_of(config, plan.shards, device)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         fold = fold_of(store, machine is None)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
+        note_device(store, device)
         if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
             reporter.say(f"documents of {count} shards are tried again: {', '.join(retried)}")
         for line in withdraw_damaged(work.stages, plan.shards, store, fold):

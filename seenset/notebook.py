@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal
 
@@ -23,10 +23,11 @@ from pipeline.corpus.documents import Document, id_key, problem_of
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError, nearest
+from pipeline.models.devices import nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
-from pipeline.passes.forward import forward
-from pipeline.passes.gradient import gradient_norms
+from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
+from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
 from pipeline.selection.conformal import Ties
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
@@ -53,6 +54,9 @@ class _Scorer:
     detectors: Sequence[Detector]
     passes: Mapping[Pass, frozenset[str]]
     batch_size: BatchSize
+    gradient_tokens: int
+    forward_parts: PassSizes = field(default_factory=PassSizes)
+    gradient_parts: PassSizes = field(default_factory=PassSizes)
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Note the scores of a batch, or why a document has none."""
@@ -60,9 +64,9 @@ class _Scorer:
         for needed, names in self.passes.items():
             ids = [entry.work.ids[needed] for entry in batch]
             if needed.kind == "gradient":
-                norms[needed] = gradient_norms(self.model, ids)
+                norms[needed] = gradients_in_parts(self.model, ids, self.gradient_tokens, self.gradient_parts)
             else:
-                statistics[needed] = forward(self.model, ids, names)
+                statistics[needed] = forward_in_parts(self.model, ids, names, self.forward_parts)
         evidence = Evidence([entry.work.text for entry in batch], statistics, norms)
         scores = {detector.column: detector.score(evidence).tolist() for detector in self.detectors}
         for index, entry in enumerate(batch):
@@ -90,7 +94,7 @@ def score(
         detectors: As in a configuration, of those that read the model's own passes over the text.
         ids: One a text, by default its position.
         max_tokens: Texts are cut to this many tokens, >= 2.
-        batch_tokens: Padded tokens in a batch; by default 2048 on a CPU and 16384 on a GPU.
+        batch_tokens: Padded tokens in a batch; by default 2048 on a CPU, and on a GPU what its memory holds.
 
     Returns:
         One row a text, in order: doc_id, n_tokens, a float64 column a detector (higher = more member-like) and
@@ -121,8 +125,10 @@ def score(
     if isinstance(model, (str, PathLike)):
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
-    size = batch_size_of(batch_tokens or "auto", "cuda" if lm.device.type == "cuda" else "cpu")
-    worker, output = _Scorer(lm, parsed, plan_passes(parsed), size), Output()
+    budget = _budget(lm, max_tokens)
+    size = batch_size_of(batch_tokens or budget.forward, "cuda" if lm.device.type == "cuda" else "cpu")
+    gradient = size.tokens if lm.device.type != "cuda" else min(size.tokens, budget.gradient)
+    worker, output = _Scorer(lm, parsed, plan_passes(parsed), size, gradient), Output()
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
     entries = _prepare(worker, texts, names, min(max_tokens, lm.max_tokens or max_tokens), output)
     work_through(worker, entries, output)
@@ -134,6 +140,18 @@ def score(
     columns = [(detector.column, pa.float64()) for detector in parsed]
     fields = [("doc_id", pa.string()), ("n_tokens", pa.int32()), *columns, ("problem", pa.string())]
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
+
+
+def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
+    """The sizes of batches that the device of a model holds."""
+    if lm.device.type != "cuda":
+        return CPU_BUDGET
+    model: Any = lm.model
+    dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    card = Card(nominal_memory(torch.cuda.get_device_properties(lm.device).total_memory))
+    budget = budget_of(shape_of(model.config, dtype, parameters), card, max_tokens)
+    return Budget(max(1, budget.forward), max(1, budget.gradient), max(1, budget.cache))
 
 
 def _prepare(

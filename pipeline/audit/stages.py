@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from pipeline.audit.budgets import model_budget, scoring_budget
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, weights_of
 from pipeline.config.paths import written
@@ -20,6 +21,7 @@ from pipeline.detectors.registry import (
     plugin_code,
     sampled_of,
 )
+from pipeline.models.devices import CPU, Device
 from pipeline.stages import ask_log_probs, continuations, paraphrase, score
 from pipeline.stages.ask_log_probs import EndpointReader, LogProbSettings
 from pipeline.stages.ask_samples import EndpointSampler
@@ -31,7 +33,10 @@ from pipeline.stages.score import Scorer, ScoreSettings, score_schema
 
 
 def stages_of(
-    config: AuditConfig, adapters: Mapping[str, str] | None = None, digest: Digest | None = None
+    config: AuditConfig,
+    adapters: Mapping[str, str] | None = None,
+    digest: Digest | None = None,
+    device: Device = CPU,
 ) -> tuple[Stage, ...]:
     """The stages of an audit; the last one scores and reads the rows of the others.
 
@@ -39,22 +44,32 @@ def stages_of(
         config: of the audit.
         adapters: name -> key of the folder of each adapter; where it is not known yet, its settings stand for it.
         digest: of models, from `model_digests`; reads each model's weights once.
+        device: that the actors compute on.
 
     Raises:
-        UserError: a model's file is missing, or the paraphraser is the audited model.
+        UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no room for a
+            batch on the device.
     """
     make = _maker(config, digest or model_digests())
     earlier: list[Stage] = []
     if draws := draws_of(parse_detectors(config.detectors)):
         assert config.paraphraser is not None
         settings = ParaphraserSettings(
-            weights_of(config.model), config.paraphraser, drawing(config.paraphraser), draws, config.max_tokens
+            weights_of(config.model),
+            config.paraphraser,
+            drawing(config.paraphraser),
+            draws,
+            config.max_tokens,
+            device.mark,
+            model_budget([config.paraphraser], device, config.max_tokens).cache,
         )
         stage = make(paraphrase.STAGE, paraphrase.FOLDER, paraphrase.SCHEMA, settings, make=Paraphraser)
         check_other_model(stage)
         earlier.append(stage)
     earlier += [_log_probs(make, config, needed) for needed in endpoint_passes(config)]
-    earlier += [_samples(make, config, samples) for samples in sample_settings(config)]
+    earlier += [_samples(make, config, samples) for samples in sample_settings(config, device)]
+    reference = _reads_reference(config)
+    budget = scoring_budget(config, device, reference)
     detectors = DetectorChoice(tuple(config.detectors))
     parsed = detectors.parse()
     columns = [detector.column for detector in parsed]
@@ -64,12 +79,14 @@ def stages_of(
         score_schema(columns),
         ScoreSettings(
             config.model,
-            config.reference_model if _reads_reference(config) else None,
+            config.reference_model if reference else None,
             detectors,
             plugin_code(config.import_, parsed),
             adapters if adapters is not None else _adapter_settings(config),
             config.max_tokens,
-            config.resources.batch_tokens,
+            budget.forward,
+            budget.gradient,
+            device.mark,
         ),
         make=Scorer,
         reads=tuple(earlier),
@@ -96,10 +113,16 @@ def endpoint_passes(config: AuditConfig) -> list[Pass]:
     return [p for p in passes if p.kind == "forward" and isinstance(model_of(config, p), EndpointConfig)]
 
 
-def sample_settings(config: AuditConfig) -> list[SampleSettings]:
-    """The continuations that the detectors read."""
+def sample_settings(config: AuditConfig, device: Device = CPU) -> list[SampleSettings]:
+    """The continuations that the detectors read, drawn on a device or by an endpoint."""
     samples = sampled_of(parse_detectors(config.detectors))
-    return [SampleSettings(config.model, continued, draws, config.max_tokens) for continued, draws in samples.items()]
+    place: tuple[str, int] | tuple[()] = ()
+    if samples and not isinstance(config.model, EndpointConfig):
+        place = device.mark, model_budget([config.model], device, config.max_tokens).cache
+    return [
+        SampleSettings(config.model, continued, draws, config.max_tokens, *place)
+        for continued, draws in samples.items()
+    ]
 
 
 def _maker(config: AuditConfig, digest: Digest) -> Callable[..., Stage]:

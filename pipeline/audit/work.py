@@ -10,6 +10,7 @@ from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
+from pipeline.models.devices import CPU, Device
 from pipeline.stages.base import Stage, model_digests
 
 
@@ -23,14 +24,19 @@ class Work:
     base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
 
 
-def work_of(config: AuditConfig, shards: Sequence[Shard]) -> Work:
+def work_of(config: AuditConfig, shards: Sequence[Shard], device: Device = CPU) -> Work:
     """What an audit of these shards computes; reads the weights of its models once, for their digests.
 
+    Args:
+        config: of the audit.
+        shards: of its inputs.
+        device: that its actors compute on.
+
     Raises:
-        UserError: as `allocate` and `fingerprint_model`.
+        UserError: as `allocate`, `fingerprint_model` and `stages_of`.
     """
     parts = allocate(config, shards)
     digest = model_digests()
     base = digest(weights_of(config.model)) if parts.adapters else {}
     keys = adapter_folders(parts, base)
-    return Work(stages_of(config, keys or None, digest), parts, keys, base)
+    return Work(stages_of(config, keys or None, digest, device), parts, keys, base)

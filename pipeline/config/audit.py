@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ByteSize, ConfigDict, Field
 
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
@@ -50,8 +50,19 @@ class ResourcesConfig(Section):
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
-        description="Padded tokens in a batch, at most; auto is 2048 on a CPU and 16384 on a GPU. On a CPU a batch "
-        "ends before more than 64 tokens of it are padding.",
+        description="Padded tokens in a batch, at most; auto is 2048 on a CPU, and on a GPU what its memory holds. A "
+        "gradient pass takes fewer at a time where they do not fit. On a CPU a batch ends before more than 64 tokens "
+        "of it are padding.",
+    )
+    gpu_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1 << 30)] = Field(
+        "auto",
+        description="Memory of one GPU, such as 80 GiB, from which the sizes of batches follow; auto is the least of "
+        "the GPUs at hand when the run begins. The same value gives the same batches on any card.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="On GPUs, take kernels of attention and gradients that give the same bits each time, and hold the "
+        "run to one model of GPU. A CPU does so in any case.",
     )
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
         1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."

@@ -1,60 +1,100 @@
-"""What an error says of the device: too little memory, or a device that this process can use no more."""
+"""What a run's actors compute on, as far as it decides the bytes of their rows."""
 
 from __future__ import annotations
 
-import re
+import os
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from pipeline.errors import LostDeviceError
+from pipeline.errors import UserError
 
-_MESSAGE_CHARACTERS = 120
-_LOST = re.compile(r"\A(CUDA|HIP|cuDNN|XPU) error|device-side assert")
-_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Of a process that computes deterministically, before it begins with CUDA."""
 
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was too little memory."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    message = str(error)
-    return any(mark in message for mark in _NO_MEMORY)
+UNIT = 4 << 30
+"""Memory of a card is counted in whole units: drivers leave a little less or more of the same card."""
 
 
-def check_device(error: Exception) -> None:
-    """Tell an error of one computation from one after which a device refuses all further work of this process.
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The CPU, or GPUs of one kind."""
 
-    A GPU keeps such an error (a failed assertion in a kernel, an access outside its memory) until the process ends.
+    gpus: float = 0.0  # of an actor; 0: the CPU
+    memory: int = 0  # bytes of one GPU, from which budgets are made
+    name: str = ""  # the model of GPU; empty where its arithmetic is not held to that of one
+    deterministic: bool = False  # also attention and gradients
 
-    Args:
-        error: that a computation raised.
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """The type of device."""
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def mark(self) -> str:
+        """What a fingerprint holds of it, beside the budgets that follow from its memory."""
+        return f"cuda, deterministic on {self.name}" if self.gpus and self.deterministic else self.kind
+
+
+CPU = Device()
+
+
+def nominal_memory(total: int) -> int:
+    """The memory of a card, in bytes, from what a driver gives of it: down to whole units, or to GiB below one."""
+    unit = UNIT if total >= UNIT else 1 << 30
+    return max(1 << 30, total // unit * unit)
+
+
+def gpus_in_sight() -> tuple[int, str]:
+    """The least memory of the GPUs that this process sees, in nominal bytes, and the model of the first.
 
     Raises:
-        LostDeviceError: the device is lost, from this error on.
+        UserError: it sees none.
     """
-    if out_of_memory(error) or not _is_lost(error):
+    if not torch.cuda.is_available():
+        raise UserError("torch sees no GPU on a node that has one for Ray: install the torch of its CUDA there")
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return min(nominal_memory(card.total_memory) for card in cards), cards[0].name
+
+
+def check_device(mark: str, gpus: float) -> None:
+    """Check that a worker is where its rows are said to be made.
+
+    Args:
+        mark: of the device, from the fingerprint of its stage.
+        gpus: that the worker has.
+
+    Raises:
+        UserError: it is not, or it is another model of GPU than the one that the mark names.
+    """
+    kind = "cuda" if gpus else "cpu"
+    if mark.partition(",")[0] != kind:
+        raise UserError(f"this stage computes on {mark}, and its worker has {gpus:g} GPUs, which is {kind}")
+    name = mark.partition(" on ")[2]
+    if name and (here := gpus_in_sight()[1]) != name:
+        raise UserError(
+            f"resources.deterministic holds this run to GPUs of one model, {name}; this node has {here}: leave such "
+            "nodes out, or set resources.deterministic: false in a new run directory"
+        )
+
+
+def compute_as(mark: str, gradients: bool) -> None:
+    """Set how CUDA computes in this process: as fast as it can, or the same bits each time.
+
+    The forward kernels of attention are deterministic as they are, once cuBLAS keeps its workspace; the flash and
+    memory-efficient backward kernels are only where torch is told so.
+
+    Args:
+        mark: of the device, from the fingerprint of the stage; on a CPU nothing is set.
+        gradients: whether the stage takes gradients.
+    """
+    if not mark.startswith("cuda"):
         return
-    reason = (" ".join(str(error).split()) or type(error).__name__)[:_MESSAGE_CHARACTERS]
-    raise LostDeviceError(
-        f"the device refuses all further work of this process ({reason}); the same command goes on: it tries the "
-        "documents that were in flight one at a time, and leaves out one that does this again"
-    ) from error
-
-
-def _is_lost(error: Exception) -> bool:
-    """By what the devices say that this process uses; where torch can ask none, by the error."""
-    if torch.cuda.is_initialized():
-        return not all(map(_answers, range(torch.cuda.device_count())))
-    lost = getattr(torch, "AcceleratorError", ())  # torch has it from 2.8 on
-    return isinstance(error, lost) or (isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None)
-
-
-def _answers(device: int) -> bool:
-    """Whether a device that this process uses still works; one that it does not use must not be opened."""
-    if not torch.cuda.memory_allocated(device):
-        return True
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError:
-        return False
-    return True
+    wanted = "deterministic" in mark
+    if wanted:
+        os.environ.update(ENVIRONMENT)
+        torch.backends.cudnn.benchmark = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cuda.enable_cudnn_sdp(not wanted)
+    torch.use_deterministic_algorithms(wanted and gradients)

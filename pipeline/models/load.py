@@ -172,6 +172,16 @@ def open_empty(config: ModelConfig) -> Any | None:
     return _empty_model(config, read_model_config(config, files, seq2seq=False), seq2seq=False)
 
 
+def count_parameters(config: ModelConfig) -> int | None:
+    """Number of parameters of a causal or an encoder-decoder model; None where its code cannot make an empty one.
+
+    Raises:
+        UserError: a file is missing or damaged, or a setting is not allowed.
+    """
+    loaded = read_model_config(config, locate(config, weights=False), seq2seq=True)
+    return _count_parameters(config, loaded, seq2seq=loaded.is_encoder_decoder)
+
+
 def _empty_model(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> Any | None:
     import torch
 

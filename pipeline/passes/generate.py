@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,14 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import UserError
-from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling, sample_tokens
 
-CACHE_POSITIONS = {
-    "cpu": 1 << 13,
-    "cuda": 1 << 17,
-}  # positions in the cache at a time: draws times (prompt + new tokens)
+CACHE_POSITIONS = 1 << 13  # in the cache at a time, draws times (prompt + new tokens), where nobody says
 COMPACT = 0.25  # share of finished rows at which they are removed from the batch
 End = Literal["eos", "words", "tokens", "non_finite"]
 
@@ -61,6 +58,7 @@ def continuations(
     seed: int,
     *,
     batch_tokens: int | None = None,
+    parts: PassSizes | None = None,
 ) -> list[list[Continuation]]:
     """Draw continuations of prompts; from a sequence-to-sequence model, answers to them.
 
@@ -70,7 +68,8 @@ def continuations(
         sampling: How tokens are drawn.
         seed: Of the run.
         batch_tokens: Most positions in the cache at a time, draws times (prompt and new tokens); one prompt with its
-            draws is the least. None takes `CACHE_POSITIONS` of the device.
+            draws is the least on a CPU, one draw on a GPU. None takes `CACHE_POSITIONS`.
+        parts: What is known of the memory from earlier calls; a batch for which it is too little is drawn in halves.
 
     Returns:
         For each prompt the continuations in the order of its draws. The same prompts and batch_tokens give the same
@@ -80,45 +79,38 @@ def continuations(
     Raises:
         UserError: a prompt leaves no room in the model, or the model keeps no cache.
     """
-    device = "cpu" if lm.device.type == "cpu" else "cuda"
-    budget = batch_tokens or CACHE_POSITIONS[device]
+    budget = batch_tokens or CACHE_POSITIONS
+    parts = PassSizes() if parts is None else parts
     limits = [_limit(lm, prompt, sampling) for prompt in prompts]
     results: list[list[Continuation]] = [[] for _ in prompts]
     with torch.inference_mode():
         for group in _batches(prompts, limits, budget):
-            for i, row in _run_in_parts(lm, [(prompts[i], limits[i], i) for i in group], sampling, seed):
-                text = _decode(lm.tokenizer, row.ids)
-                results[i].append(Continuation(text, tuple(row.ids), row.end or "tokens"))
+            pairs = [(i, number) for i in group for number in prompts[i].draws]
+            sizes = [len(prompts[i].ids) + limits[i] for i, _ in pairs]
+            most = budget if len(group) == 1 and lm.device.type != "cpu" else None
+            for drawn in parts.run(lambda some: _drawn(lm, prompts, some, limits, sampling, seed), pairs, sizes, most):
+                for i, draw in drawn:
+                    results[i].append(draw)
     return results
 
 
-def _run_in_parts(
-    lm: LanguageModel | Seq2SeqModel, batch: list[tuple[Prompt, int, int]], sampling: Sampling, seed: int
-) -> list[tuple[int, _Draw]]:
-    """All draws of a batch of prompts, their limits and their places, each with its place.
-
-    Where memory ends, first the prompts are halved, then the draws of one.
-    """
-    rows = [
-        _Draw(seed, prompt, number, limit, owner)
-        for owner, (prompt, limit, _) in enumerate(batch)
-        for number in prompt.draws
+def _drawn(
+    lm: LanguageModel | Seq2SeqModel,
+    prompts: Sequence[Prompt],
+    pairs: Sequence[tuple[int, int]],
+    limits: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+) -> list[tuple[int, Continuation]]:
+    """Draws of one batch, given as (place of the prompt, number of the draw), with the place of the prompt."""
+    group = list(dict.fromkeys(i for i, _ in pairs))
+    owners = {i: owner for owner, i in enumerate(group)}
+    rows = [_Draw(seed, prompts[i], number, limits[i], owners[i]) for i, number in pairs]
+    _run(lm, [prompts[i].ids for i in group], rows, sampling)
+    return [
+        (group[row.owner], Continuation(_decode(lm.tokenizer, row.ids), tuple(row.ids), row.end or "tokens"))
+        for row in rows
     ]
-    try:
-        _run(lm, [prompt.ids for prompt, *_ in batch], rows, sampling)
-        return [(batch[row.owner][2], row) for row in rows]
-    except Exception as error:
-        if len(rows) < 2 or not out_of_memory(error):
-            raise
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    half = len(batch) // 2
-    parts = [batch[:half], batch[half:]]
-    if not half:
-        ((prompt, limit, place),) = batch
-        half = len(prompt.draws) // 2
-        parts = [[(replace(prompt, draws=draws), limit, place)] for draws in (prompt.draws[:half], prompt.draws[half:])]
-    return [row for part in parts for row in _run_in_parts(lm, part, sampling, seed)]
 
 
 def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling) -> int:

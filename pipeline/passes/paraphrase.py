@@ -11,6 +11,7 @@ from pipeline.errors import UserError
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, Seq2SeqModel
 from pipeline.passes.generate import Continuation, Prompt, continuations
+from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling
 
 PREFIX = "paraphrase: "
@@ -83,6 +84,7 @@ def draw_paraphrases(
     seed: int,
     *,
     batch_tokens: int | None = None,
+    parts: PassSizes | None = None,
 ) -> list[Draws | ParaphraseFailure]:
     """Draw paraphrases of documents.
 
@@ -93,6 +95,7 @@ def draw_paraphrases(
         settings: How they are drawn.
         seed: Of the run.
         batch_tokens: As of `continuations`.
+        parts: As of `continuations`.
 
     Returns:
         For each document its paraphrases, or why there are none. A draw is bad if a piece of it is empty or does not
@@ -118,7 +121,7 @@ def draw_paraphrases(
                 continue
             requests.append((document, piece, numbers))
             prompts.append(Prompt(key, ids, numbers, max_new_tokens=max_tokens))
-        results = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens)
+        results = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens, parts=parts)
         for (document, piece, numbers), answers in zip(requests, results, strict=True):
             document.redrawn += len(numbers) if attempt else 0
             for number, answer in zip(numbers, answers, strict=True):

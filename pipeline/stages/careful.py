@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.corpus.documents import Document
 from pipeline.errors import UserError
-from pipeline.models.devices import check_device, out_of_memory
+from pipeline.models.device_errors import check_lost, out_of_memory
 from pipeline.stages.base import Entry, Output, Worker
 from pipeline.store.attempts import Journal
 
@@ -145,7 +145,7 @@ class CarefulReader:
         except UserError:  # of the settings, which no other document would change
             raise
         except Exception as error:  # whatever a tokenizer raises on a text is that text's fault until it stands alone
-            check_device(error)
+            check_lost(error)
             if len(documents) == 1:
                 self.output.refuse(documents[0], *refusal_of(error))
                 return []

@@ -33,6 +33,8 @@ class SampleSettings:
     continued: Continued
     draws: int
     max_tokens: int
+    device: str = "endpoint"  # `Device.mark`
+    cache_positions: int = 0  # at a time; 0: an endpoint's own affair
 
     @property
     def folder(self) -> str:

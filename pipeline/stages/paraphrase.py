@@ -12,9 +12,11 @@ from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
+from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.store.files import Store
@@ -37,6 +39,8 @@ class ParaphraserSettings:
     sampling: ParaphraseSettings
     draws: int
     max_tokens: int
+    device: str  # `Device.mark`
+    cache_positions: int  # at a time
 
 
 def drawing(paraphraser: ParaphraserConfig) -> ParaphraseSettings:
@@ -79,6 +83,9 @@ class Paraphraser:
         if placement.gpus == 0:
             torch.set_num_threads(placement.threads)
         self.settings: ParaphraserSettings = stage.settings
+        check_device(self.settings.device, placement.gpus)
+        compute_as(self.settings.device, gradients=False)
+        self.parts = PassSizes()
         self.seed = stage.seed
         self.window = Window(WINDOW_DOCUMENTS)
         self.batch_size: BatchSize | None = None
@@ -96,7 +103,15 @@ class Paraphraser:
     def work(self, batch: list[Entry], output: Output) -> None:
         """Draw the paraphrases of a batch."""
         texts = [(id_key(entry.document.doc_id), entry.work) for entry in batch]
-        results = draw_paraphrases(self.model, texts, self.settings.draws, self.settings.sampling, self.seed)
+        results = draw_paraphrases(
+            self.model,
+            texts,
+            self.settings.draws,
+            self.settings.sampling,
+            self.seed,
+            batch_tokens=self.settings.cache_positions,
+            parts=self.parts,
+        )
         for entry, result in zip(batch, results, strict=True):
             if not isinstance(result, Draws):
                 output.refuse(entry.document, "model_error", result.message)

@@ -17,7 +17,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, LostDeviceError, UserError
-from pipeline.models.devices import check_device
+from pipeline.models.device_errors import check_lost
 from pipeline.stages.background import in_background
 from pipeline.stages.base import Asker, BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
@@ -356,7 +356,7 @@ def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
     except UserError:  # of the settings, which no other document would change
         raise
     except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
-        check_device(error)
+        check_lost(error)
         reason, message = refusal_of(error)
     if len(batch) == 1:
         output.refuse(batch[0].document, reason, message)

@@ -9,10 +9,12 @@ import torch
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
+from pipeline.models.devices import check_device, compute_as
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.continuations import (
@@ -38,6 +40,9 @@ class Sampler:
             torch.set_num_threads(placement.threads)
         self.stage = stage
         self.settings: SampleSettings = stage.settings
+        check_device(self.settings.device, placement.gpus)
+        compute_as(self.settings.device, gradients=False)
+        self.parts = PassSizes()
         self.placement = placement
         self.window = Window(WINDOW_DOCUMENTS)
         self.batch_size: BatchSize | None = None
@@ -80,7 +85,14 @@ class Sampler:
                 output.refuse(entry.document, "model_error", problem)
             else:
                 known.append((entry.work, before, prompt))
-        drawn = continuations(self.lm, [prompt for *_, prompt in known], self.sampling, self.stage.seed)
+        drawn = continuations(
+            self.lm,
+            [prompt for *_, prompt in known],
+            self.sampling,
+            self.stage.seed,
+            batch_tokens=self.settings.cache_positions,
+            parts=self.parts,
+        )
         task: Task
         for (task, before, _), draws in zip(known, drawn, strict=True):
             if any(draw.end == "non_finite" for draw in draws):

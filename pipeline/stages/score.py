@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -19,12 +20,14 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
+from pipeline.models.devices import check_device, compute_as
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
-from pipeline.passes.forward import TokenStatistics, forward, from_log_probs
-from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.forward import TokenStatistics, from_log_probs
+from pipeline.passes.gradient import coverage
+from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
@@ -33,16 +36,13 @@ STAGE = "score"
 FOLDER = "scores"
 WINDOW_DOCUMENTS = 4096
 WINDOW_CHARACTERS = 1 << 23
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Padded tokens in a batch, where the configuration does not say."""
-
 PADDING_TOKENS = {"cpu": 64, "cuda": None}
 """Padding in a batch: on a CPU it takes as long as text, and another batch as long as a few dozen tokens."""
 
 
-def batch_size_of(tokens: int | Literal["auto"], device: str) -> BatchSize:
+def batch_size_of(tokens: int, device: str) -> BatchSize:
     """Of a forward pass on a type of device, "cpu" or "cuda", with at most so many padded tokens."""
-    return BatchSize(BATCH_TOKENS[device] if tokens == "auto" else tokens, PADDING_TOKENS[device])
+    return BatchSize(tokens, PADDING_TOKENS[device])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ class ScoreSettings:
     plugins: PluginCode | None  # None where all detectors are built in
     adapters: Mapping[str, Any] | None  # name -> key of its folder; before it is known, what decides it
     max_tokens: int
-    batch_tokens: int | Literal["auto"]
+    batch_tokens: int  # padded, of a forward pass
+    gradient_tokens: int  # padded, of a gradient pass over a part of the batch
+    device: str  # `Device.mark`
     sketch: str = SKETCH_KIND
 
 
@@ -113,6 +115,7 @@ class Scorer:
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the models."""
         settings: ScoreSettings = stage.settings
+        check_device(settings.device, placement.gpus)
         if settings.plugins is not None:
             load_plugins(settings.plugins.plugins)
         self.detectors = settings.detectors.parse()
@@ -140,6 +143,9 @@ class Scorer:
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
         gradient = any(p.kind == "gradient" for p in self.passes)
+        compute_as(settings.device, gradient)
+        self.gradient_tokens = settings.gradient_tokens
+        self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
         self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
@@ -255,11 +261,12 @@ class Scorer:
             statistics[needed] = from_log_probs([entry.log_probs[needed] for entry in batch], device)
         for needed, names in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
+            parts = self.parts[f"{needed.kind} {needed.model}"]
             with self.adapters.on(needed.adapter):
                 if needed.kind == "gradient":
-                    norms[needed] = gradient_norms(model, ids)
+                    norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
                 else:
-                    statistics[needed] = forward(model, ids, names)
+                    statistics[needed] = forward_in_parts(model, ids, names, parts)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
         evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations)

@@ -24,7 +24,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, LostDeviceError
-from pipeline.models.devices import check_device
+from pipeline.models.device_errors import check_lost
 from pipeline.models.load import open_model, open_paraphraser
 from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
@@ -146,13 +146,13 @@ def test_without_a_cluster_the_run_ends_in_one_line_and_its_journal_names_what_w
 
 def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LostDeviceError, match="device-side assert"):
-        check_device(torch.AcceleratorError(ASSERT))
+        check_lost(torch.AcceleratorError(ASSERT))
     with pytest.raises(LostDeviceError):
-        check_device(RuntimeError("CUDA error: an illegal memory access was encountered"))
-    check_device(torch.OutOfMemoryError("CUDA out of memory"))
-    check_device(RuntimeError("CUDA error: out of memory"))
-    check_device(RuntimeError("shapes do not match"))
-    check_device(ValueError("a text that says: CUDA error: device-side assert triggered"))
+        check_lost(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    check_lost(torch.OutOfMemoryError("CUDA out of memory"))
+    check_lost(RuntimeError("CUDA error: out of memory"))
+    check_lost(RuntimeError("shapes do not match"))
+    check_lost(ValueError("a text that says: CUDA error: device-side assert triggered"))
 
     def refuse(device: int) -> None:
         raise torch.AcceleratorError(ASSERT)
@@ -162,11 +162,11 @@ def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 512 * device)
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
-    check_device(RuntimeError("CUDA error: invalid configuration argument"))  # of one text: the device works on
+    check_lost(RuntimeError("CUDA error: invalid configuration argument"))  # of one text: the device works on
     assert asked == [1]
     monkeypatch.setattr(torch.cuda, "synchronize", refuse)
     with pytest.raises(LostDeviceError):
-        check_device(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"))
+        check_lost(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,164 @@
+"""A pass over a batch in parts that fit: by its budget and, where memory ends all the same, in halves.
+
+What shares a part decides the last bits of a result. So the parts follow from the batch alone: the next batch begins
+at the whole size again, and what has been learned of the memory only spares attempts that would fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.models.device_errors import out_of_memory
+from pipeline.models.load import LanguageModel
+from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.passes.gradient import gradient_norms
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Size = tuple[int, int]
+
+
+@dataclass(slots=True)
+class PassSizes:
+    """Which sizes of one kind of pass have worked and failed with one worker, as (items, tokens of the longest)."""
+
+    worked: list[Size] = field(default_factory=list)  # the largest
+    failed: list[Size] = field(default_factory=list)  # the smallest; whatever is as large fails too
+
+    def run(
+        self,
+        work: Callable[[Sequence[Item]], Result],
+        items: Sequence[Item],
+        lengths: Sequence[int],
+        tokens: int | None = None,
+    ) -> list[Result]:
+        """The results of the parts of a batch, in order.
+
+        Args:
+            work: the pass.
+            items: of the batch.
+            lengths: their tokens.
+            tokens: padded, of a part, at most, but one item at least; None: the batch is one part.
+
+        Raises:
+            Exception: what the pass raises; for want of memory, only with a single item.
+        """
+        results = []
+        for start, stop in _cuts(lengths, tokens):
+            results += self._halved(work, items[start:stop], lengths[start:stop])
+        return results
+
+    def _halved(
+        self, work: Callable[[Sequence[Item]], Result], items: Sequence[Item], lengths: Sequence[int]
+    ) -> list[Result]:
+        size = len(items), max(lengths)
+        single = len(items) == 1
+        if single or not any(_within(failure, size) for failure in self.failed):
+            if results := self._attempt(work, items, last=False):
+                self._note_success(size)
+                return results
+            empty_cache()  # which may have been in pieces
+            if results := self._attempt(work, items, last=single):
+                self._note_success(size)
+                return results
+            empty_cache()
+            self._note_failure(size)
+        half = len(items) // 2
+        return [
+            *self._halved(work, items[:half], lengths[:half]),
+            *self._halved(work, items[half:], lengths[half:]),
+        ]
+
+    def _attempt(self, work: Callable[[Sequence[Item]], Result], items: Sequence[Item], last: bool) -> list[Result]:
+        """The one result; none where memory ended and this was not the last attempt."""
+        try:
+            return [work(items)]
+        except Exception as error:
+            if last or not out_of_memory(error):
+                raise
+        return []
+
+    def _note_success(self, size: Size) -> None:
+        if not any(_within(size, other) for other in self.worked):
+            self.worked = [*(other for other in self.worked if not _within(other, size)), size]
+
+    def _note_failure(self, size: Size) -> None:
+        """Remember a failure, but not of a size that has worked: something else took the memory for a moment."""
+        if not any(_within(size, other) for other in self.worked):
+            self.failed = [*(other for other in self.failed if not _within(size, other)), size]
+
+
+def empty_cache() -> None:
+    """Give back the memory that torch holds on GPUs and does not use."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def joined_statistics(parts: Sequence[TokenStatistics]) -> TokenStatistics:
+    """The statistics of the parts of a batch as those of one batch, padded to the longest document."""
+    if len(parts) == 1:
+        return parts[0]
+    longest = max(part.mask.shape[1] for part in parts)
+
+    def table(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([functional.pad(value, (0, longest - value.shape[1])) for value in values])
+
+    def optional(values: Sequence[Tensor | None]) -> Tensor | None:
+        there = [value for value in values if value is not None]
+        return table(there) if there else None
+
+    return TokenStatistics(
+        log_prob=table([part.log_prob for part in parts]),
+        mask=table([part.mask for part in parts]),
+        mean=optional([part.mean for part in parts]),
+        variance=optional([part.variance for part in parts]),
+        m_entropy=optional([part.m_entropy for part in parts]),
+        renyi={order: table([part.renyi[order] for part in parts]) for order in parts[0].renyi},
+    )
+
+
+def forward_in_parts(
+    lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], parts: PassSizes
+) -> TokenStatistics:
+    """`forward`, in halves where memory ends.
+
+    Args:
+        lm: The model.
+        ids: Token ids of each document.
+        statistics: As of `forward`.
+        parts: Of forward passes of this model.
+    """
+    return joined_statistics(parts.run(lambda some: forward(lm, some, statistics), ids, [len(one) for one in ids]))
+
+
+def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:
+    """`gradient_norms`, so many padded tokens at a time, and in halves where memory ends.
+
+    Args:
+        lm: The model.
+        ids: Token ids of each document.
+        tokens: Of a part, at most.
+        parts: Of gradient passes of this model.
+    """
+    return torch.cat(parts.run(lambda some: gradient_norms(lm, some), ids, [len(one) for one in ids], tokens))
+
+
+def _cuts(lengths: Sequence[int], tokens: int | None) -> list[tuple[int, int]]:
+    """Where parts begin and end: as many items as fit, one at least."""
+    cuts, start, longest = [], 0, 0
+    for place, length in enumerate(lengths):
+        longest = max(longest, length)
+        if tokens is not None and place > start and longest * (place - start + 1) > tokens:
+            cuts.append((start, place))
+            start, longest = place, length
+    return [*cuts, (start, len(lengths))] if lengths else []
+
+
+def _within(small: Size, large: Size) -> bool:
+    return small[0] <= large[0] and small[1] <= large[1]

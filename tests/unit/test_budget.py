@@ -1,0 +1,225 @@
+"""What a pass needs of a GPU's memory is arithmetic from a model's shape, and the arithmetic is what models do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from pipeline.models.devices import nominal_memory
+from pipeline.passes import budget
+from pipeline.passes.budget import Budget, Card, budget_of, shape_of
+from pipeline.passes.gradient import _Sweep
+
+GIB = 1 << 30
+
+
+def _config(kind: Any, *sizes: int, tied: bool = False) -> Any:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    values = dict(zip((*names, "vocab_size"), sizes, strict=True))
+    return kind(**values, tie_word_embeddings=tied)
+
+
+SHAPES = {
+    "SmolLM2-135M": _config(LlamaConfig, 576, 30, 9, 3, 1536, 49152, tied=True),
+    "SmolLM2-360M": _config(LlamaConfig, 960, 32, 15, 5, 2560, 49152, tied=True),
+    "Qwen2-0.5B": _config(Qwen2Config, 896, 24, 14, 2, 4864, 151936, tied=True),
+    "TinyLlama-1.1B": _config(LlamaConfig, 2048, 22, 32, 4, 5632, 32000),
+    "Llama-3.2-1B": _config(LlamaConfig, 2048, 16, 32, 8, 8192, 128256, tied=True),
+    "Qwen2-1.5B": _config(Qwen2Config, 1536, 28, 12, 2, 8960, 151936, tied=True),
+    "Llama-2-7B": _config(LlamaConfig, 4096, 32, 32, 32, 11008, 32000),
+    "Mistral-7B": _config(MistralConfig, 4096, 32, 32, 8, 14336, 32000),
+    "Llama-3-8B": _config(LlamaConfig, 4096, 32, 32, 8, 14336, 128256),
+    "Llama-2-13B": _config(LlamaConfig, 5120, 40, 40, 40, 13824, 32000),
+    "Llama-3-70B": _config(LlamaConfig, 8192, 80, 64, 8, 28672, 128256),
+}
+CARDS = [16, 24, 40, 80, 141]
+BATCH, LENGTH = 2, 64
+
+
+def fused(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> tuple[Any, None]:
+    """The attention that CUDA takes: it keeps its inputs, its output and a number a row.
+
+    In float32 each head needs keys of its own.
+    """
+    if query.dtype == torch.float32:
+        key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], 1) for states in (key, value))
+    out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, is_causal=True)[0]
+    return out.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("fused_on_meta", fused)
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that were made inside and live still, and the most that lived at a time."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.weights = {values.untyped_storage()._cdata for values in (*model.parameters(), *model.buffers())}
+        self.sizes: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    @property
+    def now(self) -> int:
+        self.sizes = {key: entry for key, entry in self.sizes.items() if not entry[0].expired()}
+        return sum(size for _, size in self.sizes.values())
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.weights:
+                self.sizes.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.peak = max(self.peak, self.now)
+        return result
+
+
+def on_meta(config: Any, dtype: torch.dtype, layers: int) -> Any:
+    config = type(config)(**{**config.to_dict(), "num_hidden_layers": layers, "layer_types": None})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="fused_on_meta")
+    return model.eval().requires_grad_(False)
+
+
+def counted_kept(config: Any, dtype: torch.dtype, layers: int) -> float:
+    """Bytes a token that are alive between the two halves of a gradient pass."""
+    model = on_meta(config, dtype, layers)
+    ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
+    with torch.enable_grad(), Alive(model) as alive:
+        sweep = _Sweep(ids, torch.full((BATCH,), LENGTH, device="meta"))
+        handles = [handle for module in model.base_model.modules() for handle in sweep.hook(module)]
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        assert hidden.requires_grad
+        assert handles
+        return alive.now / (BATCH * LENGTH)
+
+
+def counted_peak(config: Any, dtype: torch.dtype) -> float:
+    """Bytes a token at the peak of a forward pass."""
+    model = on_meta(config, dtype, 2)
+    ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
+    with torch.inference_mode(), Alive(model) as alive:
+        model.base_model(input_ids=ids, use_cache=False)
+        return alive.peak / (BATCH * LENGTH)
+
+
+Counted = Callable[[str], tuple[float, float]]
+
+
+@pytest.fixture(scope="module")
+def counted() -> Counted:
+    """Bytes a token that a gradient pass keeps and a forward pass needs, in bfloat16."""
+
+    @cache
+    def of(name: str) -> tuple[float, float]:
+        config = SHAPES[name]
+        few, more = (counted_kept(config, torch.bfloat16, layers) for layers in (2, 4))
+        return few + (config.num_hidden_layers - 2) * (more - few) / 2, counted_peak(config, torch.bfloat16)
+
+    return of
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_arithmetic_of_both_passes_is_what_is_counted_on_meta(name: str, dtype: torch.dtype) -> None:
+    config = SHAPES[name]
+    shape = shape_of(config, str(dtype).removeprefix("torch."))
+    few, more = counted_kept(config, dtype, 2), counted_kept(config, dtype, 4)
+    counted = few + (shape.layers - 2) * (more - few) / 2
+    peak = counted_peak(config, dtype)
+    assert budget.kept_bytes(shape, LENGTH) == pytest.approx(counted, rel=0.15)
+    assert budget.forward_bytes(shape, LENGTH) == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_bytes_of_weights_and_of_a_cache_are_those_of_the_model(name: str) -> None:
+    config = SHAPES[name]
+    model = on_meta(config, torch.bfloat16, 2)
+    cache = DynamicCache(config=model.config)
+    ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
+    with torch.inference_mode():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / (BATCH * LENGTH)
+    two = shape_of(model.config, "bfloat16")
+    assert budget.cache_bytes(two) == held
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert two.weights == pytest.approx(2 * counted, rel=0.01)
+    assert shape_of(model.config, "bfloat16", counted).weights == pytest.approx(2 * counted, rel=1e-6)
+
+
+@pytest.mark.parametrize("memory", CARDS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int, counted: Counted) -> None:
+    """By what is counted on meta, with weights and the head: at most the card, and no less than half of what is left,
+    unless a batch is as large as any needs to be."""
+    config = SHAPES[name]
+    shape = shape_of(config, "bfloat16")
+    kept, peak = counted(name)
+    found = budget_of(shape, Card(memory * GIB), LENGTH)
+    left = memory * GIB - shape.weights - budget.HEAD_BYTES
+    if left < 0.15 * memory * GIB:
+        assert found == Budget(0, 0, 0)
+        return
+    usable = budget.USABLE * memory * GIB - shape.weights - budget.HEAD_BYTES
+    for tokens, each in ((found.forward, peak), (found.gradient, kept), (found.cache, budget.cache_bytes(shape))):
+        assert 0 < tokens * each < left
+        assert tokens >= budget.MOST_TOKENS or tokens * each > usable / 4
+    assert found.gradient <= found.forward <= budget.MOST_TOKENS
+
+
+def test_the_gradient_pass_of_an_8b_model_no_longer_takes_what_the_forward_pass_does() -> None:
+    """112 GB of activations were kept of 16,384 tokens; and 69 GB of 131,072 positions of Llama-2-7B's cache."""
+    eight, seven = (shape_of(SHAPES[name], "bfloat16") for name in ("Llama-3-8B", "Llama-2-7B"))
+    assert budget.kept_bytes(eight, 1024) * 16384 > 100e9
+    assert budget.cache_bytes(seven) * 131072 == pytest.approx(69e9, rel=0.01)
+    card = Card(80 * GIB)
+    assert budget_of(eight, card, 1024).gradient * budget.gradient_bytes(eight, 1024) < 80 * GIB - eight.weights
+    assert budget_of(seven, card, 1024).cache * budget.cache_bytes(seven) < (80 * GIB - seven.weights) / 2
+
+
+def test_parts_of_a_card_and_several_cards_divide_the_memory() -> None:
+    shape = shape_of(SHAPES["Llama-3-8B"], "bfloat16")
+    whole, half, two = (budget_of(shape, Card(80 * GIB, gpus), 1024) for gpus in (1.0, 0.5, 2.0))
+    assert half.gradient < whole.gradient < two.gradient
+    assert budget_of(shape_of(SHAPES["Llama-3-70B"], "bfloat16"), Card(80 * GIB), 1024) == Budget(0, 0, 0)
+    assert budget_of(shape_of(SHAPES["Llama-3-70B"], "bfloat16"), Card(80 * GIB, 4), 1024).gradient > 1024
+    together = budget_of(shape, Card(80 * GIB), 1024, [shape])
+    assert 0 < together.gradient < whole.gradient
+
+
+def test_a_little_more_or_less_memory_of_the_same_card_gives_the_same_budget() -> None:
+    shape = shape_of(SHAPES["Llama-3.2-1B"], "bfloat16")
+    totals = [85_049_802_752, 85_100_000_000, 84_900_000_000]  # an H100 of 80 GB by several drivers
+    assert len({budget_of(shape, Card(nominal_memory(total)), 1024) for total in totals}) == 1
+    assert nominal_memory(3 * GIB + 5) == 3 * GIB
+
+
+def test_other_architectures_are_counted_generously() -> None:
+    """Layers without a gate, and quadratic attention."""
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
+    neox = GPTNeoXConfig(vocab_size=1000, **sizes)
+    shape = shape_of(neox, "bfloat16")
+    assert not shape.gated
+    assert budget.kept_bytes(shape, LENGTH) > 0.9 * counted_kept(neox, torch.bfloat16, 2)
+    assert budget.forward_bytes(shape, LENGTH) > 0.9 * counted_peak(neox, torch.bfloat16)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(neox, dtype=torch.bfloat16, attn_implementation="fused_on_meta")
+    assert shape.weights == pytest.approx(2 * sum(parameter.numel() for parameter in model.parameters()), rel=0.02)
+    assert shape_of(Gemma2Config(), "bfloat16").attention == "quadratic"
+    few, more = (budget.kept_bytes(shape_of(Gemma2Config(), "bfloat16"), length) for length in (64, 1024))
+    assert more > few + 26 * 8 * 900

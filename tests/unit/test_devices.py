@@ -1,0 +1,121 @@
+"""What scores are computed on, and the sizes of their batches, are part of what a run is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.audit.description import build_config
+from pipeline.audit.machine import LocalMachine
+from pipeline.audit.stages import stages_of
+from pipeline.errors import UserError
+from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
+from pipeline.stages.base import Placement, Stage
+from pipeline.store.files import Store
+from ray_jobs.devices import device_of_run, device_on_file, note_device
+
+GIB = 1 << 30
+H100 = Device(1.0, 76 * GIB)
+
+
+@pytest.fixture
+def stages(tiny_model_folder: Path) -> Callable[..., tuple[Stage, ...]]:
+    """(device, resources) -> the stages of an audit that samples and takes gradients."""
+
+    def make(device: Device = CPU, **resources: Any) -> tuple[Stage, ...]:
+        described = {
+            "run": "run",
+            "model": {"path": str(tiny_model_folder)},
+            "corpus": {"audit": {"path": "a"}, "unseen": {"path": "u"}},
+            "detectors": ["loss", "gradient_norm", {"samia": {"draws": 2}}],
+            "resources": resources,
+        }
+        return stages_of(build_config(described), device=device)
+
+    return make
+
+
+def differing(one: Stage, other: Stage) -> set[str]:
+    return {key for key in one.fingerprint if one.fingerprint[key] != other.fingerprint.get(key)} - {"reads"}
+
+
+def test_a_cpu_and_a_gpu_have_two_fingerprints(stages: Callable[..., tuple[Stage, ...]]) -> None:
+    for here, there in zip(stages(), stages(H100), strict=True):
+        assert "device" in differing(here, there)
+    assert {"device", "batch_tokens", "gradient_tokens"} == differing(stages()[-1], stages(H100)[-1])
+
+
+def test_the_budget_is_in_the_fingerprint_as_a_number(stages: Callable[..., tuple[Stage, ...]]) -> None:
+    scoring = stages()[-1]
+    assert scoring.fingerprint["batch_tokens"] == scoring.fingerprint["gradient_tokens"] == 2048
+    assert stages(batch_tokens=2048)[-1].fingerprint == scoring.fingerprint
+    few = stages(Device(1.0, 4 * GIB), batch_tokens=512)[-1]
+    assert (few.fingerprint["batch_tokens"], few.fingerprint["gradient_tokens"]) == (512, 512)
+    assert stages(H100)[-1].fingerprint == stages(H100)[-1].fingerprint
+
+
+def test_weights_that_leave_nothing_are_one_line(stages: Callable[..., tuple[Stage, ...]]) -> None:
+    with pytest.raises(UserError, match=r"leave no room for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
+        stages(Device(1.0, GIB))
+
+
+def test_a_worker_on_another_device_than_its_stage_says_is_refused(stages: Callable[..., tuple[Stage, ...]]) -> None:
+    for stage in stages(H100):
+        with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):
+            stage.make(stage, Placement())
+
+
+def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Callable[..., tuple[Stage, ...]]) -> None:
+    one, other = (replace(H100, deterministic=True, name=name) for name in ("H100", "A100"))
+    assert differing(stages(one)[-1], stages(other)[-1]) == {"device"}
+    assert differing(stages(one)[-1], stages(H100)[-1]) == {"device"}
+    assert replace(CPU, deterministic=True).mark == "cpu"
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """What a test sets of torch and the environment is undone."""
+    environment, cudnn = dict(os.environ), torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def test_gradients_are_deterministic_where_that_is_asked_for_alone(as_before: None) -> None:
+    compute_as("cpu", gradients=True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    compute_as("cuda, deterministic on H100", gradients=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert ENVIRONMENT.items() <= os.environ.items()
+    compute_as("cuda, deterministic on H100", gradients=False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    compute_as("cuda", gradients=True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_run_keeps_the_memory_that_it_was_begun_with(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    resources = build_config(
+        {"run": "r", "model": {"path": "m"}, "corpus": {"audit": {"path": "a"}}, "resources": {"gpu_memory": "40 GiB"}}
+    ).resources
+    machine = LocalMachine(1, 1.0, 1)
+    begun = device_of_run(resources, store, machine, waiting=True)
+    assert begun == Device(1.0, 40 * GIB)
+    note_device(store, begun)
+    auto = resources.model_copy(update={"gpu_memory": "auto"})
+    assert device_on_file(store, auto) == begun
+    assert device_of_run(auto, store, LocalMachine(1, 0.5, 1), waiting=True) == begun  # more actors a GPU: same budget
+    assert device_of_run(auto, store, LocalMachine(2, 0.0, 1), waiting=False) == begun  # nothing to do: nobody is asked
+    assert device_of_run(auto, store, LocalMachine(2, 0.0, 1), waiting=True) == CPU  # which its receipts refuse
+    other = resources.model_copy(update={"gpu_memory": 80 * GIB})
+    assert device_of_run(other, store, machine, waiting=True).memory == 80 * GIB

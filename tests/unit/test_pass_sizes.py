@@ -1,0 +1,149 @@
+"""A pass for which memory ends is done in halves: only that pass, only that batch, and by the batch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.models.load import LanguageModel
+from pipeline.passes.forward import forward
+from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
+from pipeline.passes.statistics import STATISTICS
+
+
+class Memory:
+    """A pass that fits so many padded tokens, and notes the sizes that were asked for."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.attempts: list[int] = []
+        self.failures = 0  # of attempts to come, whatever their size
+
+    def __call__(self, lengths: Sequence[int]) -> list[int]:
+        self.attempts.append(len(lengths))
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("in pieces")
+        if len(lengths) * max(lengths) > self.tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return list(lengths)
+
+
+def run(sizes: PassSizes, memory: Memory, batch: list[int], tokens: int | None = None) -> list[list[int]]:
+    return sizes.run(memory, batch, batch, tokens)
+
+
+def test_parts_hold_the_budget_and_one_document_at_least() -> None:
+    assert run(PassSizes(), Memory(10**6), [1, 2, 3, 4, 90], tokens=8) == [[1, 2], [3, 4], [90]]
+    assert run(PassSizes(), Memory(10**6), [1, 2, 3]) == [[1, 2, 3]]
+    assert run(PassSizes(), Memory(10**6), []) == []
+
+
+def test_the_parts_of_a_batch_do_not_depend_on_the_batches_before() -> None:
+    """What was learned of the memory spares attempts, and changes no part."""
+    batches = [[10] * 8, [5] * 16, [12] * 9, [3] * 4, [10] * 8, [40, 41, 42], [11] * 12]
+    alone = [run(PassSizes(), Memory(45), batch) for batch in batches[:5]]
+    alone += [run(PassSizes(), Memory(45), batch) for batch in batches[5:]]
+    for order in (range(7), reversed(range(7)), [6, 0, 3, 5, 1, 2, 4]):
+        sizes, memory = PassSizes(), Memory(45)
+        together = {place: run(sizes, memory, batches[place]) for place in order}
+        assert [together[place] for place in range(7)] == alone
+    assert alone[3] == [[3] * 4]  # after the halves of others a batch is whole
+
+
+def test_a_size_that_failed_is_not_tried_again() -> None:
+    sizes, memory = PassSizes(), Memory(45)
+    run(sizes, memory, [10] * 8)
+    assert memory.attempts == [8, 8, 4, 4]
+    memory.attempts.clear()
+    run(sizes, memory, [12] * 8)
+    assert memory.attempts == [4, 4, 2, 2, 2, 2]  # 8 of 10 tokens have failed; then 4 of 12 do
+    memory.attempts.clear()
+    assert run(sizes, memory, [10] * 4) == [[10] * 4]
+    assert memory.attempts == [4]
+
+
+def test_memory_that_ends_once_changes_nothing() -> None:
+    """Memory in pieces, or another process: after the cache is emptied the whole part is tried again."""
+    sizes, memory = PassSizes(), Memory(1000)
+    memory.failures = 1
+    assert run(sizes, memory, [10] * 8) == [[10] * 8]
+    memory.failures = 2  # longer than that: this batch is halved, and a size that has worked stays good
+    assert run(sizes, memory, [10] * 8) == [[10] * 4, [10] * 4]
+    assert run(sizes, memory, [10] * 8) == [[10] * 8]
+    memory.failures = 1
+    assert run(sizes, memory, [10]) == [[10]]
+
+
+def test_a_document_that_does_not_fit_alone_and_other_errors_are_raised() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        run(PassSizes(), Memory(45), [10, 46])
+
+    def broken(some: Sequence[int]) -> None:
+        raise ValueError("a bad document")
+
+    with pytest.raises(ValueError, match="a bad document"):
+        PassSizes().run(broken, [1, 2], [1, 2])
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=97
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    return LanguageModel(model, None, torch.device("cpu"), None)
+
+
+IDS = [[7 * row + column for column in range(2 + 3 * row)] for row in range(8)]
+IDS = [[token % 97 for token in row] for row in IDS]
+
+
+class Full:
+    """Ends the memory of a model's passes above so many padded tokens, as a hook before it."""
+
+    def __init__(self, lm: LanguageModel, tokens: int, gradients: bool) -> None:
+        self.tokens, self.gradients = tokens, gradients
+        self.passed: list[tuple[str, tuple[int, int]]] = []
+        self.handle = lm.model.model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        documents, length = kwargs["input_ids"].shape
+        gradients = torch.is_grad_enabled()
+        if gradients == self.gradients and documents * length > self.tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.passed.append(("gradient" if gradients else "forward", (documents, length)))
+
+
+def test_a_gradient_pass_that_runs_out_does_not_halve_the_forward_pass(lm: LanguageModel) -> None:
+    sizes = PassSizes(), PassSizes()
+    whole = gradients_in_parts(lm, IDS, 10**6, PassSizes()), forward(lm, IDS, STATISTICS).log_prob
+    full = Full(lm, 60, gradients=True)
+    try:
+        statistics = forward_in_parts(lm, IDS, STATISTICS, sizes[0])
+        norms = gradients_in_parts(lm, IDS, 10**6, sizes[1])
+    finally:
+        full.handle.remove()
+    assert [shape for kind, shape in full.passed if kind == "forward"] == [(8, 23)]
+    assert [shape for kind, shape in full.passed if kind == "gradient"] == [(4, 11), (2, 17), (2, 23)]
+    assert torch.equal(statistics.log_prob, whole[1])
+    torch.testing.assert_close(norms, whole[0], rtol=1e-5, atol=0)
+
+
+def test_a_forward_pass_in_parts_is_one_table(lm: LanguageModel) -> None:
+    whole = forward(lm, IDS, STATISTICS)
+    full = Full(lm, 100, gradients=False)
+    try:
+        parts = forward_in_parts(lm, IDS, STATISTICS, PassSizes())
+    finally:
+        full.handle.remove()
+    assert len(full.passed) > 1
+    assert torch.equal(parts.mask, whole.mask)
+    for name in ("log_prob", "mean", "variance", "m_entropy"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-5)
+    assert parts.renyi.keys() == whole.renyi.keys()
