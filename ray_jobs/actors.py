@@ -25,6 +25,7 @@ from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
+from pipeline.stages.turns import SHARDS_AT_A_TIME, Turns
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
@@ -42,7 +43,10 @@ REASON_CHARACTERS = 200
 
 
 class ShardActor:
-    """One actor: bundles of shards in, a receipt (or a failure) out for each shard as it ends."""
+    """One actor: bundles of shards in, a receipt (or a failure) out for each shard as it ends.
+
+    It is called for the next bundle while it works on one; shards of both take turns.
+    """
 
     def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str, board: Any) -> None:
         self.stage = stage
@@ -50,6 +54,7 @@ class ShardActor:
         self.driver = driver
         self.board = board
         self.reported = 0.0
+        self.turns = Turns()
         try:
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
@@ -75,7 +80,7 @@ class ShardActor:
         try:
             if isinstance(self.worker, UserError):
                 raise self.worker
-            receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch)
+            receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch, self.turns)
             return {"failure": "", "receipt": json.dumps(receipt.to_dict())}
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)
@@ -223,7 +228,10 @@ def map_shards(
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
             cast(Any, ShardActor),
             fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board),
-            compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=QUEUED),
+            compute=ActorPoolStrategy(
+                size=size, max_tasks_in_flight_per_actor=QUEUED, enable_true_multi_threading=True
+            ),
+            max_concurrency=SHARDS_AT_A_TIME,
             num_cpus=shape.cpus,
             num_gpus=shape.gpus,
             **_environment(resources, shape.gpus),

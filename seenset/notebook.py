@@ -27,6 +27,7 @@ from pipeline.models.devices import nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
+from pipeline.passes.copying import in_one_copy
 from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
 from pipeline.selection.conformal import Ties
 from pipeline.selection.fusion import Weights
@@ -68,7 +69,8 @@ class _Scorer:
             else:
                 statistics[needed] = forward_in_parts(self.model, ids, names, self.forward_parts)
         evidence = Evidence([entry.work.text for entry in batch], statistics, norms)
-        scores = {detector.column: detector.score(evidence).tolist() for detector in self.detectors}
+        columns = in_one_copy([detector.score(evidence) for detector in self.detectors]).T.tolist()
+        scores = {detector.column: column for detector, column in zip(self.detectors, columns, strict=True)}
         for index, entry in enumerate(batch):
             row = {column: values[index] for column, values in scores.items()}
             if bad := [column for column, value in row.items() if not np.isfinite(value)]:

@@ -48,7 +48,7 @@ def mean_of_lowest(values: Tensor, mask: Tensor, k: float) -> Tensor:
     import torch
 
     counts = mask.sum(1)
-    taken = torch.tensor([max(1, int(k * n)) for n in counts.tolist()], device=mask.device)
+    taken = (counts.double() * k).long().clamp_min(1)  # on the device: to read the counts would wait for it
     lowest = values.double().where(mask, math.inf).sort(1).values  # sorts NaN behind inf: hence the last line
     among = torch.arange(mask.shape[1], device=mask.device) < taken[:, None]
     means = lowest.where(among, 0.0).sum(1) / taken
@@ -68,7 +68,7 @@ def zlib(evidence: Evidence) -> Tensor:
     """Mean token log-probability over the bytes of the compressed text, <= 0 (Carlini et al. 2021)."""
     sizes = [len(compression.compress(text.encode("utf-8", "surrogatepass"), 6)) for text in evidence.texts]
     scores = loss(evidence)
-    return scores / scores.new_tensor(sizes)
+    return scores / evidence[FORWARD].per_document(sizes)
 
 
 @detector(needs={FORWARD: ["log_prob"], LOWERCASE: ["log_prob"]})

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.opened import LanguageModel
+from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.statistics import RENYI_ORDERS, STATISTICS
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
@@ -37,6 +38,10 @@ class TokenStatistics:
     m_entropy: Tensor | None = None  # -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), >= 0 (Song & Mittal 2021)
     renyi: dict[str, Tensor] = field(default_factory=dict)  # entropy by order, >= 0
 
+    def per_document(self, values: Sequence[float]) -> Tensor:
+        """One number a document that the CPU knows, (documents,) float64, where the statistics are."""
+        return to_device(torch.tensor(values, dtype=torch.float64), self.mask.device)
+
 
 def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str]) -> TokenStatistics:
     """Run a batch of tokenised documents through the model once.
@@ -54,22 +59,19 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
     """
     if unknown := statistics - STATISTICS:
         raise ValueError(f"unknown statistics {sorted(unknown)}; known: {sorted(STATISTICS)}")
-    longest = max([1, *map(len, ids)])
-    padded = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in ids]).to(lm.device)
-    lengths = torch.tensor([len(sequence) for sequence in ids], device=lm.device)
-    mask = torch.arange(1, longest, device=lm.device) < lengths[:, None]
-    targets = padded[:, 1:][mask]
+    batch = pad(ids, lm.device)
+    mask = batch.mask
     with torch.inference_mode():
         swept: list[dict[str, Tensor]] = []
-        for logits in _logits(lm.model, padded, mask):
+        for logits in _logits(lm.model, batch):
             at = sum(len(piece["log_prob"]) for piece in swept)
-            swept.append(_sweep(logits, targets[at : at + len(logits)].to(logits.device), statistics))
+            swept.append(_sweep(logits, batch.targets[at : at + len(logits)].to(logits.device), statistics))
 
         def table(name: str) -> Tensor:
-            values = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+            values = torch.zeros(mask.numel(), dtype=torch.float32, device=mask.device)
             if swept:
-                values[mask] = torch.cat([piece[name] for piece in swept]).to(mask.device)
-            return values
+                values.index_copy_(0, batch.cells, torch.cat([piece[name] for piece in swept]).to(mask.device))
+            return values.view(mask.shape)
 
         moments = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
         renyi = {order: table(f"renyi_{order}") for order in RENYI_ORDERS if f"renyi_{order}" in statistics}
@@ -143,18 +145,18 @@ def _find_tail(model: Any) -> Tail | None:
     return tail if same else None
 
 
-def _logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
-    """Logits of the positions in `mask`, in row-major order, in tiles (rows, vocabulary), float32 and the caller's.
+def _logits(model: Any, batch: PaddedBatch) -> Iterator[Tensor]:
+    """Logits of a batch's positions, in their order, in tiles (rows, vocabulary), float32 and the caller's.
 
     Taking the next tile overwrites the one before. The attention mask is left out: behind a causal mask no
     token sees the padding to its right.
     """
     tail = tail_of(model)
     if tail is None:
-        yield from _whole_logits(model, padded, mask)
+        yield from _whole_logits(model, batch)
         return
-    hidden = tail.base(input_ids=padded, use_cache=False).last_hidden_state
-    rows = hidden[:, :-1][mask.to(hidden.device)]
+    hidden = tail.base(input_ids=batch.ids, use_cache=False).last_hidden_state
+    rows = hidden.flatten(0, 1).index_select(0, batch.positions.to(hidden.device))
     if not len(rows):
         return
     apply = _head(tail.head)
@@ -164,14 +166,18 @@ def _logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
             yield tail.finish(tile)
 
 
-def _whole_logits(model: Any, padded: Tensor, mask: Tensor) -> Iterator[Tensor]:
+def _whole_logits(model: Any, batch: PaddedBatch) -> Iterator[Tensor]:
     """As `_logits`, for a model without a tail: from the model's own logits, a few documents at a time."""
-    positions = padded.shape[0] * padded.shape[1]
-    pieces = _pieces(positions, model.config.get_text_config().vocab_size, HEAD_ELEMENTS, padded.device)
-    pieces = min(pieces, padded.shape[0])
-    for some, kept in zip(padded.tensor_split(pieces), mask.tensor_split(pieces), strict=True):
+    documents, longest = batch.ids.shape
+    vocabulary = model.config.get_text_config().vocab_size
+    pieces = min(_pieces(documents * longest, vocabulary, HEAD_ELEMENTS, batch.ids.device), documents)
+    document = row = 0
+    for some in batch.ids.tensor_split(pieces):
         logits = model(input_ids=some, use_cache=False).logits
-        yield from _float_tiles(logits[:, :-1][kept.to(logits.device)])
+        rows = sum(batch.counts[document : document + len(some)])
+        positions = batch.positions[row : row + rows] - document * longest
+        yield from _float_tiles(logits.flatten(0, 1).index_select(0, positions.to(logits.device)))
+        document, row = document + len(some), row + rows
 
 
 def _head(head: nn.Module) -> Callable[[Tensor], Tensor]:

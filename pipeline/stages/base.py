@@ -9,6 +9,8 @@ journal of attempts, halving a batch that fails until the culprit stands alone, 
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass
@@ -130,10 +132,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How many documents a worker prepares at a time."""
+    """How many documents a worker prepares at a time, so that it ends with the one that reaches a limit."""
 
     documents: int
-    characters: int | None = None
+    characters: float = math.inf  # of their texts
+    kept: float = math.inf  # characters of what is worked on
+    kept_of_one: int = sys.maxsize  # of that in one document, about at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import LOCAL_DRIVER, process
+from pipeline.stages.turns import SHARDS_AT_A_TIME, Turns
 from pipeline.store.attempts import interrupted_work
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -73,19 +75,22 @@ def finish_shards(
 
 
 class _Pool:
-    """Threads that take shards from one line."""
+    """Workers that take shards from one line, each with two threads: one shard is worked on, the next one read."""
 
     def __init__(self, stage: Stage, shards: Sequence[Shard], store: Store, placement: Placement) -> None:
         self.stage = stage
         self.store = store
         self.placement = placement
         self.waiting = deque(shards)
+        self.workers = 1
+        self.line = threading.Lock()
         self.events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self.stop = threading.Event()
         self.ready = threading.Event()
 
     def run(self, workers: int) -> Iterator[Event]:
         """Start the threads and pass on what they say, until all shards have ended."""
+        self.workers = workers
         remaining = len(self.waiting)
         threads = [
             threading.Thread(target=self.work, name=f"seenset-worker-{index}", daemon=True) for index in range(workers)
@@ -109,24 +114,47 @@ class _Pool:
                 thread.join(max(0.0, end - time.monotonic()))
 
     def work(self) -> None:
-        """One thread: make a worker, finish shards until none waits."""
+        """One thread: make a worker, finish shards with another thread until none waits."""
         try:
-            worker = self.stage.make(self.stage, self.placement)
+            crew = _Crew(self.stage.make(self.stage, self.placement))
             if not self.ready.is_set():
                 self.ready.set()
                 self.events.put(Ready())
-            while not self.stop.is_set():
-                try:
-                    shard = self.waiting.popleft()
-                except IndexError:
-                    return
-                self.events.put(self.finish(worker, shard))
-        except _Stopped:
-            return
         except BaseException as error:  # raised by the driver's thread
             self.events.put(error)
+            return
+        name = threading.current_thread().name
+        others = [
+            threading.Thread(target=self.finish_all, args=(crew,), name=f"{name}-{index}", daemon=True)
+            for index in range(1, SHARDS_AT_A_TIME)
+        ]
+        for other in others:
+            other.start()
+        self.finish_all(crew)
+        for other in others:
+            other.join()
 
-    def finish(self, worker: Any, shard: Shard) -> Receipt | Failure:
+    def finish_all(self, crew: _Crew) -> None:
+        """Finish shards with a worker until it shall take no other."""
+        try:
+            while not self.stop.is_set() and (shard := self.next_shard(crew)) is not None:
+                self.events.put(self.finish(crew, shard))
+                with self.line:
+                    crew.shards -= 1
+        except _Stopped:
+            return
+        except BaseException as error:  # as above
+            self.events.put(error)
+
+    def next_shard(self, crew: _Crew) -> Shard | None:
+        """The next in line; none is read ahead that another worker may soon begin at once."""
+        with self.line:
+            if not self.waiting or (crew.shards and len(self.waiting) < self.workers):
+                return None
+            crew.shards += 1
+            return self.waiting.popleft()
+
+    def finish(self, crew: _Crew, shard: Shard) -> Receipt | Failure:
         """The receipt of a shard, or why there is none."""
 
         def on_batch(documents: int, tokens: int) -> None:
@@ -135,11 +163,20 @@ class _Pool:
             self.events.put(Advance(shard.id, documents, tokens))
 
         try:
-            return process(self.stage, worker, shard, self.store, LOCAL_DRIVER, on_batch)
+            return process(self.stage, crew.worker, shard, self.store, LOCAL_DRIVER, on_batch, crew.turns)
         except (_Stopped, FullError, LostDeviceError):  # no other shard could be finished or filed either
             raise
         except Exception as error:  # of one shard: the others go on
             return failure_of(shard, error)
+
+
+@dataclass(slots=True)
+class _Crew:
+    """A worker, and the threads that share it."""
+
+    worker: Any
+    turns: Turns = field(default_factory=Turns)
+    shards: int = 0  # that it has begun
 
 
 class _Stopped(BaseException):

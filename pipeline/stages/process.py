@@ -22,6 +22,7 @@ from pipeline.stages.background import in_background
 from pipeline.stages.base import Asker, BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
 from pipeline.stages.growth import filed_rows, new_rows
+from pipeline.stages.turns import Turn, Turns
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
@@ -53,6 +54,7 @@ def process(
     store: Store,
     driver: str = "",
     on_batch: Callable[[int, int], None] | None = None,
+    turns: Turns | None = None,
 ) -> Receipt:
     """Finish a shard and file its receipt; an already filed receipt is returned as it is.
 
@@ -62,8 +64,9 @@ def process(
         shard: to be finished.
         store: the run directory.
         driver: who asks, for the count of attempts.
-        on_batch: called after every batch with the shard's finished documents and tokens so far; what it raises ends
-            the attempt.
+        on_batch: called before every window and after every batch with the shard's finished documents and tokens so
+            far; what it raises ends the attempt.
+        turns: of the threads that share the worker, of which one reads and one works; None: no other thread does.
 
     Raises:
         UserError: the shard's file is damaged.
@@ -72,22 +75,47 @@ def process(
     """
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
+    with (turns or Turns()).take() as turn:
+        return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, turn)
+
+
+def _unheard(documents: int, tokens: int) -> None:
+    """Nobody wants to know how far a shard is."""
+
+
+def _attempt(
+    stage: Stage,
+    worker: Worker,
+    shard: Shard,
+    store: Store,
+    driver: str,
+    on_batch: Callable[[int, int], None],
+    turn: Turn,
+) -> Receipt:
+    """`process` of a shard without a receipt, which has its turn to read."""
     began = time.monotonic()
-    journal = Journal(store, f"{stage.name}/{shard.id}", shard.name, driver, eager=driver == LOCAL_DRIVER)
+    name = f"{stage.name}/{shard.id}"
+    journal = Journal(store, name, shard.name, driver, eager=driver == LOCAL_DRIVER, alone=turn.work)
     output = Output()
     try:
         reader = CarefulReader(worker, worker.open(shard, store, output), output, journal)
 
         def prepared() -> Iterator[list[Entry]]:
-            return reader.prepared(_windows(readable_documents(stage, shard, output, reader.watch), worker.window))
+            documents = readable_documents(stage, shard, output, reader.watch)
+            yield from reader.prepared(_windows(documents, worker.window))
+            if not journal.careful:
+                turn.end_reading()
 
         for entries in prepared() if journal.careful else in_background(prepared):
-            for batch in _batches(entries, worker.batch_size):
+            turn.work()
+            on_batch(len(output.rows) + len(output.refused), output.tokens)
+            for batch in _longest_first(entries, worker.batch_size):
                 _guarded(reader, batch, entries, output)
-                if on_batch is not None:
-                    on_batch(len(output.rows) + len(output.refused), output.tokens)
+                on_batch(len(output.rows) + len(output.refused), output.tokens)
             journal.enter(None)
-        receipt = file_rows(stage, shard, store, output, time.monotonic() - began)
+        if not journal.careful:
+            turn.end()
+        receipt = file_rows(stage, shard, store, output, time.monotonic() - began - turn.waited)
     except LostDeviceError as error:  # as if the process had been killed: the journal keeps what was in flight
         raise LostDeviceError(f"shard {shard.id} of {shard.name}: {error}") from error
     except BaseException:
@@ -264,15 +292,21 @@ def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 def _windows(documents: Iterator[Document], most: Window) -> Iterator[list[Document]]:
     """A bounded number of documents at a time, in order."""
     window: list[Document] = []
-    characters = 0
+    characters = kept = 0
     for document in documents:
         window.append(document)
         characters += len(document.text)
-        if len(window) >= most.documents or (most.characters is not None and characters >= most.characters):
+        kept += min(len(document.text), most.kept_of_one)
+        if len(window) >= most.documents or characters >= most.characters or kept >= most.kept:
             yield window
-            window, characters = [], 0
+            window, characters, kept = [], 0, 0
     if window:
         yield window
+
+
+def _longest_first(entries: list[Entry], size: BatchSize | None) -> list[list[Entry]]:
+    """The batches of a window: where memory is too short for one of them, that shows with the first."""
+    return list(_batches(entries, size))[::-1]
 
 
 def _batches(entries: list[Entry], size: BatchSize | None) -> Iterator[list[Entry]]:
@@ -296,7 +330,7 @@ def _batches(entries: list[Entry], size: BatchSize | None) -> Iterator[list[Entr
 
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
     """Work on prepared documents in this process, without a journal: nothing is filed."""
-    for batch in _batches(entries, worker.batch_size):
+    for batch in _longest_first(entries, worker.batch_size):
         _halved(worker, batch, output)
 
 

@@ -25,6 +25,7 @@ from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
+from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics, from_log_probs
 from pipeline.passes.gradient import coverage
 from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
@@ -40,9 +41,33 @@ PADDING_TOKENS = {"cpu": 64, "cuda": None}
 """Padding in a batch: on a CPU it takes as long as text, and another batch as long as a few dozen tokens."""
 
 
+WINDOW_BATCHES = {"cpu": 128, "cuda": 16}
+"""Batches in a window, about: enough for documents of like length to meet, which on a CPU is what keeps padding small;
+and few enough that a GPU does not wait for the first window."""
+
+CHARACTERS_OF_TOKEN = 4
+
+
 def batch_size_of(tokens: int, device: str) -> BatchSize:
     """Of a forward pass on a type of device, "cpu" or "cuda", with at most so many padded tokens."""
     return BatchSize(tokens, PADDING_TOKENS[device])
+
+
+def window_of(batch_tokens: int, device: str, max_tokens: int, draws: int) -> Window:
+    """So many documents that they are about `WINDOW_BATCHES` batches, by the number of their characters.
+
+    Args:
+        batch_tokens: padded tokens in a batch.
+        device: "cpu" or "cuda".
+        max_tokens: kept of a document.
+        draws: paraphrases of each document, which are held beside it.
+    """
+    return Window(
+        WINDOW_DOCUMENTS,
+        -(-WINDOW_CHARACTERS // (1 + draws)),
+        WINDOW_BATCHES[device] * batch_tokens * CHARACTERS_OF_TOKEN,
+        max_tokens * CHARACTERS_OF_TOKEN,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +175,9 @@ class Scorer:
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([settings.max_tokens, *limits])
-        self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, "cuda" if placement.gpus else "cpu")
-        self.window = Window(WINDOW_DOCUMENTS, -(-WINDOW_CHARACTERS // (1 + self.draws)))
+        device = "cuda" if placement.gpus else "cpu"
+        self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, device)
+        self.window = window_of(self.batch_size.tokens, device, self.max_tokens, self.draws)
 
     def open(self, shard: Shard, store: Store, output: Output) -> _Inputs:
         """The rows of the earlier stages; with the first shard, the adapters of the run."""
@@ -270,4 +296,4 @@ class Scorer:
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
         evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations)
-        return torch.stack([detector.score(evidence).double().cpu() for detector in self.detectors], dim=1)
+        return in_one_copy([detector.score(evidence) for detector in self.detectors])

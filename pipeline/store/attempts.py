@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import FullError, UserError
@@ -27,7 +28,15 @@ class Journal:
     a death is suspect, and tried in parts.
     """
 
-    def __init__(self, store: Store, work: str, source: str, driver: str, eager: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        work: str,
+        source: str,
+        driver: str,
+        eager: bool = False,
+        alone: Callable[[], object] | None = None,
+    ) -> None:
         """Begin an attempt.
 
         Args:
@@ -36,6 +45,7 @@ class Journal:
             source: the input, for messages.
             driver: attempts of another driver are forgotten.
             eager: whether the first attempt notes the batch in flight too, because each death costs a user's command.
+            alone: waits until nothing else is worked on in this process, before an attempt that is not the first.
 
         Raises:
             RuntimeError: the work has killed its workers too often.
@@ -45,6 +55,8 @@ class Journal:
         record = _read_record(store, self.name)
         if record is None or record["driver"] != driver:
             record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
+        if record["starts"] and alone is not None:
+            alone()
         self.deaths: dict[str, int] = record["deaths"]
         for name in (record["at"], record.get("ahead")):
             if name is not None and name.startswith(_CONTROL):  # the death may be from outside, like the one before it

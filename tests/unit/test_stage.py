@@ -369,7 +369,7 @@ def test_a_batch_holds_documents_of_like_length_within_its_size(
     entries = [Entry(Document(i, str(i), "", None), length, str(length)) for i, length in enumerate(lengths)]
     output = Output()
     work_through(worker, entries, output)
-    batches = [[int(length) for length in batch] for batch in worker.batches]
+    batches = [[int(length) for length in batch] for batch in reversed(worker.batches)]  # the longest come first
     assert sorted(output.rows) == list(range(len(lengths)))
     assert [length for batch in batches for length in batch] == sorted(lengths)
     for batch, longer in itertools.zip_longest(batches, batches[1:]):
