@@ -80,7 +80,8 @@ class ShardActor:
         try:
             if isinstance(self.worker, UserError):
                 raise self.worker
-            receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch, self.turns)
+            with self.turns.take() as turn:
+                receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch, turn)
             return {"failure": "", "receipt": json.dumps(receipt.to_dict())}
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)

@@ -23,7 +23,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import LOCAL_DRIVER, process
-from pipeline.stages.turns import SHARDS_AT_A_TIME, Turns
+from pipeline.stages.turns import SHARDS_AT_A_TIME, Turn, Turns
 from pipeline.store.attempts import interrupted_work
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -137,8 +137,11 @@ class _Pool:
     def finish_all(self, crew: _Crew) -> None:
         """Finish shards with a worker until it shall take no other."""
         try:
-            while not self.stop.is_set() and (shard := self.next_shard(crew)) is not None:
-                self.events.put(self.finish(crew, shard))
+            while True:
+                with crew.turns.take() as turn:
+                    if self.stop.is_set() or (shard := self.next_shard(crew)) is None:
+                        return
+                    self.events.put(self.finish(crew, shard, turn))
                 with self.line:
                     crew.shards -= 1
         except _Stopped:
@@ -154,7 +157,7 @@ class _Pool:
             crew.shards += 1
             return self.waiting.popleft()
 
-    def finish(self, crew: _Crew, shard: Shard) -> Receipt | Failure:
+    def finish(self, crew: _Crew, shard: Shard, turn: Turn) -> Receipt | Failure:
         """The receipt of a shard, or why there is none."""
 
         def on_batch(documents: int, tokens: int) -> None:
@@ -163,7 +166,7 @@ class _Pool:
             self.events.put(Advance(shard.id, documents, tokens))
 
         try:
-            return process(self.stage, crew.worker, shard, self.store, LOCAL_DRIVER, on_batch, crew.turns)
+            return process(self.stage, crew.worker, shard, self.store, LOCAL_DRIVER, on_batch, turn)
         except (_Stopped, FullError, LostDeviceError):  # no other shard could be finished or filed either
             raise
         except Exception as error:  # of one shard: the others go on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,7 @@ def process(
     store: Store,
     driver: str = "",
     on_batch: Callable[[int, int], None] | None = None,
-    turns: Turns | None = None,
+    turn: Turn | None = None,
 ) -> Receipt:
     """Finish a shard and file its receipt; an already filed receipt is returned as it is.
 
@@ -66,7 +66,7 @@ def process(
         driver: who asks, for the count of attempts.
         on_batch: called before every window and after every batch with the shard's finished documents and tokens so
             far; what it raises ends the attempt.
-        turns: of the threads that share the worker, of which one reads and one works; None: no other thread does.
+        turn: of the shard, where several threads share the worker.
 
     Raises:
         UserError: the shard's file is damaged.
@@ -75,8 +75,8 @@ def process(
     """
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
-    with (turns or Turns()).take() as turn:
-        return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, turn)
+    with Turns().take() if turn is None else nullcontext(turn) as taken:
+        return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, taken)
 
 
 def _unheard(documents: int, tokens: int) -> None:
