@@ -95,7 +95,8 @@ def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str
     longest = max(map(len, values))
     mask = torch.arange(longest) < torch.tensor([[len(row)] for row in values])
     padded = [[*row, *[0.0] * (longest - len(row))] for row in values]
-    return TokenStatistics(log_prob=torch.tensor(padded, device=device), mask=mask.to(device))
+    place = torch.device(device)
+    return TokenStatistics(log_prob=to_device(torch.tensor(padded), place), mask=to_device(mask, place))
 
 
 @dataclass(frozen=True, slots=True)

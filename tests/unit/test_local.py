@@ -20,6 +20,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_model
 from pipeline.models.sharing import SharedModels
+from pipeline.stages.base import Placement
 from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
@@ -147,3 +148,18 @@ def test_settings_for_a_cluster_are_refused_without_one(tmp_path: Path, tiny_mod
         local_machine(ResourcesConfig(cpus_per_actor=4096), 0)
     assert local_machine(ResourcesConfig(actors=1), 0).workers == 1
     assert local_machine(ResourcesConfig(), 1).workers == 1
+
+
+def test_rows_of_shards_of_several_windows_are_the_same_bytes_however_many_workers_make_them(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    tables = []
+    for workers in (1, 3):
+        config = audit_of(tmp_path, tiny_model_folder, f"run-{workers}", shard_bytes=1500, batch_tokens=1)
+        (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
+        assert stage.make(stage, Placement()).window.kept == 512, "several windows a shard"
+        events = list(finish_shards(stage, shards, store, workers))
+        receipts = sorted((e for e in events if isinstance(e, Receipt)), key=lambda receipt: receipt.shard)
+        tables.append([store.read_table(receipt.data) for receipt in receipts])
+    assert 1 < len(shards) < 6
+    assert all(one.equals(other) for one, other in zip(*tables, strict=True))

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +193,18 @@ def test_a_shard_that_fails_leaves_its_turn_to_the_next(tmp_path: Path) -> None:
 
 def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
-    before = len(made)
-    list(finish_shards(stage_of(), shards, store, workers=3))
-    assert sorted(sum(kind == "work" for kind, _ in worker.notes) for worker in made[before:]) == [1, 1, 1]
+    meeting = threading.Barrier(3)
+    worked: list[bool] = []
+
+    class Meeting(Recorder):
+        def work(self, batch: list[Entry], output: Output) -> None:
+            meeting.wait(SECONDS)
+            worked.append(True)
+            super().work(batch, output)
+
+    stage = replace(stage_of(), make=Meeting, digest=model_digests())
+    list(finish_shards(stage, shards, store, workers=3))
+    assert len(worked) == 3, "each of the three workers has begun a shard before one of them has ended its own"
 
 
 def attempts(work: Callable[[], None]) -> int:

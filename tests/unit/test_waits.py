@@ -6,6 +6,7 @@ wait: a boolean mask, a number, a copy back, and a copy there that is not told t
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,6 +169,28 @@ def test_a_batch_makes_the_cpu_wait_at_most_four_times(
     assert counts["copy back"] == 1, counts
     assert counts.total() <= MOST_WAITS, counts
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("entries", [FOUR, ALL], ids=["four", "all"])
+def test_torch_counts_as_few_waits_on_a_gpu(
+    entries: list[DetectorEntry], ids: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    expected = scores(make(torch.device("cpu")), ids, entries)
+    cpu = make(torch.device("cpu"))
+    lm = LanguageModel(cpu.model.to("cuda"), None, torch.device("cuda", 0), None)
+    scores(lm, ids, entries)  # with the proof of the tail
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            on_gpu = scores(lm, ids, entries)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert 1 <= sum("synchronizing" in str(warning.message) for warning in caught) <= MOST_WAITS
+    torch.testing.assert_close(on_gpu, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_what_makes_the_cpu_wait_is_counted() -> None:
