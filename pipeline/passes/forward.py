@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.copying import PaddedBatch, pad, to_device
+from pipeline.passes.products import multiplies_into_float32
 from pipeline.passes.statistics import RENYI_ORDERS, STATISTICS
+from pipeline.passes.sweep_kernel import proven_kernel
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
 TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: on a CPU they stay in its cache
@@ -63,9 +65,9 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
     mask = batch.mask
     with torch.inference_mode():
         swept: list[dict[str, Tensor]] = []
-        for logits in _logits(lm.model, batch):
+        for logits, tail in _logits(lm.model, batch):
             at = sum(len(piece["log_prob"]) for piece in swept)
-            swept.append(_sweep(logits, batch.targets[at : at + len(logits)].to(logits.device), statistics))
+            swept.append(_swept(logits, batch.targets[at : at + len(logits)].to(logits.device), statistics, tail))
 
         def table(name: str) -> Tensor:
             values = torch.zeros(mask.numel(), dtype=torch.float32, device=mask.device)
@@ -146,11 +148,11 @@ def _find_tail(model: Any) -> Tail | None:
     return tail if same else None
 
 
-def _logits(model: Any, batch: PaddedBatch) -> Iterator[Tensor]:
-    """Logits of a batch's positions, in their order, in tiles (rows, vocabulary), float32 and the caller's.
+def _logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, Tail | None]]:
+    """Logits of a batch's positions, in their order, in chunks (rows, vocabulary), and their tail.
 
-    Taking the next tile overwrites the one before. The attention mask is left out: behind a causal mask no
-    token sees the padding to its right.
+    Taking the next chunk overwrites the one before, the caller's until then. The attention mask is left out: behind
+    a causal mask no token sees the padding to its right.
     """
     tail = tail_of(model)
     if tail is None:
@@ -163,11 +165,10 @@ def _logits(model: Any, batch: PaddedBatch) -> Iterator[Tensor]:
     apply = _head(tail.head)
     vocabulary = model.config.get_text_config().vocab_size
     for chunk in rows.tensor_split(_pieces(len(rows), vocabulary, HEAD_ELEMENTS, rows.device)):
-        for tile in _float_tiles(apply(chunk)):
-            yield tail.finish(tile)
+        yield apply(chunk), tail
 
 
-def _whole_logits(model: Any, batch: PaddedBatch) -> Iterator[Tensor]:
+def _whole_logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, None]]:
     """As `_logits`, for a model without a tail: from the model's own logits, a few documents at a time."""
     documents, longest = batch.ids.shape
     vocabulary = model.config.get_text_config().vocab_size
@@ -176,21 +177,26 @@ def _whole_logits(model: Any, batch: PaddedBatch) -> Iterator[Tensor]:
     for some in batch.ids.tensor_split(pieces):
         logits = model(input_ids=some, use_cache=False).logits
         rows = sum(batch.counts[document : document + len(some)])
-        positions = batch.positions[row : row + rows] - document * longest
-        yield from _float_tiles(logits.flatten(0, 1).index_select(0, positions.to(logits.device)))
+        if rows:
+            positions = batch.positions[row : row + rows] - document * longest
+            yield logits.flatten(0, 1).index_select(0, positions.to(logits.device)), None
         document, row = document + len(some), row + rows
 
 
 def _head(head: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The head as a function that reuses one output buffer: its next call overwrites the result. Saves page faults."""
+    """The head as a function that reuses one output buffer: its next call overwrites the result. Saves page faults.
+
+    On a GPU its logits are float32 also where its weights are bfloat16: rounding would move a token by .01 nats.
+    """
     if type(head) is not nn.Linear or hasattr(head, "_hf_hook"):
         return head
     buffers: list[Tensor] = []
+    widened = {"out_dtype": torch.float32} if multiplies_into_float32(head.weight.device, head.weight.dtype) else {}
 
     def apply(rows: Tensor) -> Tensor:
-        if not buffers:
-            buffers.append(rows.new_empty(len(rows), head.out_features))  # the first chunk is the longest
-        out = torch.mm(rows, head.weight.t(), out=buffers[0][: len(rows)])
+        if not buffers:  # the first chunk is the longest
+            buffers.append(rows.new_empty(len(rows), head.out_features, dtype=widened.get("out_dtype", rows.dtype)))
+        out = torch.mm(rows, head.weight.t(), out=buffers[0][: len(rows)], **widened)
         return out if head.bias is None else out.add_(head.bias)
 
     return apply
@@ -198,8 +204,6 @@ def _head(head: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def _float_tiles(logits: Tensor) -> Iterator[Tensor]:
     """Logits (rows, vocabulary) in float32 tiles of a few rows."""
-    if not len(logits):
-        return
     buffer: Tensor | None = None
     for tile in logits.tensor_split(_pieces(len(logits), logits.shape[1], TILE_ELEMENTS, logits.device)):
         if tile.dtype == torch.float32:
@@ -213,6 +217,23 @@ def _float_tiles(logits: Tensor) -> Iterator[Tensor]:
 def _pieces(rows: int, vocabulary: int, elements: dict[str, int], device: torch.device) -> int:
     limit = max(1, elements.get(device.type, elements["cuda"]) // vocabulary)
     return max(1, -(-rows // limit))
+
+
+def _swept(logits: Tensor, targets: Tensor, statistics: frozenset[str], tail: Tail | None) -> dict[str, Tensor]:
+    """Statistics of each row of logits as the head gives them, of any dtype: by one kernel on a GPU where it serves."""
+    factor, softcap = (tail.factor, tail.softcap) if tail is not None else (1.0, None)
+
+    def sweep(values: Tensor, of: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
+        return _sweep(tail.finish(values) if tail is not None else values, of, names)
+
+    kernel = proven_kernel(logits, statistics, factor, softcap, lambda rows, *rest: sweep(rows.double(), *rest))
+    if kernel is not None:
+        return kernel(logits, targets, statistics, factor, softcap)
+    pieces: list[dict[str, Tensor]] = []
+    for tile in _float_tiles(logits):
+        at = sum(len(piece["log_prob"]) for piece in pieces)
+        pieces.append(sweep(tile, targets[at : at + len(tile)], statistics))
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -43,3 +45,21 @@ def product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
         for a, b in zip(inputs, outputs, strict=True)
     ]
     return torch.stack([torch.as_tensor(value) for value in squares])
+
+
+@cache
+def multiplies_into_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `torch.mm` of matrices of this dtype can give float32 on this device without rounding in between.
+
+    On CUDA, from torch 2.8 on, for bfloat16 and float16: tried once.
+    """
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    ones = torch.ones(16, 16, dtype=dtype, device=device)
+    try:
+        torch.mm(ones, ones, out=ones.float(), out_dtype=torch.float32)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError):  # a torch that has no such argument, or a card that has no such product
+        return False
+    return True

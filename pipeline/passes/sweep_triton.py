@@ -1,0 +1,188 @@
+"""The sweep over the vocabulary as one kernel for GPUs; needs Triton, which comes with torch's builds for CUDA.
+
+Each row of logits is read once, in blocks: its maximum, and about it the sums of exp and of its first two moments, all
+scaled down whenever a block has a larger maximum. Only `m_entropy` needs the normaliser first, and a second reading.
+Nothing but the statistics is written. Sums are float32, whatever the logits are.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Whether Triton was imported to run its kernels in Python, on the CPU, as the tests do."""
+
+BLOCK = 4096
+ROWS = {name: row for row, name in enumerate(("log_prob", "mean", "variance", "renyi_0.5", "renyi_2", "renyi_inf"))}
+ROWS["m_entropy"] = len(ROWS)
+"""Where the kernel writes each statistic; that of `renyi_1` is the mean's."""
+
+_LOWEST = tl.constexpr(-3e38)  # below every logit, and finite: no -inf - -inf
+_FLOOR = tl.constexpr(-200.0)  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums
+
+
+@triton.jit
+def _at_least(values: tl.tensor, limit: tl.tensor) -> tl.tensor:
+    """The larger of the two; NaN stays NaN, which `tl.maximum` does not promise."""
+    return tl.where(values < limit, limit, values)
+
+
+@triton.jit
+def _finished(
+    logits: tl.tensor, factor: tl.tensor, softcap: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr
+) -> tl.tensor:
+    """As `forward.Tail.finish`, in float32."""
+    logits = logits.to(tl.float32)
+    if SCALED:
+        logits = logits * factor
+    if CAPPED:
+        ratio = logits / softcap
+        small = tl.exp(-2.0 * tl.abs(ratio))
+        tanh = (1.0 - small) / (1.0 + small)
+        logits = tl.where(ratio < 0, -tanh, tanh) * softcap
+    return logits
+
+
+@triton.jit
+def _surprise_of_not(p: tl.tensor) -> tl.tensor:
+    """-ln(1 - p) for p in [0, 1/2], to 2e-8 of it: 2 atanh(s) at s = p / (2 - p) <= 1/3. Finite up to p = 1."""
+    s = p / (2.0 - p)
+    q = s * s
+    series = 1.0 / 13 + q * (1.0 / 15)
+    series = 1.0 / 9 + q * (1.0 / 11 + q * series)
+    series = 1.0 / 5 + q * (1.0 / 7 + q * series)
+    return 2.0 * s * (1.0 + q * (1.0 / 3 + q * series))
+
+
+@triton.jit
+def _entropy_of_membership(
+    row: tl.tensor, columns: tl.tensor, factor: tl.tensor, softcap: tl.tensor, peak: tl.tensor, log_sum: tl.tensor,
+    logit: tl.tensor, log_prob: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """`m_entropy` of one row, from a second reading: -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i).
+
+    The likeliest tokens are counted, not summed: 1 - p of one is the sum of the others, which float32 holds where
+    1 - p is 0. Every other token has p <= 1/2.
+    """
+    lanes = tl.arange(0, BLOCK)
+    likeliest = 0.0
+    others = 0.0
+    terms = 0.0
+    for start in range(0, columns, BLOCK):
+        inside = start + lanes < columns
+        x = _finished(tl.load(row + start + lanes, mask=inside, other=0.0), factor, softcap, SCALED, CAPPED)
+        x = tl.where(inside, x, float("-inf"))
+        top = x == peak
+        p = tl.where(top, 0.0, tl.exp((x - peak) - log_sum))
+        likeliest += tl.sum(tl.where(top, 1.0, 0.0), 0)
+        others += tl.sum(p, 0)
+        terms += tl.sum(p * _surprise_of_not(p), 0)
+    p_top = tl.exp(-log_sum)
+    others += (likeliest - 1.0) * p_top  # of two tokens as likely as each other, each has p <= 1/2
+    terms += (likeliest - 1.0) * p_top * _surprise_of_not(p_top)
+    p = tl.exp(log_prob)
+    of_top = -p_top * tl.maximum(tl.log(others), log_prob)  # y is one of the others, whatever underflows
+    unlikely = (1.0 - p) * -log_prob + terms - p * _surprise_of_not(p) + of_top
+    return tl.where(logit == peak, others * -log_prob + terms, unlikely)
+
+
+@triton.jit
+def _sweep_row(
+    logits: tl.tensor, targets: tl.tensor, results: tl.tensor, rows: tl.tensor, columns: tl.tensor, stride: tl.tensor,
+    factor: tl.tensor, softcap: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr, MOMENTS: tl.constexpr,
+    HALF: tl.constexpr, TWO: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Statistics of one row of logits (rows, columns), to its column of `results`."""
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * stride
+    lanes = tl.arange(0, BLOCK)
+    peak = _LOWEST
+    total = 0.0  # of exp(x - peak)
+    first = 0.0  # of exp(x - peak) (x - peak)
+    second = 0.0  # of exp(x - peak) (x - peak)^2
+    halves = 0.0  # of exp((x - peak) / 2)
+    squares = 0.0  # of exp(x - peak)^2
+    for start in range(0, columns, BLOCK):
+        inside = start + lanes < columns
+        x = _finished(tl.load(row + start + lanes, mask=inside, other=0.0), factor, softcap, SCALED, CAPPED)
+        x = tl.where(inside, x, float("-inf"))
+        higher = tl.maximum(peak, tl.max(x, 0))
+        step = _at_least(peak - higher, _FLOOR)
+        scale = tl.exp(step)
+        u = _at_least(x - higher, _FLOOR)
+        e = tl.exp(u)
+        if MOMENTS:
+            product = e * u
+            second = scale * (second + step * (2.0 * first + step * total)) + tl.sum(product * u, 0)
+            first = scale * (first + step * total) + tl.sum(product, 0)
+        if HALF:
+            halves = halves * tl.exp(0.5 * step) + tl.sum(tl.exp(0.5 * u), 0)
+        if TWO:
+            squares = squares * (scale * scale) + tl.sum(e * e, 0)
+        total = total * scale + tl.sum(e, 0)
+        peak = higher
+    log_sum = tl.where(total > 0, tl.log(total), float("nan"))
+    target = tl.load(targets + index)
+    known = (target >= 0) & (target < columns)
+    logit = tl.load(row + target, mask=known, other=0.0)
+    logit = tl.where(known, _finished(logit, factor, softcap, SCALED, CAPPED), float("nan"))
+    log_prob = (logit - peak) - log_sum
+    tl.store(results + index, log_prob)
+    if MOMENTS:
+        centre = first / total
+        tl.store(results + rows + index, centre - log_sum)
+        tl.store(results + 2 * rows + index, _at_least(second / total - centre * centre, 0.0))
+    if HALF:
+        tl.store(results + 3 * rows + index, _at_least(2.0 * tl.log(halves) - log_sum, 0.0))
+    if TWO:
+        tl.store(results + 4 * rows + index, _at_least(2.0 * log_sum - tl.log(squares), 0.0))
+    tl.store(results + 5 * rows + index, log_sum)
+    if ENTROPY:
+        entropy = _entropy_of_membership(
+            row, columns, factor, softcap, peak, log_sum, logit, log_prob, SCALED, CAPPED, BLOCK
+        )
+        tl.store(results + 6 * rows + index, entropy)
+
+
+def fused_sweep(
+    logits: Tensor, targets: Tensor, statistics: frozenset[str], factor: float = 1.0, softcap: float | None = None
+) -> dict[str, Tensor]:
+    """Statistics of each row of logits, read once, or twice where `m_entropy` is one of them.
+
+    Args:
+        logits: (rows, vocabulary) float32, bfloat16 or float16, as the head gives them. They are left as they are.
+        targets: (rows,) ids of the tokens that came. An id that is not in the vocabulary gives NaN.
+        statistics: which of `STATISTICS`; `log_prob` always is.
+        factor: what the logits are multiplied by, in float32, before anything else.
+        softcap: c of c tanh(logits / c), which follows; None where there is none.
+
+    Returns:
+        Each (rows,) float32. A row that holds NaN or inf, or -inf alone, gives NaN.
+    """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, columns = logits.shape
+    results = torch.empty(len(ROWS), rows, dtype=torch.float32, device=logits.device)
+    flags = (
+        factor != 1.0,
+        softcap is not None,
+        bool(statistics & {"mean", "variance", "renyi_1"}),
+        "renyi_0.5" in statistics,
+        "renyi_2" in statistics,
+        "m_entropy" in statistics,
+    )
+    if rows:
+        with torch.cuda.device_of(logits):  # Triton launches on the current device
+            _sweep_row[(rows,)](
+                logits, targets, results, rows, columns, logits.stride(0), factor, softcap or 1.0, *flags,
+                min(BLOCK, triton.next_power_of_2(columns)), num_warps=8,
+            )  # fmt: skip
+    swept = {name: results[row] for name, row in ROWS.items() if name == "log_prob" or name in statistics}
+    if "renyi_1" in statistics:
+        swept["renyi_1"] = -results[ROWS["mean"]]
+    return swept
