@@ -1,0 +1,142 @@
+"""The scripts for a GPU run alone, with torch and transformers; what a CPU can do of them is tried here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.device import FOUR, SHAPES, Clock, Numerals, batched, covered, documents, flops, random_model, scores
+from benchmarks.first_on_gpu import CHECKS, Check, run_checks
+from benchmarks.roofline import MODELS, ratio, table
+from pipeline.detectors.base import FORWARD, Evidence
+from pipeline.detectors.registry import parse_detectors
+from pipeline.passes.forward import forward
+
+ROOT = Path(__file__).parents[2]
+BARE_MACHINE = """
+import importlib.util, runpy, socket, sys
+
+MISSING = {"ray", "typer", "pydantic", "pydantic_core", "tenacity", "datasets", "datasketch", "gguf", "peft",
+           "scipy", "sklearn", "matplotlib", "xxhash", "rich", "deepspeed", "bitsandbytes", "psutil", "hypothesis"}
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def refuse(*arguments):
+    raise OSError("no network")
+
+sys.meta_path.insert(0, Missing())
+specification_of = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *package: (
+    None if name.partition(".")[0] in MISSING else specification_of(name, *package)
+)
+socket.socket.connect = socket.getaddrinfo = refuse
+for name in MISSING:
+    assert name not in sys.modules, name
+sys.argv = ["gpu", "--tiny"]
+runpy.run_module("benchmarks.gpu", run_name="__main__")
+sys.argv = ["first_on_gpu", "--device", "cpu"]
+runpy.run_module("benchmarks.first_on_gpu", run_name="__main__")
+"""
+
+
+def test_on_a_machine_with_torch_and_transformers_alone_and_no_network_both_scripts_run() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", BARE_MACHINE]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    first, *checks = done.stdout.splitlines()
+    line: dict[str, Any] = json.loads(first)
+    model = line["models"]["tiny"]
+    assert line["ceiling_tflops"] > 0
+    assert line["versions"]["torch"] == torch.__version__
+    for job in ("bare", "four", "all", "gradient_norm", "draws", "one_at_a_time"):
+        assert model[job]["tokens_per_s"] > 0
+        assert 0 <= model[job]["idle"] <= 1
+        assert model[job]["peak_mb"] > 0
+    assert {"four", "all"} <= {
+        job for job, row in model.items() if {"ratio", "ceiling_share"} <= set(row if isinstance(row, dict) else ())
+    }
+    assert set(model["cpu_difference"]["float32"].values()) == {0.0}  # this is the CPU
+    assert model["gradients"] == "batched"
+    marks = [check.split()[1] for check in checks]
+    assert marks == ["PASS"] * 8 + ["SKIP"] * 2
+    assert all("must be" in check for check in checks)
+
+
+def test_the_first_check_that_fails_ends_the_script_and_says_what_it_must_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(device: str) -> tuple[bool, str]:
+        raise RuntimeError("CUDA error:\n device-side assert")
+
+    good = Check("good", "4", lambda device: (True, "4"))
+    assert run_checks("cpu", [good, Check("wrong", "below 4", lambda device: (False, "5")), good]) is False
+    assert capsys.readouterr().out.splitlines() == [" 1 PASS good: 4; must be 4", " 2 FAIL wrong: 5; must be below 4"]
+    assert run_checks("cpu", [Check("broken", "4", broken)]) is False
+    assert "FAIL broken: RuntimeError: CUDA error: device-side assert; must be 4" in capsys.readouterr().out
+    assert run_checks("cpu", [good]) is True
+    assert len(CHECKS) == 10
+
+
+def test_the_four_scores_are_those_of_the_detectors() -> None:
+    lm = random_model("tiny", "cpu", torch.float32)
+    ids = documents(6, 64, SHAPES["tiny"]["vocab_size"])
+    statistics = forward(lm, ids, FOUR)
+    evidence = Evidence([Numerals().decode(one) for one in ids], {FORWARD: statistics})
+    detectors = parse_detectors(["loss", "zlib", "min_k", "min_k_plus_plus"])
+    expected = torch.stack([detector.score(evidence) for detector in detectors], dim=1)
+    torch.testing.assert_close(scores(statistics, ids), expected.double(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_counted_work_of_a_forward_pass_is_what_torch_counts(shape: str) -> None:
+    lm = random_model(shape, "meta", torch.bfloat16)
+    lm.model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        mask = torch.zeros(1, 1, 256, 256, dtype=torch.bfloat16, device="meta")  # made anew, it would be looked into
+        lm.model(torch.zeros(1, 256, dtype=torch.long, device="meta"), attention_mask=mask, use_cache=False)
+    config = SHAPES[shape]
+    all_pairs = 2 * config["num_hidden_layers"] * config["hidden_size"] * 256**2  # eager attention skips no later token
+    assert flops(config, [256]) + all_pairs == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_batches_hold_every_document_once_within_the_budget_the_longest_first() -> None:
+    ids = documents(50, 200, 100)
+    groups = list(batched(ids, 512))
+    assert sorted(one for group in groups for one in group) == sorted(ids)
+    assert all(len(group[0]) * len(group) <= 512 for group in groups)
+    lengths = [len(one) for group in groups for one in group]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_time_that_kernels_share_counts_once() -> None:
+    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.0)]) == 4.0
+    assert covered([]) == 0.0
+
+
+def test_a_job_beyond_the_memory_is_named_and_the_others_are_timed() -> None:
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    timings = Clock("cpu", 0.0).time_all({"large": too_large, "small": lambda: sum(range(1000))}, 2)
+    assert timings["large"] == "out of memory"
+    assert timings["small"].rounds == 1  # type: ignore[union-attr]  # the deadline has passed: one round and no more
+
+
+def test_the_table_of_arithmetic_in_the_docs_is_what_the_formula_gives() -> None:
+    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    assert "\n".join(table()) in page
+    section = page[: page.index(table()[0])].rpartition("\n## ")[2]
+    assert "arithmetic" in section.partition("\n")[0]
+    assert ratio(MODELS["8B, 128k words"], 0) == 1.0
