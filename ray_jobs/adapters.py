@@ -44,7 +44,7 @@ def adapter_jobs(
             part.texts,
             part.training,
             workers=resources.finetune_workers,
-            gpus=min(1.0, gpus),
+            gpus=float(gpus > 0),  # a whole one: what a pass keeps is not meant for a part of it
             deepspeed=resources.deepspeed,
             cpus=resources.cpus_per_actor,
             base=base,

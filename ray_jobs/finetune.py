@@ -168,6 +168,8 @@ def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> _P
         raise UserError(
             f"{prefix}: ZeRO 3 takes a model in safetensors apart, no GGUF file and no 8-bit or 4-bit loading"
         )
+    if zero is not None and zero_stage(zero) == 3 and job.config.recompute:
+        raise UserError(f"{prefix}: recompute needs whole layers, which ZeRO 3 takes apart: use zero2, or leave it out")
     base = job.base if job.base is not None else fingerprint_model(job.model)
     base = {key: base[key] for key in ("model", "tokenizer", "quantization")}
     key = adapter_key(base, job.config, _texts(job))

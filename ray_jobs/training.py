@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, UserError
+from pipeline.models.devices import out_of_memory
 from pipeline.models.load import open_model
 from pipeline.models.memory import cap_memory
 from pipeline.store.space import remove_quietly
@@ -98,6 +99,13 @@ def train_one(settings: dict[str, Any], on_step: Callable[[TrainingStep, float],
         texts = pq.read_table(settings["texts"], columns=["text"])["text"].to_pylist()
     except UserError as error:
         problem = str(error)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        problem = (
+            f"no memory to load model {model.shown} for training: resources.deepspeed: zero3 spreads it over the GPUs "
+            "of resources.finetune_workers"
+        )
     problem = processes.first_problem(problem)
     if problem is not None:
         return problem

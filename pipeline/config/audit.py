@@ -65,7 +65,7 @@ class ResourcesConfig(Section):
         "run to one model of GPU. A CPU does so in any case.",
     )
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
-        1, description="Workers that train one adapter together, each with cpus_per_actor threads or a GPU."
+        1, description="Workers that train one adapter together, each with cpus_per_actor threads or a whole GPU."
     )
     deepspeed: Annotated[str | None, Place.SETTINGS_FILE] = Field(
         None, description="DeepSpeed settings for them, if no GPU holds the model: zero2, zero3, or a JSON file."

@@ -31,6 +31,16 @@ class FinetuneConfig(Section):
     learning_rate: float = Field(1e-3, gt=0, description="Rate of the first step; a cosine takes it to zero.")
     max_tokens: int = Field(1024, ge=2, description="Texts are cut to this many tokens.")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Arithmetic; trained weights are float32.")
+    pass_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="Padded tokens that go through the model at a time, at most; fewer take less memory. By default "
+        "256 on a CPU, elsewhere as many as keep 8 GiB, at most 16384; with deepspeed a step is one pass.",
+    )
+    recompute: bool | None = Field(
+        None,
+        description="Compute activations again for the gradients instead of keeping them: a third more time, far less "
+        "memory. By default on a GPU where a single text would keep more than 8 GiB.",
+    )
     seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of the texts.")
 
     @model_validator(mode="after")

@@ -17,12 +17,6 @@ MAX_GRADIENT_NORM = 1.0
 BUCKET_ELEMENTS = 8 << 20
 """Gradients that are added up over the processes in one call."""
 
-PASS_TOKENS = {"cpu": 256}
-"""Tokens of one pass, padding included: what a pass keeps for its gradients decides the memory of a training, and on a
-CPU as many tokens are as quick in several passes as in one."""
-
-PASS_TOKENS_ELSEWHERE = 1 << 14
-
 PART = ".part"
 """End of the name of a checkpoint that is being written. A process writes one of its own: another may not have died."""
 
@@ -73,7 +67,6 @@ class Updates:
         self.processes = processes
         self.weights = trained_weights(model)
         self.writes = processes.rank == 0  # whether this process writes a part of a checkpoint
-        self.pass_tokens: int | None = PASS_TOKENS.get(model.device.type, PASS_TOKENS_ELSEWHERE)
         self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0, fused=True)
         self._adalora = adalora
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,16 +23,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD, adapter_record
 from pipeline.models.checkpoints import ADAPTER_CONFIG
+from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.libraries import BUILDING
 from pipeline.store.space import whole
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
+from pipeline.training.loss import batch_loss
+from pipeline.training.memory import PassSize, arithmetic, explained, pass_size, passes_of, recomputed
 from pipeline.training.steps import ALONE, ProcessGroup, Updates
 from pipeline.training.zero import ZeroUpdates
 
@@ -41,9 +43,6 @@ BUCKET_BATCHES = 8
 
 CHECKPOINT_SECONDS = 60.0
 """About how much work a killed training loses at most."""
-
-SHORT_TOKENS = 256
-"""Up to this length of a text a whole matrix of attention costs little memory."""
 
 NOT_IN_FULL = (
     "method full trains all the weights, which a GGUF file or 8-bit and 4-bit loading do not give: "
@@ -121,7 +120,8 @@ def train(
 
     Raises:
         UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
-            target_modules that do not exist, or the loss is no finite number.
+            target_modules that do not exist, the loss is no finite number, or the memory of the device ended.
+        LostDeviceError: the device refuses all further work of this process.
         FullError: there is no space left for a checkpoint or the result.
     """
     folder = Path(output_folder)
@@ -131,7 +131,11 @@ def train(
         raise UserError(f"fine-tuning needs at least batch_size = {config.batch_size} texts, got {len(texts)}")
     if zero is not None and config.method == "adalora":
         raise UserError("method adalora needs whole gradients, which DeepSpeed takes apart: use lora or ia3 with it")
-    documents = encode(tokenizer, texts, config.max_tokens) * config.copies
+    documents = encode(tokenizer, texts, config.max_tokens)
+    for index, document in enumerate(documents):
+        if (problem := unknown_id(document, embedding_rows(model))) is not None:
+            raise UserError(f"fine-tuning text {index}: {problem}")
+    documents *= config.copies
     seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     checkpoint = TrainingCheckpoint(folder, [config.settings(), documents], seconds)
     work = _Work(documents, config, folder, checkpoint, processes, zero, base, on_step)
@@ -225,32 +229,6 @@ def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoc
     return batches
 
 
-def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
-    """Mean cross-entropy over the predicted tokens of a batch (float32 scalar, nats), and the number of these tokens.
-
-    Padding is masked by length, because in many models the pad token occurs in texts too.
-    """
-    longest = max(len(document) for document in documents)
-    ids = torch.zeros(len(documents), longest, dtype=torch.long)
-    mask = torch.zeros(len(documents), longest, dtype=torch.long)
-    for row, document in enumerate(documents):
-        ids[row, : len(document)] = torch.tensor(document)
-        mask[row, : len(document)] = 1
-    ids, mask = ids.to(model.device), mask.to(model.device)
-    with _attention(model.device, longest):
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-    predicted = mask[:, 1:].bool()
-    loss = torch.nn.functional.cross_entropy(logits[predicted].float(), ids[:, 1:][predicted])
-    return loss, int(predicted.sum())
-
-
-def _attention(device: torch.device, longest: int) -> AbstractContextManager[Any]:
-    """How attention is computed: on a CPU the fused kernel's gradients take most of its time on short texts."""
-    if device.type == "cpu" and longest <= SHORT_TOKENS:
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
-
-
 def _batches(work: _Work) -> list[list[int]]:
     """The documents of every step, over all epochs."""
     config, lengths = work.config, [len(document) for document in work.documents]
@@ -268,12 +246,14 @@ def _train(
     save: Callable[[Path, dict[str, Tensor] | None], None],
 ) -> TrainingResult:
     config, steps = work.config, len(batches)
+    size = pass_size(model, work.documents, config) if work.zero is None else PassSize(None, bool(config.recompute))
     updates = _updates(model, work)
     progress = work.checkpoint.load(updates)
     start, before = time.monotonic(), progress.seconds
     for step in range(len(progress.losses) + 1, steps + 1):
         batch = [work.documents[index] for index in batches[step - 1]]
-        loss = _accumulate(updates, batch, work)
+        with recomputed(model, size.recomputes), explained(config, size, batch, work.processes.size == 1):
+            loss = _accumulate(updates, batch, size, work)
         progress.losses.append(loss)
         progress.tokens += _predicted(batch)
         if not math.isfinite(loss):
@@ -307,15 +287,15 @@ def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:
     return Updates(model, work.config.learning_rate, work.processes, adalora)
 
 
-def _accumulate(updates: Updates | ZeroUpdates, batch: list[list[int]], work: _Work) -> float:
+def _accumulate(updates: Updates | ZeroUpdates, batch: list[list[int]], size: PassSize, work: _Work) -> float:
     """Add up the gradients of this process's part of a batch, pass by pass; the loss of the whole batch."""
     processes = work.processes
     documents = batch[processes.rank :: processes.size]
     # A process without a document still takes part in the passes of the others, with no weight.
-    passes = list(passes_of(documents or batch[:1], updates.pass_tokens))
+    passes = list(passes_of(documents or batch[:1], size.tokens))
     total = torch.zeros((), device=updates.model.device)
     for number, some in enumerate(passes, 1):
-        with _arithmetic(updates.model, work.config):
+        with arithmetic(updates.model, work.config):
             loss, predicted = batch_loss(updates.model, some)
         part = loss * ((predicted if documents else 0) / _predicted(batch))
         total += part.detach()
@@ -325,26 +305,8 @@ def _accumulate(updates: Updates | ZeroUpdates, batch: list[list[int]], work: _W
     return processes.add_up(total).item()
 
 
-def passes_of(documents: list[list[int]], most_tokens: int | None) -> Iterator[list[list[int]]]:
-    """Runs of documents, each of at most so many tokens with its padding, or of one document; None makes one run."""
-    some: list[list[int]] = []
-    for document in documents:
-        longest = max(len(other) for other in [*some, document])
-        if some and most_tokens is not None and longest * (len(some) + 1) > most_tokens:
-            yield some
-            some = []
-        some.append(document)
-    yield some
-
-
 def _predicted(batch: list[list[int]]) -> int:
     return sum(len(document) - 1 for document in batch)
-
-
-def _arithmetic(model: Any, config: FinetuneConfig) -> AbstractContextManager[Any]:
-    if config.dtype == "float32":
-        return nullcontext()
-    return torch.autocast(model.device.type, dtype=getattr(torch, config.dtype))
 
 
 def _cuda_devices(model: Any) -> list[torch.device]:

@@ -87,7 +87,6 @@ class ZeroUpdates:
         self.processes = processes
         self.weights = trained_weights(model)
         self.writes = True
-        self.pass_tokens: int | None = None  # one pass a step, in which all processes take part
         self._stage = zero_stage(settings)
         self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint fits only the same two
         optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)

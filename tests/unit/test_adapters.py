@@ -21,8 +21,9 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.load import LanguageModel, fingerprint_model, open_model
 from pipeline.training.adapter import linear_modules
+from pipeline.training.loss import batch_loss
 from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import FinetuneConfig, TrainingStep, batch_loss, encode, train
+from pipeline.training.train import FinetuneConfig, TrainingStep, encode, train
 from pipeline.training.zero import read_zero_settings, zero_stage
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]

@@ -16,16 +16,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
-from pipeline.training import steps as steps_module
 from pipeline.training import train as train_module
+from pipeline.training.loss import batch_loss
+from pipeline.training.memory import passes_of
 from pipeline.training.train import (
     RECORD,
     FinetuneConfig,
     TrainingStep,
-    batch_loss,
     batches_of_an_epoch,
     encode,
-    passes_of,
     train,
 )
 
@@ -250,17 +249,17 @@ def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_
 
 
 def test_the_memory_of_a_step_is_bounded_and_its_gradient_that_of_the_whole_batch(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, tmp_path: Path
 ) -> None:
     most: list[int] = []
 
     def trained(tokens: int, folder: str) -> dict[str, torch.Tensor]:
-        monkeypatch.setitem(steps_module.PASS_TOKENS, "cpu", tokens)
+        config = CONFIG.model_copy(update={"pass_tokens": tokens})
         model = build_model()
         model.register_forward_pre_hook(
             lambda _, __, arguments: most.append(arguments["input_ids"].numel()), with_kwargs=True
         )
-        train(model, tokenizer, TEXTS, CONFIG, tmp_path / folder)
+        train(model, tokenizer, TEXTS, config, tmp_path / folder)
         return load_file(tmp_path / folder / "adapter_model.safetensors")
 
     whole = trained(1 << 14, "whole")

@@ -1,0 +1,173 @@
+"""The loss of a batch and its gradient, a piece of the tokens at a time: the logits never exist all at once."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+
+PIECE_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 27}
+"""Logits that exist at a time: what a CPU trains on in one pass stays below, and a GPU has half a GiB in float32."""
+
+SHORT_TOKENS = 256
+"""Up to this length of a text a whole matrix of attention costs little memory."""
+
+
+def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
+    """Mean cross-entropy over the predicted tokens of a batch (float32 scalar, nats), and the number of these tokens.
+
+    Padding is masked by length, because in many models the pad token occurs in texts too.
+    """
+    longest = max(len(document) for document in documents)
+    ids = torch.zeros(len(documents), longest, dtype=torch.long)
+    mask = torch.zeros(len(documents), longest, dtype=torch.long)
+    for row, document in enumerate(documents):
+        ids[row, : len(document)] = torch.tensor(document)
+        mask[row, : len(document)] = 1
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    predicted = mask[:, 1:].bool()
+    targets = ids[:, 1:][predicted]
+    return _mean_loss(model, ids, mask, predicted, targets), len(targets)
+
+
+def _mean_loss(model: Any, ids: Tensor, mask: Tensor, predicted: Tensor, targets: Tensor) -> Tensor:
+    causal = causal_model(model)
+    limit = PIECE_ELEMENTS.get(ids.device.type, PIECE_ELEMENTS["cuda"])
+    vocabulary = causal.config.get_text_config().vocab_size
+    if ids.numel() * vocabulary > limit and may_have_head(causal):
+        hidden, last = hidden_states(model, ids, mask)
+        head = _proven_head(causal, hidden, last)
+        if head is not None:
+            rows = hidden[:, :-1][predicted.to(hidden.device)]
+            pieces = -(-len(rows) // max(1, limit // vocabulary))
+            weights = [w for w in head.module.parameters() if w.requires_grad] if torch.is_grad_enabled() else []
+            total: Tensor = _InPieces.apply(rows, targets.to(rows.device), head, pieces, *weights)
+            return total / len(targets)
+    with attention(ids.device, ids.shape[1]):
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    return cross_entropy(logits[predicted.to(logits.device)].float(), targets.to(logits.device))
+
+
+def causal_model(model: Any) -> Any:
+    """The model of transformers within an adapter of peft and an engine of DeepSpeed, if it is in one."""
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def hidden_states(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a model that `may_have_head` up to its head.
+
+    Args:
+        model: or what it is within.
+        ids: (documents, tokens).
+        mask: 1 where there is a token, of the same shape.
+
+    Returns:
+        The hidden states that its head reads, (documents, tokens, hidden), and the model's logits of the last column,
+        (documents, 1, vocabulary).
+    """
+    outputs: list[Any] = []
+    handle = causal_model(model).base_model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    try:
+        with attention(ids.device, ids.shape[1]):
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits
+    finally:
+        handle.remove()
+    return outputs[-1].last_hidden_state, logits
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How a model's logits follow from its hidden states: softcap(module(hidden) * factor)."""
+
+    module: nn.Module
+    factor: float
+    softcap: float | None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of hidden states (..., hidden), float32 (..., vocabulary)."""
+        logits: Tensor = self.module(hidden).float()
+        if self.factor != 1.0:
+            logits = logits * self.factor
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
+
+
+_proven: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def may_have_head(causal: Any) -> bool:
+    """Whether a model can be run up to its head; one that another device holds a part of is used as a whole."""
+    if not _proven.get(causal, True):
+        return False
+    module, base = causal.get_output_embeddings(), getattr(causal, "base_model", causal)
+    if module is None or base is causal or any(hasattr(weight, "ds_id") for weight in module.parameters()):
+        return False
+    return "logits_to_keep" in inspect.signature(causal.forward).parameters
+
+
+def _proven_head(causal: Any, hidden: Tensor, last: Tensor) -> Head | None:
+    """The head, if it gives the logits that the model itself gave of the last column; else the model has another tail.
+
+    It is applied with gradients at hand: autocast keeps what it casts, and would keep it without them.
+    """
+    config = causal.config.get_text_config()
+    factor = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    head = Head(causal.get_output_embeddings(), factor, getattr(config, "final_logit_softcapping", None))
+    if causal not in _proven:
+        parts, whole = head.logits(hidden[:, -1:]).detach(), last.detach().float()
+        tolerance = (1e-4 if last.dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
+        same = parts.shape == whole.shape
+        _proven[causal] = same and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)
+    return head if _proven[causal] else None
+
+
+class _InPieces(torch.autograd.Function):
+    """Sum of the cross-entropy of rows, with the gradient taken piece by piece while the loss is."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, targets: Tensor, head: Head, pieces: int, *weights: Tensor) -> Tensor:
+        """Of rows (tokens, hidden) and targets (tokens,); `weights` are those of the head that are trained."""
+        total = torch.zeros((), device=rows.device)
+        wanted = ctx.needs_input_grad[0] or bool(weights)
+        of_rows: list[Tensor] = []
+        of_weights = [torch.zeros_like(weight) for weight in weights]
+        for some, right in zip(rows.tensor_split(pieces), targets.tensor_split(pieces), strict=True):
+            with torch.enable_grad():
+                piece = some.detach().requires_grad_(wanted)
+                loss = cross_entropy(head.logits(piece), right, reduction="sum")
+            total += loss.detach()
+            if wanted:
+                with torch.autocast(rows.device.type, enabled=False):
+                    gradient, *others = torch.autograd.grad(loss, [piece, *weights])
+                of_rows.append(gradient)
+                for whole, part in zip(of_weights, others, strict=True):
+                    whole += part
+            del loss
+        ctx.save_for_backward(*([torch.cat(of_rows)] if of_rows else []), *of_weights)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients by the loss's own."""
+        of_rows, *of_weights = (gradient * outer[0].to(gradient.dtype) for gradient in ctx.saved_tensors)
+        return of_rows, None, None, None, *of_weights
+
+
+def attention(device: torch.device, longest: int) -> AbstractContextManager[Any]:
+    """How attention is computed: on a CPU the fused kernel's gradients take most of its time on short texts.
+
+    Args:
+        device: of the model.
+        longest: tokens of the longest text of a pass.
+    """
+    if device.type == "cpu" and longest <= SHORT_TOKENS:
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()

@@ -1,0 +1,200 @@
+"""How many tokens go through a training at a time, and which activations are kept: by a rule from the job alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.config.training import FinetuneConfig
+from pipeline.errors import IncompleteError, UserError
+from pipeline.models.devices import check_device, out_of_memory
+from pipeline.models.embedding import embedding_rows
+from pipeline.training.loss import attention, batch_loss, causal_model, hidden_states, may_have_head
+
+CPU_PASS_TOKENS = 256
+"""Tokens of one pass on a CPU, padding included: there as many tokens are as quick in several passes as in one."""
+
+MOST_PASS_TOKENS = 1 << 14
+"""Elsewhere, where a pass keeps little."""
+
+PASS_BYTES = 8 << 30
+"""Elsewhere, what a pass keeps for its gradients. A constant: the card must not decide which bytes come out."""
+
+PROBES = (16, 48)
+"""Tokens of the two texts that tell what a token more keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """How a step is taken apart."""
+
+    tokens: int | None  # of one pass, padding included; a longer document is a pass alone. None: a step is one pass
+    recomputes: bool  # whether activations within a layer are computed again for the gradients
+
+
+def pass_size(model: Any, documents: Sequence[Sequence[int]], config: FinetuneConfig) -> PassSize:
+    """The size of a training's passes.
+
+    It follows from the settings, the kind of device, the model and the longest document: the same job gives the same
+    bytes on a card of any size.
+
+    Args:
+        model: with what is trained of it, on its device.
+        documents: token ids.
+        config: how it is trained.
+
+    Raises:
+        UserError: `recompute` for a model whose layers cannot be.
+    """
+    if config.recompute and not layers_of(model):
+        raise UserError(f"recompute: {type(causal_model(model)).__name__} has no layers that torch can compute again")
+    if model.device.type == "cpu":
+        return PassSize(config.pass_tokens or CPU_PASS_TOKENS, bool(config.recompute))
+    longest = max(map(len, documents))
+    recomputes = config.recompute
+    if recomputes is None:
+        recomputes = bool(layers_of(model)) and longest * bytes_of_token(model, config, False) > PASS_BYTES
+    if config.pass_tokens is not None:
+        return PassSize(config.pass_tokens, recomputes)
+    fitting = int(PASS_BYTES // max(1.0, bytes_of_token(model, config, recomputes)))
+    return PassSize(max(1, min(MOST_PASS_TOKENS, fitting)), recomputes)
+
+
+def bytes_of_token(model: Any, config: FinetuneConfig, recomputes: bool) -> float:
+    """Bytes that a token more of a pass keeps for the gradients: the difference of two short texts.
+
+    Args:
+        model: with what is trained of it.
+        config: how it is trained.
+        recomputes: whether activations within a layer are computed again.
+    """
+    short, long = (_kept_bytes(model, config, recomputes, tokens) for tokens in PROBES)
+    return max(0, long - short) / (PROBES[1] - PROBES[0])
+
+
+def _kept_bytes(model: Any, config: FinetuneConfig, recomputes: bool, tokens: int) -> int:
+    """Bytes of all that a pass over one text keeps, but for weights."""
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def note(kept: Tensor) -> Tensor:
+        storage = kept.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return kept
+
+    ids = torch.arange(tokens, device=model.device)[None] % embedding_rows(causal_model(model))
+    kept: list[Any] = []  # else another tensor could take the place of one that is counted
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with recomputed(model, recomputes), arithmetic(model, config), hooks:
+        if may_have_head(causal_model(model)):
+            kept += hidden_states(model, ids, torch.ones_like(ids))
+        else:  # its logits are kept too
+            kept.append(batch_loss(model, [ids[0].tolist()]))
+    return sum(sizes.values())
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The layers of a model that can be computed again on their own."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def recomputed(model: Any, wanted: bool) -> Iterator[None]:
+    """Keep only the inputs of every layer, and compute what is within again for the gradients.
+
+    transformers does so in training mode alone, in which dropout would make weights depend on how a batch is shared.
+    """
+    layers = layers_of(model) if wanted else []
+    before = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = partial(_run_again, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
+
+
+def _run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A layer whose activations are computed again, with the attention of the first time."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return nullcontext(), attention(hidden.device, hidden.shape[1])
+
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def arithmetic(model: Any, config: FinetuneConfig) -> Any:
+    """The arithmetic of a pass."""
+    return torch.autocast(model.device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
+
+
+def passes_of(documents: list[list[int]], most_tokens: int | None) -> Iterator[list[list[int]]]:
+    """Runs of documents, each of at most so many tokens with its padding, or of one document; None makes one run."""
+    some: list[list[int]] = []
+    for document in documents:
+        longest = max(len(other) for other in [*some, document])
+        if some and most_tokens is not None and longest * (len(some) + 1) > most_tokens:
+            yield some
+            some = []
+        some.append(document)
+    yield some
+
+
+@contextmanager
+def explained(
+    config: FinetuneConfig, size: PassSize, documents: Sequence[Sequence[int]], alone: bool
+) -> Iterator[None]:
+    """Say in one line what to set where the memory of a step ends, and when the device is lost.
+
+    Args:
+        config: of the training.
+        size: of its passes.
+        documents: of the step.
+        alone: whether no other process waits for this one.
+
+    Raises:
+        UserError: the memory ended; where others wait an IncompleteError, after which Ray Train ends them too.
+        LostDeviceError: the device refuses all further work.
+    """
+    try:
+        yield
+        return
+    except UserError:
+        raise
+    except Exception as error:
+        check_device(error)
+        if not out_of_memory(error):
+            raise
+        message = " ".join(str(error).split(". ")[0].split())
+    kind = UserError if alone else IncompleteError
+    longest = max(map(len, documents))
+    raise kind(f"the memory of the device ended in training ({message}); {_advice(config, size, longest)}")
+
+
+def _advice(config: FinetuneConfig, size: PassSize, longest: int) -> str:
+    """What to set so that a pass takes less memory."""
+    changes = []
+    if size.tokens is not None and size.tokens > longest:
+        changes.append(f"pass_tokens below {size.tokens}")
+    if not size.recomputes:
+        changes.append("recompute: true")
+    changes.append(f"max_tokens below {longest}")
+    if config.method == "full":
+        changes.append("method lora")
+    changes.append("resources.deepspeed to spread the model over several GPUs")
+    return f"set {', or '.join(changes)}"
