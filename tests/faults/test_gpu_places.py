@@ -68,6 +68,7 @@ def output_of(script: str, path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_eight_gpus_at_three_tenths_are_asked_for_24_actors(make_audit: Callable[..., Path]) -> None:
     resources = {"cluster": "ray", "actors": "auto", "gpus_per_actor": 0.3, "shard_bytes": 100}
     path = make_audit([sentence(i) for i in range(200)], [sentence(1000 + i) for i in range(50)], resources=resources)
