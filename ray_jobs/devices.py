@@ -7,11 +7,13 @@ from typing import Any
 
 from pipeline.audit.budgets import with_memory
 from pipeline.audit.machine import LocalMachine
+from pipeline.audit.places import actor_shape
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.store.files import Store
-from ray_jobs.actors import connect, gpus_per_actor
+from ray_jobs.actors import connect
+from ray_jobs.nodes import cluster_nodes
 
 DEVICE_FILE = "device.json"
 ASK_SECONDS = 120.0
@@ -38,7 +40,7 @@ def device_of_run(resources: ResourcesConfig, store: Store, machine: LocalMachin
         gpus = machine.gpus
     else:
         connect()
-        gpus = gpus_per_actor(resources)
+        gpus = actor_shape(resources, cluster_nodes()).gpus
     device = Device(gpus, deterministic=resources.deterministic) if gpus else CPU
     if not gpus:
         return device

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, UserError
-from pipeline.models.devices import out_of_memory
+from pipeline.models.device_errors import out_of_memory
 from pipeline.models.load import open_model
 from pipeline.models.memory import cap_memory
 from pipeline.store.space import remove_quietly

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
-from pipeline.models.devices import check_device, out_of_memory
+from pipeline.models.device_errors import check_lost, out_of_memory
 from pipeline.models.embedding import embedding_rows
 from pipeline.training.loss import attention, batch_loss, causal_model, hidden_states, may_have_head
 
@@ -177,7 +177,7 @@ def explained(
     except UserError:
         raise
     except Exception as error:
-        check_device(error)
+        check_lost(error)
         if not out_of_memory(error):
             raise
         message = " ".join(str(error).split(". ")[0].split())

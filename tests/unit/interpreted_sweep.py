@@ -172,7 +172,7 @@ def test_no_row_is_no_row():
     assert all(len(v) == 0 for v in fused_sweep(torch.zeros(0, 9), torch.zeros(0).long(), STATISTICS).values())
 
 
-@pytest.mark.parametrize("name", sorted(STATISTICS))
+@pytest.mark.parametrize("name", ["mean", "m_entropy", "renyi_0.5", "renyi_2"])
 def test_a_statistic_does_not_depend_on_which_others_are_computed(name):
     logits, targets = noise(2, 900)
     alone = fused_sweep(logits, targets, frozenset({name}))

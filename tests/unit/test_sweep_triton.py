@@ -68,6 +68,16 @@ def test_a_cpu_has_no_use_for_the_kernel_nor_for_products_in_float32(caplog):
     assert not multiplies_into_float32(torch.device("cpu"), torch.bfloat16)
 
 
+def test_logits_of_half_precision_weights_are_float32_where_torch_can(monkeypatch):
+    monkeypatch.setattr(module, "multiplies_into_float32", lambda device, dtype: dtype == torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        head = torch.nn.Linear(8, 50, dtype=dtype, device="meta")
+        apply = module._head(head.requires_grad_(False))
+        for rows in (7, 5):
+            logits = apply(torch.empty(rows, 8, dtype=dtype, device="meta"))
+            assert (logits.dtype, logits.shape) == (torch.float32, (rows, 50))
+
+
 def test_tiles_of_any_dtype_give_one_row_of_statistics_each(monkeypatch):
     monkeypatch.setattr(module, "TILE_ELEMENTS", {"cpu": 300, "cuda": 0})
     logits = torch.randn(7, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
