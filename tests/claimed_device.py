@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -89,10 +90,13 @@ class ClaimedDevices(TorchDispatchMode):
         self.copies: Counter[tuple[str, str]] = Counter()  # between devices
         self.waits: Counter[tuple[str, str]] = Counter()  # of the CPU for a device
         self.operations: Counter[str] = Counter()  # by name
-        self._inference = mock.patch("torch.inference_mode", _no_grad)  # inference tensors bypass the dispatch
+        self._depth = 0  # `run` enters again
+        self._inference = mock.patch("torch.inference_mode", _WithoutGradients)  # inference tensors bypass the dispatch
 
     def __enter__(self) -> ClaimedDevices:
-        self._inference.start()
+        if not self._depth:
+            self._inference.start()
+        self._depth += 1
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) fills on the CPU, then copies
         _entered.append(self)
         super().__enter__()
@@ -102,7 +106,9 @@ class ClaimedDevices(TorchDispatchMode):
         super().__exit__(*error)
         _entered.pop()
         torch._C._set_only_lift_cpu_tensors(bool(_entered))
-        self._inference.stop()
+        self._depth -= 1
+        if not self._depth:
+            self._inference.stop()
 
     def claim(self, module: nn.Module, device: Callable[[str], str | torch.device]) -> nn.Module:
         """Move a module's parameters and buffers, in place, to the claimed device of each name; ties stay tied."""
@@ -216,17 +222,15 @@ class ClaimedDevices(TorchDispatchMode):
         return device
 
 
-class _no_grad(torch.no_grad):
+class _WithoutGradients(ContextDecorator):
     """Stands in for torch.inference_mode."""
 
     def __init__(self, mode: bool = True) -> None:
-        super().__init__()
         self.mode = mode
 
     def __enter__(self) -> None:
-        if self.mode:
-            super().__enter__()
+        self.before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self.before and not self.mode)
 
     def __exit__(self, *error: Any) -> None:
-        if self.mode:
-            super().__exit__(*error)
+        torch.set_grad_enabled(self.before)

@@ -138,14 +138,33 @@ def _find_tail(model: Any) -> Tail | None:
     tail = Tail(base, head, factor, getattr(config, "final_logit_softcapping", None))
     device = model.get_input_embeddings().weight.device
     probe = torch.arange(min(8, config.vocab_size), device=device)[None]
-    whole = model(input_ids=probe, use_cache=False).logits.float()
-    hidden = getattr(base(input_ids=probe, use_cache=False), "last_hidden_state", None)
+    whole, hidden = _observed(model, base, probe)
     if hidden is None:
         return None
     parts = tail.finish(head(hidden).to(torch.float32, copy=True))
+    whole = whole.to(parts.device)  # a model over several devices hands its logits back to the first
     tolerance = (1e-4 if hidden.dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
     same = parts.shape == whole.shape and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)
     return tail if same else None
+
+
+def _observed(model: Any, base: nn.Module, probe: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A model's float32 logits of a short input, and the last hidden states that its base gives for the same."""
+    calls: list[tuple[bool, Tensor | None]] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = [value for value in (*args, *kwargs.values()) if value is not None and not isinstance(value, bool)]
+        calls.append((len(given) == 1 and given[0] is probe, getattr(output, "last_hidden_state", None)))
+
+    handle = base.register_forward_hook(note, with_kwargs=True)
+    try:
+        whole = model(input_ids=probe, use_cache=False).logits.float()
+    finally:
+        handle.remove()
+    if len(calls) == 1 and calls[0][0]:
+        return whole, calls[0][1]
+    # The model gave its base something else, or did not call it: the proof is of what the passes call.
+    return whole, getattr(base(input_ids=probe, use_cache=False), "last_hidden_state", None)
 
 
 def _logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, Tail | None]]:

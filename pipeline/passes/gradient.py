@@ -215,16 +215,26 @@ def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> 
         # padded with a document's own token: that of another could be NaN in a damaged model
         padded = torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids], device=device)
         sweep = _Sweep(padded, torch.tensor([len(one) for one in ids], device=device))
+    try:
+        _sweep_batch(tail, table, sweep)
+    finally:
+        sweep.release()
+    return sweep.squares
+
+
+def _sweep_batch(tail: Tail, table: nn.Module, sweep: _Sweep) -> None:
+    """Run a batch forwards and backwards, adding up its squared norms."""
+    with torch.inference_mode(False), torch.enable_grad():
         handles = [handle for module in tail.base.modules() for handle in sweep.hook(module)]
         try:
-            hidden = tail.base(input_ids=padded, use_cache=False).last_hidden_state
+            hidden = tail.base(input_ids=sweep.padded, use_cache=False).last_hidden_state
         finally:
             for handle in handles:
                 handle.remove()
         head: Any = tail.head
         with torch.no_grad():
             tied = head.weight is table.weight
-            of_head = head_gradient(head, tail.factor, hidden.detach(), padded, sweep.shares, tied)
+            of_head = head_gradient(head, tail.factor, hidden.detach(), sweep.padded, sweep.shares, tied)
             sweep.add((head.weight,), of_head.weight)
             if of_head.bias is not None:
                 sweep.add((head.bias,), of_head.bias)
@@ -233,7 +243,6 @@ def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> 
     with torch.no_grad():
         sweep.embeddings(gradients, table, of_head.by_token)
         sweep.close_all()
-    return sweep.squares
 
 
 class _Group:
@@ -243,11 +252,18 @@ class _Group:
 
     def __init__(self, inputs: Tensor) -> None:
         self.key = id(inputs)
-        self.inputs = inputs
+        self.inputs: Tensor | None = inputs
         self.outer: Tensor | None = None  # Gram matrix of the gradients of the outputs, summed over the layers
         self.weights: list[Tensor] = []
         self.out_features = 0
         self.waiting = 0
+
+    def release(self) -> None:
+        """Let go of what is large: autograd's graph may hold the group, and its inputs the graph.
+
+        Nothing is computed for it, so that it works where no memory is left.
+        """
+        self.outer = self.inputs = None
 
 
 class _Sweep:
@@ -320,11 +336,11 @@ class _Sweep:
         if _differentiable(module.bias):
             self.add((module.bias,), square(out.sum(1, dtype=torch.float32)))
         group.waiting -= 1
-        if _differentiable(module.weight):
+        if _differentiable(module.weight) and group.inputs is not None:
             inputs = self._rows(group.inputs.detach()).to(out.device)
             if gram_is_cheaper(out.shape[1], inputs.shape[2], group.out_features):
                 product = gram(out)
-                group.outer = product if group.outer is None else group.outer.add_(product)
+                group.outer = product if group.outer is None else group.outer.add_(product.to(group.outer.device))
                 group.weights.append(module.weight)
             else:
                 self.add((module.weight,), product_squares(inputs, out))
@@ -332,16 +348,26 @@ class _Sweep:
             self._close(group)
 
     def _close(self, group: _Group) -> None:
-        if group.outer is not None:
+        if group.outer is not None and group.inputs is not None:
             inputs = self._rows(group.inputs.detach()).to(group.outer.device)
             self.add(group.weights, inner(gram(inputs), group.outer))
         self.groups.pop(group.key)
-        group.outer, group.inputs = None, group.inputs[:0].clone()  # autograd's graph may hold the group still
+        group.release()
 
     def close_all(self) -> None:
         """Count the groups that still wait for a layer whose output was not used."""
         for group in list(self.groups.values()):
             self._close(group)
+
+    def release(self) -> None:
+        """Let go of the activations, also of a pass that failed.
+
+        Hooks in the graph hold the groups, whose inputs hold the graph: a circle that Python's collector cannot see.
+        """
+        for group in self.groups.values():
+            group.release()
+        self.groups.clear()
+        self.embedded.clear()
 
     def embeddings(self, gradients: Sequence[Tensor | None], table: nn.Module, by_token: Tensor | None) -> None:
         """Add the embeddings' squared norms, from the gradients of their vectors, (documents, tokens, hidden).
@@ -351,6 +377,7 @@ class _Sweep:
         for (module, ids, _), gradient in zip(self.embedded, gradients, strict=True):
             if gradient is None:
                 continue
+            ids = ids.to(gradient.device)
             if module.padding_idx is not None:
                 gradient = gradient.masked_fill((ids == module.padding_idx)[..., None], 0)  # as autograd has it
             same = ids[:, :, None] == ids[:, None, :]

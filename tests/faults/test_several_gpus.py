@@ -1,0 +1,122 @@
+"""A model over several devices gives what it gives on one: nothing meets across devices without a copy.
+
+The devices are claimed (`claimed_device.py`), the hooks between them are accelerate's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from claimed_device import ClaimedDevices, real
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from pipeline.models.load import LanguageModel
+from pipeline.passes import gradient
+from pipeline.passes.forward import forward, tail_of
+from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.passes.gradient import coverage, gradient_norms
+
+IDS = [list(range(1, 60)), list(range(3, 50)), list(range(9, 30))]
+STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy"})
+SHAPE = {"hidden_size": 64, "vocab_size": 199, "num_hidden_layers": 2, "num_attention_heads": 4}
+FIRST, SECOND = "meta:0", "meta:1"
+
+
+class NumberTokenizer:
+    """A text is its token ids."""
+
+    eos_token_id = None
+
+    def decode(self, ids: Any, **settings: Any) -> str:
+        return " ".join(map(str, ids))
+
+
+def llama(**settings: Any) -> LlamaForCausalLM:
+    sizes = {"intermediate_size": 128, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, **sizes, **settings))
+
+
+def opt() -> OPTForCausalLM:
+    sizes = {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": 64, "pad_token_id": 1}
+    return OPTForCausalLM(OPTConfig(**SHAPE, **sizes, tie_word_embeddings=False))
+
+
+MODELS = {
+    "untied head": (
+        llama,
+        {"model": FIRST, "model.layers.1": SECOND, "model.norm": SECOND, "lm_head": SECOND},
+    ),
+    "tied head": (
+        lambda: llama(tie_word_embeddings=True),
+        {"model": FIRST, "model.layers.1": SECOND, "model.norm": SECOND, "lm_head": FIRST},
+    ),
+    "split positions": (
+        opt,
+        {
+            "model": FIRST,
+            "model.decoder.embed_positions": SECOND,
+            "model.decoder.layers.1": SECOND,
+            "model.decoder.final_layer_norm": SECOND,
+            "lm_head": SECOND,
+        },
+    ),
+}
+
+
+def places(model: nn.Module, coarse: dict[str, str]) -> dict[str, str]:
+    """The device of each module that computes, by the longest prefix, as `device_map="auto"` gives them."""
+    parts: dict[str, str] = {}
+    for name, module in model.named_modules():
+        whole = name in coarse and name != "model"
+        leaf = not list(module.children()) and not any(
+            name.startswith(f"{other}.") for other in coarse if other != "model"
+        )
+        if name and (whole or leaf):
+            key = max((key for key in coarse if f"{name}.".startswith(f"{key}.")), key=len)
+            parts[name] = coarse[key]
+    return parts
+
+
+@pytest.fixture(params=MODELS)
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A model on the CPU, and a copy of it over two devices."""
+    # A claimed parameter is a subclass, which this predicate would take for a quantised one.
+    monkeypatch.setattr(gradient, "_differentiable", lambda p: isinstance(p, nn.Parameter) and p.is_floating_point())
+    torch.manual_seed(0)
+    build, coarse = MODELS[request.param]
+    model = build().eval().requires_grad_(False)
+    plain = LanguageModel(model, NumberTokenizer(), torch.device("cpu"), 64)
+    with ClaimedDevices() as devices:
+        spread = devices.spread(copy.deepcopy(model), places(model, coarse))
+        yield plain, replace(plain, model=spread, device=torch.device(FIRST)), devices
+
+
+def test_the_forward_pass_over_two_devices_agrees_with_the_cpu(pair: Any) -> None:
+    plain, spread, _ = pair
+    expected, actual = forward(plain, IDS, STATISTICS), forward(spread, IDS, STATISTICS)
+    assert tail_of(spread.model) is not None
+    assert actual.log_prob.device == torch.device(FIRST)
+    torch.testing.assert_close(real(actual.log_prob), expected.log_prob, rtol=1e-7, atol=5e-7)
+    for name in ("mean", "variance", "m_entropy"):  # the variance is a difference of numbers near 30
+        torch.testing.assert_close(real(getattr(actual, name)), getattr(expected, name), rtol=1e-6, atol=5e-5)
+
+
+def test_the_gradient_pass_over_two_devices_agrees_with_the_cpu(pair: Any) -> None:
+    plain, spread, _ = pair
+    assert coverage(spread.model).method == "batched"
+    norms = gradient_norms(spread, IDS)
+    assert norms.device == torch.device(FIRST)
+    torch.testing.assert_close(real(norms), gradient_norms(plain, IDS), rtol=1e-6, atol=0)
+
+
+def test_continuations_over_two_devices_are_those_of_the_cpu(pair: Any) -> None:
+    plain, spread, _ = pair
+    prompts = [Prompt((row,), ids[: 20 - row], range(2), None, 8) for row, ids in enumerate(IDS)]
+    sampling = Sampling(top_k=50, max_new_tokens=8)
+    assert continuations(spread, prompts, sampling, 0) == continuations(plain, prompts, sampling, 0)
