@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import check_base, load_adapter
+from pipeline.models.attention import use_fused_attention
 from pipeline.models.checkpoints import (
     ADAPTER_CONFIG,
     Checkpoint,
@@ -33,6 +34,8 @@ from pipeline.models.libraries import BUILDING, import_models, quieten
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
+
+_KINDS = {None: "none", "8bit": "8bit", "4bit": "4bit nf4"}  # of quantised weights, as a fingerprint names them
 
 
 def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
@@ -66,6 +69,8 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor were asked for and torch sees none")
+    if gpus > 0:
+        use_fused_attention()
     source = locate(config, weights=True)
     check_weights(config, source)
     files = _unpacked(config, source, seq2seq=seq2seq) if _is_cached(config, source) else source
@@ -130,7 +135,7 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     if config.adapter is not None:
         check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     if config.quantization is not None:
-        _quantization(config)
+        _quantization(config, dtype_name(config, source, loaded))
     class_name = seq2seq_class(loaded) if two_sided else causal_class(loaded)
     architecture = (loaded.architectures or [class_name or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
@@ -261,7 +266,7 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
         adapter = digest(matching(folder, [ADAPTER_CONFIG, "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
     dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, seq2seq=True))
-    return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": config.quantization or "none"}
+    return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": _KINDS[config.quantization]}
 
 
 def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, *, seq2seq: bool) -> Any:
@@ -272,11 +277,11 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
         settings |= {"config": loaded, **_dense()}
     else:
         settings["use_safetensors"] = None if config.allow_pickle else True
+    dtype = dtype_name(config, source, loaded)
     if config.quantization is not None:
-        settings["quantization_config"] = _quantization(config)
+        settings["quantization_config"] = _quantization(config, dtype)
     if gpus > 0:
         settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
-    dtype = dtype_name(config, source, loaded)
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     with BUILDING, in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
         model = _auto_class(seq2seq=seq2seq).from_pretrained(
@@ -299,8 +304,12 @@ def _dense() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _quantization(config: ModelConfig) -> Any:
-    """Settings of a quantised load.
+def _quantization(config: ModelConfig, dtype: str) -> Any:
+    """Settings of a quantised load: 8 bits, or 4 whose steps fit normally distributed weights.
+
+    Args:
+        config: Which model, and how.
+        dtype: Of the model, in which its 4-bit layers compute; auto computes in bfloat16.
 
     Raises:
         UserError: bitsandbytes is not installed.
@@ -309,7 +318,10 @@ def _quantization(config: ModelConfig) -> Any:
         raise UserError(f"quantization {config.quantization} needs bitsandbytes: pip install 'seenset[quantization]'")
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(load_in_8bit=config.quantization == "8bit", load_in_4bit=config.quantization == "4bit")
+    if config.quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    compute = "bfloat16" if dtype == "auto" else dtype
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
 def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:

@@ -22,10 +22,15 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
 
 def gram(rows: Tensor) -> Tensor:
     """Inner products of each document's rows: (documents, rows, features) -> (documents, rows, rows) float32."""
-    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
+    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16) and _gives_float32():
         return torch.bmm(rows, rows.mT, out_dtype=torch.float32)
     rows = rows.float()
     return torch.bmm(rows, rows.mT)
+
+
+def _gives_float32() -> bool:
+    """Whether this torch multiplies half-precision matrices into float32 ones, as it does from 2.8."""
+    return "dtype" in torch.ops.aten.bmm.overloads()
 
 
 def gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:

@@ -1,0 +1,78 @@
+"""How weights are held and attention is computed on a GPU, as a model is loaded for one."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from claimed_device import ClaimedDevices, real
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+from pipeline.config.models import ModelConfig
+from pipeline.models.attention import use_fused_attention
+from pipeline.models.load import _quantization, fingerprint_model
+
+IDS = torch.arange(12)[None]
+
+
+@pytest.fixture
+def bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of that name and version, to which transformers' settings look."""
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("")
+    record = tmp_path / "bitsandbytes-0.48.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: bitsandbytes\nVersion: 0.48.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.usefixtures("bitsandbytes")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_four_bits_are_nf4_and_compute_in_the_dtype_of_the_model(dtype: str) -> None:
+    settings = _quantization(ModelConfig(path="m", quantization="4bit"), dtype)
+    assert settings.load_in_4bit
+    assert settings.bnb_4bit_quant_type == "nf4"
+    assert settings.bnb_4bit_compute_dtype == getattr(torch, dtype)
+
+
+def test_the_fingerprint_names_the_kind_of_four_bits(tiny_model_folder: Path) -> None:
+    config = ModelConfig(path=str(tiny_model_folder), quantization="4bit")
+    assert fingerprint_model(config)["quantization"] == "4bit nf4"
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Our attention, until the end of the test."""
+    before = AttentionInterface._global_mapping["sdpa"]
+    use_fused_attention()
+    yield
+    AttentionInterface.register("sdpa", before)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("takes_groups", [False, True])
+def test_grouped_heads_reach_a_fused_kernel(takes_groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's answer of a GPU: its flash kernel takes groups in half precision, none of them in float32.
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda *_: takes_groups)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
+    model.requires_grad_(False)
+    expected = model(input_ids=IDS, use_cache=False).logits
+    grouped: list[bool] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def note(query: torch.Tensor, key: torch.Tensor, *args: object, **settings: object) -> torch.Tensor:
+        grouped.append(query.shape[1] != key.shape[1])
+        return attention(query, key, *args, **settings)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    with ClaimedDevices() as devices:
+        claimed = devices.claim(copy.deepcopy(model), lambda name: "meta:0")
+        logits = claimed(input_ids=IDS.to("meta:0"), use_cache=False).logits
+    assert grouped == [takes_groups]
+    torch.testing.assert_close(real(logits), expected)
