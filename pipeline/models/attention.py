@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch costs seconds, and a model's files are checked in one
 def fused_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
 ) -> Any:
-    """The `sdpa` attention of transformers, heads of keys repeated where no fused kernel takes grouped ones.
+    """The `sdpa` attention of transformers, with the heads of keys repeated where no fused kernel takes fewer of them.
 
     Shapes are (documents, heads, tokens, features of a head), of `key` and `value` with fewer heads.
     """
