@@ -370,7 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
         finally:
-            _give_keys_back()
+            if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
+                keys.give_keys_back()
     except UserError as error:
         fail(str(error), int(error.exit_code))
     except TyperException as error:
@@ -387,11 +388,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
         leave_at_once("interrupted; the same command goes on from here", code)
     finish_command(code or 0)
-
-
-def _give_keys_back() -> None:
-    if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
-        keys.give_keys_back()
 
 
 def _message_of(error: TyperException) -> str:

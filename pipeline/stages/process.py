@@ -19,7 +19,8 @@ from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, LostDeviceError, UserError
 from pipeline.models.device_errors import check_lost
 from pipeline.stages.background import in_background
-from pipeline.stages.base import Asker, BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
+from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Worker
+from pipeline.stages.batches import longest_first, windows
 from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
 from pipeline.stages.growth import filed_rows, new_rows
 from pipeline.stages.turns import Turn, Turns
@@ -102,14 +103,14 @@ def _attempt(
 
         def prepared() -> Iterator[list[Entry]]:
             documents = readable_documents(stage, shard, output, reader.watch)
-            yield from reader.prepared(_windows(documents, worker.window))
+            yield from reader.prepared(windows(documents, worker.window))
             if not journal.careful:
                 turn.end_reading()
 
         for entries in prepared() if journal.careful else in_background(prepared):
             turn.work()
             on_batch(len(output.rows) + len(output.refused), output.tokens)
-            for batch in _longest_first(entries, worker.batch_size):
+            for batch in longest_first(entries, worker.batch_size):
                 _guarded(reader, batch, entries, output)
                 on_batch(len(output.rows) + len(output.refused), output.tokens)
             journal.enter(None)
@@ -289,48 +290,9 @@ def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return {key: value for key, value in fingerprint.items() if key != name}
 
 
-def _windows(documents: Iterator[Document], most: Window) -> Iterator[list[Document]]:
-    """A bounded number of documents at a time, in order."""
-    window: list[Document] = []
-    characters = kept = 0
-    for document in documents:
-        window.append(document)
-        characters += len(document.text)
-        kept += min(len(document.text), most.kept_of_one)
-        if len(window) >= most.documents or characters >= most.characters or kept >= most.kept:
-            yield window
-            window, characters, kept = [], 0, 0
-    if window:
-        yield window
-
-
-def _longest_first(entries: list[Entry], size: BatchSize | None) -> list[list[Entry]]:
-    """The batches of a window: where memory is too short for one of them, that shows with the first."""
-    return list(_batches(entries, size))[::-1]
-
-
-def _batches(entries: list[Entry], size: BatchSize | None) -> Iterator[list[Entry]]:
-    """Documents of like length together, as many as fit the size; at least one."""
-    if size is None:
-        if entries:
-            yield entries
-        return
-    batch: list[Entry] = []
-    unpadded = 0
-    for entry in sorted(entries, key=lambda entry: (entry.tokens, entry.document.row)):
-        unpadded += entry.tokens
-        padded = entry.tokens * (len(batch) + 1)
-        if batch and (padded > size.tokens or (size.padding is not None and padded - unpadded > size.padding)):
-            yield batch
-            batch, unpadded = [], entry.tokens
-        batch.append(entry)
-    if batch:
-        yield batch
-
-
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
     """Work on prepared documents in this process, without a journal: nothing is filed."""
-    for batch in _longest_first(entries, worker.batch_size):
+    for batch in longest_first(entries, worker.batch_size):
         _halved(worker, batch, output)
 
 
