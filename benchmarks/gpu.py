@@ -47,8 +47,9 @@ from benchmarks.device import (
 )
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import forward
-from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import STATISTICS
 
 SECONDS = 360.0

@@ -132,13 +132,18 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
+_BLOCK = 1 << 24  # read at a time: after each, a thread that imports libraries lets others wait for milliseconds
+
+
 def digest(paths: Sequence[Path]) -> str:
     """SHA-256 over names and contents."""
     total = hashlib.sha256()
     for path in paths:
+        content = hashlib.sha256()
         with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{path.name} {content}\n".encode())
+            while block := file.read(_BLOCK):
+                content.update(block)
+        total.update(f"{path.name} {content.hexdigest()}\n".encode())
     return total.hexdigest()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.models.device_errors import out_of_memory
-from pipeline.models.load import LanguageModel
+from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.gradient import gradient_norms
 

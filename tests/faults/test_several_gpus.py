@@ -19,8 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalL
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient
 from pipeline.passes.forward import forward, tail_of
-from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.sampling import Sampling
 
 IDS = [list(range(1, 60)), list(range(3, 50)), list(range(9, 30))]
 STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy"})
