@@ -19,7 +19,8 @@ from pipeline.audit.precheck import RUN, check_documents
 
 HEAVY = ("datasketch", "pandas", "scipy", "sklearn", "torch", "transformers")
 CHECK = """
-import json, os, sys
+import json, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts into the background without
 from pipeline.audit.checking import check_apart
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
