@@ -109,7 +109,9 @@ def run_audit(
     plan = make_plan(config, limit) if plan is None else plan
     store, flags = Store(config.run), (texts, fail_if_selected)
     earlier = None if retried else read_finished(store, plan, flags)
-    device = device_on_file(store, config.resources) or CPU
+    device = CPU
+    if earlier is not None and earlier.fingerprint.get("device") != CPU.mark:
+        device = device_on_file(store, config.resources) or CPU
     if earlier is not None and earlier.fingerprint == work_of(config, plan.shards, device).stages[-1].fingerprint:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
