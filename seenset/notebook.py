@@ -127,10 +127,7 @@ def score(
     if isinstance(model, (str, PathLike)):
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
-    budget = _budget(lm, max_tokens)
-    size = batch_size_of(batch_tokens or budget.forward, "cuda" if lm.device.type == "cuda" else "cpu")
-    gradient = size.tokens if lm.device.type != "cuda" else min(size.tokens, budget.gradient)
-    worker, output = _Scorer(lm, parsed, plan_passes(parsed), size, gradient), Output()
+    worker, output = _Scorer(lm, parsed, plan_passes(parsed), *_sizes(lm, batch_tokens, max_tokens)), Output()
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
     entries = _prepare(worker, texts, names, min(max_tokens, lm.max_tokens or max_tokens), output)
     work_through(worker, entries, output)
@@ -142,6 +139,16 @@ def score(
     columns = [(detector.column, pa.float64()) for detector in parsed]
     fields = [("doc_id", pa.string()), ("n_tokens", pa.int32()), *columns, ("problem", pa.string())]
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
+
+
+def _sizes(lm: LanguageModel, batch_tokens: int | None, max_tokens: int) -> tuple[BatchSize, int]:
+    """The size of a batch, and the tokens of a gradient pass at most."""
+    budget = _budget(lm, max_tokens)
+    if lm.device.type != "cuda":
+        size = batch_size_of(batch_tokens or budget.forward, "cpu")
+        return size, size.tokens
+    size = batch_size_of(batch_tokens or budget.forward, "cuda")
+    return size, min(size.tokens, budget.gradient)
 
 
 def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
