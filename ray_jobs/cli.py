@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -14,8 +14,9 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full
-from ray_jobs import interrupts, terminal
+from ray_jobs import finished, interrupts, terminal
 from ray_jobs.ending import begin_command, fail, finish_command, is_of_storage, leave_at_once, message_of_storage
+from ray_jobs.options import AsJson, ConfigPath, FailIfSelected, Limit, MatchedFolder, NoText, Overrides, TrialPath
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -28,38 +29,6 @@ app = typer.Typer(
 )
 
 MAX_REPORTS = 8
-FAIL_HELP = (
-    "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
-)
-TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that is not supported."
-ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
-TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
-StatusPath = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run directory (local path or fsspec URL), or the folder of a trial.")
-]
-RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
-NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the selected.")]
-Reasons = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--reason", help="Why they are in quarantine; may be repeated. By default model_error, out_of_memory."
-    ),
-]
-FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
-
-MatchedFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--matched",
-        metavar="FOLDER",
-        help="Write the calibration documents whose words resemble the audited to FOLDER, as Parquet to calibrate on.",
-    ),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -137,19 +106,6 @@ def run(
 
 
 @app.command()
-def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: NoText = False) -> None:
-    """Try documents in quarantine again that a fault put there, and answer anew; all else is kept."""
-    _check_run(run)
-    from ray_jobs.progress import Reporter
-    from ray_jobs.retry import retry_run
-
-    outcome = retry_run(run, reason or (), Reporter(terminal.console(errors=json_)), not no_text)
-    if outcome is None:
-        return terminal.print_json({"retried": 0}) if json_ else None
-    terminal.print_outcome(run, outcome.status, outcome.report, json_)
-
-
-@app.command()
 def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
@@ -164,97 +120,8 @@ def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, 
         terminal.print_line(f"page: {outcome.page}")
 
 
-@app.command()
-def status(run: StatusPath, json_: AsJson = False) -> None:
-    """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
-    from pipeline.audit.status import run_status
-    from pipeline.trial.progress import trial_status
-
-    if (of_trial := trial_status(run)) is not None:
-        terminal.print_trial_status(of_trial, json_)
-        _exit_with(of_trial.state)
-    status = run_status(run)
-    if json_:
-        terminal.print_json(status.plain())
-        _exit_with(status.state)
-    terminal.print_line(
-        f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
-        f"scored {status.scored:,}, quarantined {status.quarantined:,}"
-    )
-    if status.state == "running":
-        eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
-        rates = f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s"
-        terminal.print_line(f"{rates}, ETA {eta}")
-    if status.message:
-        terminal.print_line(status.message)
-    terminal.print_summaries(status.selections)
-    terminal.print_history(run)
-    _exit_with(status.state)
-
-
-@app.command()
-def select(
-    run: RunPath,
-    set_: Overrides = None,
-    json_: AsJson = False,
-    no_text: NoText = False,
-    fail_if_selected: FailIfSelected = False,
-) -> None:
-    """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
-    _check_run(run, set_)
-    from pipeline.audit.summary import exit_code_of, unsupported
-    from ray_jobs.select import select_again
-
-    summaries = select_again(run, set_ or (), not no_text)
-    if json_:
-        answers = [summary.plain() for summary in summaries]
-        terminal.print_json({"selections": answers, "unsupported": unsupported(summaries)})
-    else:
-        terminal.print_summaries(summaries)
-        terminal.print_history(run)
-    if fail_if_selected and (code := exit_code_of(summaries)):
-        raise typer.Exit(int(code))
-
-
-@app.command()
-def verdict(
-    run: RunPath,
-    blocks: Annotated[
-        str | None,
-        typer.Option("--blocks", metavar="group|family", help="What the permutation test moves whole."),
-    ] = None,
-    json_: AsJson = False,
-    fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
-) -> None:
-    """Was this collection trained on? At least so many of its documents, and a test of it as a whole."""
-    _check_run(run)
-    from pipeline.audit.collection import block_kind
-    from ray_jobs.verdict import give_verdict
-
-    answer = give_verdict(run, block_kind(blocks))
-    if json_:
-        terminal.print_json(answer.plain())
-    else:
-        terminal.print_verdict(answer)
-    if fail_if_trained and answer.exit_code:
-        raise typer.Exit(int(answer.exit_code))
-
-
-@app.command()
-def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
-    """Write the report of a run anew."""
-    from pipeline.audit.manifest import read_run
-    from pipeline.store.files import Store
-
-    store = Store(run)
-    read_run(store)
-    from pipeline.report import write_report
-
-    path = write_report(store, texts=not no_text)
-    if json_:
-        terminal.print_json({"report": path})
-    else:
-        terminal.print_line(f"report: {path}")
+for command in (finished.retry, finished.status, finished.select, finished.verdict, finished.report):
+    app.command()(command)
 
 
 @app.command()
@@ -330,11 +197,6 @@ def schema(
     terminal.print_json(config_schema(TrialConfig if for_trial else AuditConfig))
 
 
-def _exit_with(state: str) -> NoReturn:
-    """End with 3 where a run or a trial has stopped before its end, so that a script need not read the text."""
-    raise typer.Exit(int(ExitCode.INCOMPLETE if state in ("incomplete", "failed") else ExitCode.DONE))
-
-
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
     """The plan of an audit or an evaluation; what is wrong shows here, before torch is imported for seconds."""
     from pipeline.audit.description import load_config, load_evaluation
@@ -346,16 +208,6 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     planned = make_plan(audit, limit)
     check_model_files(planned.config)
     return planned
-
-
-def _check_run(run: str, overrides: list[str] | None = None) -> None:
-    """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
-    from pipeline.audit.description import build_config
-    from pipeline.audit.manifest import read_run
-    from pipeline.store.files import Store
-
-    manifest, _ = read_run(Store(run))
-    build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ ROOMS = (
     "seenset",
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
-LAZY = {"ray_jobs.cli", "ray_jobs.terminal"}
+LAZY = {"ray_jobs.cli", "ray_jobs.finished", "ray_jobs.terminal"}
 """May import in functions, which keeps `seenset --help` quick."""
 
 

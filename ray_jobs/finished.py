@@ -1,0 +1,134 @@
+"""The commands that read what a run has left: seenset retry | status | select | verdict | report.
+
+Only retry asks a model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+import typer
+
+from pipeline.errors import ExitCode, UserError
+from ray_jobs import terminal
+from ray_jobs.options import TRAINED_HELP, AsJson, FailIfSelected, NoText, Overrides, Reasons, RunPath, StatusPath
+
+
+def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: NoText = False) -> None:
+    """Try documents in quarantine again that a fault put there, and answer anew; all else is kept."""
+    check_run(run)
+    from ray_jobs.progress import Reporter
+    from ray_jobs.retry import retry_run
+
+    outcome = retry_run(run, reason or (), Reporter(terminal.console(errors=json_)), not no_text)
+    if outcome is None:
+        return terminal.print_json({"retried": 0}) if json_ else None
+    terminal.print_outcome(run, outcome.status, outcome.report, json_)
+
+
+def status(run: StatusPath, json_: AsJson = False) -> None:
+    """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
+    from pipeline.audit.status import run_status
+    from pipeline.trial.progress import trial_status
+
+    if (of_trial := trial_status(run)) is not None:
+        terminal.print_trial_status(of_trial, json_)
+        _exit_with(of_trial.state)
+    status = run_status(run)
+    if json_:
+        terminal.print_json(status.plain())
+        _exit_with(status.state)
+    terminal.print_line(
+        f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
+        f"scored {status.scored:,}, quarantined {status.quarantined:,}"
+    )
+    if status.state == "running":
+        eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
+        rates = f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s"
+        terminal.print_line(f"{rates}, ETA {eta}")
+    if status.message:
+        terminal.print_line(status.message)
+    terminal.print_summaries(status.selections)
+    terminal.print_history(run)
+    _exit_with(status.state)
+
+
+def select(
+    run: RunPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    no_text: NoText = False,
+    fail_if_selected: FailIfSelected = False,
+) -> None:
+    """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
+    check_run(run, set_)
+    from pipeline.audit.summary import exit_code_of, unsupported
+    from ray_jobs.select import select_again
+
+    summaries = select_again(run, set_ or (), not no_text)
+    if json_:
+        answers = [summary.plain() for summary in summaries]
+        terminal.print_json({"selections": answers, "unsupported": unsupported(summaries)})
+    else:
+        terminal.print_summaries(summaries)
+        terminal.print_history(run)
+    if fail_if_selected and (code := exit_code_of(summaries)):
+        raise typer.Exit(int(code))
+
+
+def verdict(
+    run: RunPath,
+    blocks: Annotated[
+        str | None,
+        typer.Option("--blocks", metavar="group|family", help="What the permutation test moves whole."),
+    ] = None,
+    json_: AsJson = False,
+    fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
+) -> None:
+    """Was this collection trained on? At least so many of its documents, and a test of it as a whole."""
+    check_run(run)
+    from pipeline.audit.collection import block_kind
+    from ray_jobs.verdict import give_verdict
+
+    answer = give_verdict(run, block_kind(blocks))
+    if json_:
+        terminal.print_json(answer.plain())
+    else:
+        terminal.print_verdict(answer)
+    if fail_if_trained and answer.exit_code:
+        raise typer.Exit(int(answer.exit_code))
+
+
+def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
+    """Write the report of a run anew."""
+    from pipeline.audit.manifest import read_run
+    from pipeline.store.files import Store
+
+    store = Store(run)
+    read_run(store)
+    from pipeline.report import write_report
+
+    path = write_report(store, texts=not no_text)
+    if json_:
+        terminal.print_json({"report": path})
+    else:
+        terminal.print_line(f"report: {path}")
+
+
+def _exit_with(state: str) -> NoReturn:
+    """End with 3 where a run or a trial has stopped before its end, so that a script need not read the text."""
+    raise typer.Exit(int(ExitCode.INCOMPLETE if state in ("incomplete", "failed") else ExitCode.DONE))
+
+
+def check_run(run: str, overrides: list[str] | None = None) -> None:
+    """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
+    from pipeline.audit.description import build_config
+    from pipeline.audit.manifest import read_run
+    from pipeline.store.files import Store
+
+    manifest, _ = read_run(Store(run))
+    if manifest.config.corpus.audit is None:
+        raise UserError(
+            f"{run} compares documents of known membership, and asks nothing: the same seenset evaluate goes on with it"
+        )
+    build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())

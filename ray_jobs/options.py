@@ -1,0 +1,40 @@
+"""The arguments and options that the commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+FAIL_HELP = (
+    "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
+)
+TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that is not supported."
+ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
+TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
+StatusPath = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory (local path or fsspec URL), or the folder of a trial.")
+]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the selected.")]
+Reasons = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reason", help="Why they are in quarantine; may be repeated. By default model_error, out_of_memory."
+    ),
+]
+FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
+
+MatchedFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--matched",
+        metavar="FOLDER",
+        help="Write the calibration documents whose words resemble the audited to FOLDER, as Parquet to calibrate on.",
+    ),
+]
