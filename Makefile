@@ -1,5 +1,5 @@
-# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make faults,
-# make lint, make docs: each sets up what it needs. make dev has everything in it.
+# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make slow,
+# make faults, make lint, make docs: each sets up what it needs. make dev has everything in it.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical faults fuzz \
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical slow faults fuzz \
 	lint format docs clean
 
 install: $(VENV)/.installed
@@ -62,10 +62,13 @@ test-unit-2: dev
 test-statistical: dev
 	$(PYTEST) tests/statistical
 
-# Every fault, also those that take long, and what takes long on a cluster.
+# What takes too long to try at every change, but the faults.
+slow: dev
+	$(PYTEST) tests --ignore tests/faults -m slow
+
+# Every fault, also those that take long.
 faults: dev
 	$(PYTEST) tests/faults
-	$(PYTEST) tests/ray -m slow
 
 # Five minutes in all. What breaks a reader is kept in tests/faults/cases, where the tests try it ever after.
 READERS := jsonl csv parquet txt packed yaml override
