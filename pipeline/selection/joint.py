@@ -1,0 +1,178 @@
+"""One selection under several models at one error rate: a document counts only if every model speaks for it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.grid import Grid
+from pipeline.selection.resolution import Rule, known_needed
+from pipeline.selection.step_up import ONE, harmonic_bound
+
+EXACT_CALIBRATION = 1 << 25
+"""Two different p-values of at most so many calibration documents are further apart than float64 rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointEvidence:
+    """How the p-values of one model become e-values, for m documents at a level alpha fixed beforehand.
+
+    With factor L a document's e-value reaches m / (alpha R), which is what e-BH wants of R selected documents, if and
+    only if m p L <= alpha R. `dependence_factor` says why that e-value has a mean of at most 1 for every null, and
+    takes the smaller of two such factors. Where the p-values of a model come from several groups its grid is not
+    known here, and L is the harmonic sum, which holds for any p-value.
+    """
+
+    n: int  # calibration documents
+    m: int  # audited documents of the joint selection
+    alpha: Fraction
+    factor: Fraction
+    _places: dict[float, int] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, n: int, m: int, alpha: Fraction, grouped: bool = False) -> JointEvidence:
+        """The e-values of a model that was calibrated on n >= 1 documents; `grouped`: within groups of them."""
+        factor = harmonic_bound(m) if grouped else dependence_factor(Grid.uniform(n), m, alpha)
+        return cls(n, m, alpha, factor)
+
+    def plain(self) -> JointEvidence:
+        """The same p-values with factor 1: what BH asks of them."""
+        return JointEvidence(self.n, self.m, self.alpha, ONE)
+
+    def levels(self, p: np.ndarray) -> np.ndarray:
+        """The fewest selected documents R at which a document counts, ceil(m p L / alpha): int64; m + 1 for never.
+
+        Args:
+            p: p-values, float64, (documents,), in (0, 1]; each is taken for the fraction k / (n_g + 1) that it is.
+        """
+        places, inverse = np.unique(np.asarray(p, dtype=np.float64), return_inverse=True)
+        reach = float(self.alpha / self.factor) * (1 + 1e-9)  # beyond it no document counts, whatever R is
+        values = [self._level(one) if one <= reach else self.m + 1 for one in places.tolist()]
+        return np.array(values, dtype=np.int64)[inverse]
+
+    def _level(self, p: float) -> int:
+        if p not in self._places:
+            self._places[p] = min(math.ceil(self.m * self.factor * exact_p(p, self.n) / self.alpha), self.m + 1)
+        return self._places[p]
+
+    @property
+    def fewest(self) -> int:
+        """The fewest documents that a selection can hold for the sake of this model; more than m: none can."""
+        return math.ceil(self.m * self.factor * Fraction(1, self.n + 1) / self.alpha)
+
+
+def exact_p(p: float, n: int) -> Fraction:
+    """The fraction with a denominator of at most n + 1 that a conformal p-value is the nearest float to.
+
+    With more than EXACT_CALIBRATION documents it is not told for certain, and a number just above p is taken.
+    """
+    if n < EXACT_CALIBRATION:
+        return Fraction(p).limit_denominator(n + 1)
+    return Fraction(p) * (1 + Fraction(1, 1 << 50))
+
+
+@dataclass(frozen=True, slots=True)
+class JointCut:
+    """A joint decision: documents whose level is at most `level` are selected; 0 for none."""
+
+    level: int
+    n_selected: int
+
+
+def joint_levels(evidence: Sequence[JointEvidence], p: np.ndarray) -> np.ndarray:
+    """The levels of documents under all models: the largest of the models' levels, int64, (documents,).
+
+    The smallest of a document's e-values reaches m / (alpha R) if and only if each does. It is an e-value of the
+    union null, "the null of some model holds": where that is the null of model k, its mean is at most that of the
+    e-value of k, which is at most 1. Nothing is assumed of how the models depend on one another.
+
+    Args:
+        evidence: of each model.
+        p: float64, (models, documents).
+    """
+    return np.max([one.levels(values) for one, values in zip(evidence, p, strict=True)], axis=0)
+
+
+def count_levels(levels: np.ndarray) -> Counter[int]:
+    """How many documents have each level; such counts add up, in any order."""
+    values, counts = np.unique(levels, return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+def joint_cut(counts: Mapping[int, int], m: int) -> JointCut:
+    """The e-BH decision: R* = max{R : at least R documents have a level of at most R} (Wang & Ramdas 2022).
+
+    Guaranteed with the levels of e-values: FDR <= alpha times the share of nulls, under any dependence (their theorem
+    2). With the levels of p-values (`JointEvidence.plain`) it is BH on the largest p-value.
+
+    Args:
+        counts: documents by level, from `count_levels`; they are at most m.
+        m: audited documents, without a level those in quarantine.
+    """
+    cut, reached = JointCut(0, 0), 0
+    for level in sorted(level for level in counts if level <= m):
+        reached += counts[level]
+        if reached >= level:
+            cut = JointCut(level, reached)
+    return cut
+
+
+def joint_select(evidence: Sequence[JointEvidence], p: np.ndarray) -> np.ndarray:
+    """Which documents e-BH selects under all models: bool, (documents,).
+
+    Args:
+        evidence: of each model; their m counts documents in quarantine too, which have no row here.
+        p: float64, (models, documents).
+    """
+    levels = joint_levels(evidence, p)
+    return levels <= joint_cut(count_levels(levels), evidence[0].m).level
+
+
+def e_values(levels: np.ndarray, m: int, alpha: Fraction) -> np.ndarray:
+    """What the levels say of e-values: the largest m / (alpha R) that a document's e-value reaches; 0 for none."""
+    bound = float(m / alpha)
+    return np.where(levels <= m, bound / np.maximum(levels, 1), 0.0)
+
+
+def exact_level(alpha: float) -> Fraction:
+    """Alpha as the decimal that was written.
+
+    Raises:
+        UserError: it is not in (0, 1).
+    """
+    if not 0 < alpha < 1:
+        raise UserError(f"alpha must be in (0, 1), got {alpha:g}")
+    return Fraction(repr(float(alpha)))
+
+
+@dataclass(frozen=True, slots=True)
+class JointResolution:
+    """How small a joint selection can be, and what makes a smaller one possible."""
+
+    fewest: int  # selected documents, if any; above m: nothing can be selected
+    smallest_alpha: float  # at which anything at all can be selected
+    needed_for_any: int  # calibration documents of every model for anything to be selectable
+    needed_for_1_percent: int  # the same for a list of 1% of the audited documents
+
+
+def joint_resolution(evidence: Sequence[JointEvidence]) -> JointResolution:
+    """How small a joint selection can be; with groups it is at best so.
+
+    At alpha below 2 / (n + 1) the factor of `dependence_factor` is 1, so that all m documents, at p = 1 / (n + 1), are
+    selected at alpha = 1 / (n + 1) and at none below.
+    """
+    m, alpha = evidence[0].m, evidence[0].alpha
+    rule = Rule("ebh", alpha)
+    return JointResolution(
+        fewest=max(one.fewest for one in evidence),
+        smallest_alpha=max(1 / (one.n + 1) for one in evidence),
+        needed_for_any=known_needed(rule, m, m),
+        needed_for_1_percent=known_needed(rule, m, max(1, m // 100)),
+    )

@@ -1,0 +1,183 @@
+"""Claims about the decision under several models: it is e-BH on the smallest of valid e-values, exactly."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import UserError
+from pipeline.selection import Grid, RankCounts, decide
+from pipeline.selection.joint import (
+    EXACT_CALIBRATION,
+    JointEvidence,
+    count_levels,
+    e_values,
+    exact_level,
+    exact_p,
+    joint_cut,
+    joint_levels,
+    joint_resolution,
+    joint_select,
+)
+from pipeline.selection.promises import JOINT_TERMS
+
+TENTH = Fraction(1, 10)
+alphas = st.integers(1, 19).map(lambda twentieth: Fraction(twentieth, 20))
+
+
+@st.composite
+def several(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
+    """Calibration documents of each model, and its ranks of the same documents."""
+    sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
+    m = draw(st.integers(1, 12))
+    return sizes, [draw(st.lists(st.integers(1, n + 1), min_size=m, max_size=m)) for n in sizes]
+
+
+def p_values_of(sizes: list[int], places: list[list[int]]) -> np.ndarray:
+    return np.array([np.array(row) / (n + 1) for n, row in zip(sizes, places, strict=True)])
+
+
+def e_value(p: Fraction, evidence: JointEvidence) -> Fraction:
+    """From the definition: the smaller factor's own function."""
+    m, alpha = evidence.m, evidence.alpha
+    if evidence.factor < sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0)):
+        return 1 / (p * evidence.factor) if p * evidence.factor <= alpha else Fraction(0)
+    j = math.ceil(p * m * evidence.factor / alpha)
+    return Fraction(m) / (alpha * j) if j <= m else Fraction(0)
+
+
+@given(several(), alphas)
+def test_the_joint_selection_is_e_bh_on_the_smallest_e_value(
+    audit: tuple[list[int], list[list[int]]], alpha: Fraction
+) -> None:
+    sizes, places = audit
+    m = len(places[0])
+    evidence = [JointEvidence.of(n, m, alpha) for n in sizes]
+    smallest = [
+        min(e_value(Fraction(row[i], n + 1), one) for n, row, one in zip(sizes, places, evidence, strict=True))
+        for i in range(m)
+    ]
+    ordered = sorted(smallest, reverse=True)
+    size = max((r for r in range(1, m + 1) if ordered[r - 1] * alpha * r >= m), default=0)
+    selected = joint_select(evidence, p_values_of(sizes, places))
+    assert selected.sum() == size
+    assert selected.tolist() == [bool(size) and e * alpha * size >= m for e in smallest]
+    shown = e_values(joint_levels(evidence, p_values_of(sizes, places)), m, alpha)
+    assert all(one <= float(e) * (1 + 1e-12) for one, e in zip(shown, smallest, strict=True))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@given(st.integers(1, 80), st.integers(1, 40), alphas)
+def test_each_e_value_has_a_mean_of_at_most_one_for_every_null(grouped: bool, n: int, m: int, alpha: Fraction) -> None:
+    """The worst null has mass v_k - v_(k-1) at each value; of groups, at each value of any group's grid."""
+    evidence = JointEvidence.of(n, m, alpha, grouped)
+    grid = sorted(
+        {Fraction(k, d) for d in ({n + 1, (n + 1) // 2 + 1} if grouped else {n + 1}) for k in range(1, d + 1)}
+    )
+    worst = sum((here - before) * e_value(here, evidence) for before, here in pairwise([Fraction(0), *grid]))
+    assert worst <= 1
+
+
+@given(several(), alphas)
+def test_under_one_model_the_joint_selection_is_that_of_ebh_and_the_plain_one_is_bh(
+    audit: tuple[list[int], list[list[int]]], alpha: Fraction
+) -> None:
+    (n, *_), (places, *_) = audit
+    m = len(places)
+    counts, p = RankCounts.of(np.array(places), n), p_values_of([n], [places])
+    evidence = JointEvidence.of(n, m, alpha)
+    assert joint_select([evidence], p).sum() == decide("ebh", counts, alpha).n_selected
+    assert joint_select([evidence.plain()], p).sum() == decide("bh", counts, alpha).n_selected
+
+
+@given(several(), alphas)
+def test_bh_on_the_largest_p_value_is_bh_on_it_and_holds_the_proved_list(
+    audit: tuple[list[int], list[list[int]]], alpha: Fraction
+) -> None:
+    sizes, places = audit
+    m = len(places[0])
+    p = p_values_of(sizes, places)
+    largest = [max(Fraction(row[i], n + 1) for n, row in zip(sizes, places, strict=True)) for i in range(m)]
+    ordered = sorted(largest)
+    size = max((r for r in range(1, m + 1) if ordered[r - 1] * m <= alpha * r), default=0)
+    evidence = [JointEvidence.of(n, m, alpha) for n in sizes]
+    by_p = joint_select([one.plain() for one in evidence], p)
+    assert by_p.sum() == size
+    assert not (joint_select(evidence, p) & ~by_p).any()
+
+
+def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+    levels = np.array([3, 1, 9, 1, 2, 9, 12])
+    parts = count_levels(levels[:3]) + count_levels(levels[3:])
+    assert parts == count_levels(levels)
+    cut = joint_cut(parts, 7)
+    assert (cut.level, cut.n_selected) == (3, 4)
+
+
+def test_documents_in_quarantine_make_the_others_pay() -> None:
+    p = np.full((2, 10), 1 / 100)
+    few, many = ([JointEvidence.of(99, m, TENTH)] * 2 for m in (10, 10_000))
+    assert joint_select(few, p).all()
+    assert not joint_select(many, p).any()
+
+
+@given(st.integers(1, 1 << 20), st.data())
+def test_a_p_value_is_read_back_as_the_fraction_that_it_was(n: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, n + 1))
+    k = data.draw(st.integers(1, size))
+    assert exact_p(float(Fraction(k, size)), n) == Fraction(k, size)
+
+
+def test_a_p_value_that_cannot_be_told_for_certain_is_never_taken_for_less() -> None:
+    assert exact_p(0.1, EXACT_CALIBRATION) > Fraction(1, 10)
+
+
+def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> None:
+    m = 50
+    for n in (20, 99, 400):
+        evidence = [JointEvidence.of(n, m, TENTH), JointEvidence.of(500, m, TENTH)]
+        small = joint_resolution(evidence)
+        for count in range(1, m + 1):
+            p = np.ones((2, m))
+            p[0, :count], p[1, :count] = 1 / (n + 1), 1 / 501
+            assert joint_select(evidence, p).sum() == (count if count >= small.fewest else 0)
+
+
+def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_say() -> None:
+    m = 200
+    evidence = [JointEvidence.of(n, m, Fraction(1, 1000)) for n in (99, 300)]
+    small = joint_resolution(evidence)
+    assert small.fewest > m
+    assert small.smallest_alpha == 1 / 100
+    p = np.array([np.full(m, 1 / 100), np.full(m, 1 / 301)])
+    for alpha, some in ((Fraction(1, 100), True), (Fraction(1, 101), False)):
+        assert joint_select([JointEvidence.of(n, m, alpha) for n in (99, 300)], p).any() == some
+    for n, some in ((small.needed_for_any, True), (small.needed_for_any - 1, False)):
+        alike = [JointEvidence.of(n, m, Fraction(1, 1000))]
+        assert joint_select(alike, np.full((1, m), 1 / (n + 1))).any() == some
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1])
+def test_alpha_is_in_its_limits(alpha: float) -> None:
+    with pytest.raises(UserError, match=r"alpha must be in \(0, 1\), got"):
+        exact_level(alpha)
+
+
+def test_the_two_selections_say_what_they_promise() -> None:
+    assert JOINT_TERMS["ebh"].guarantee == "finite-sample"
+    assert JOINT_TERMS["largest_p"].guarantee == "heuristic"
+    assert "not promised" in JOINT_TERMS["largest_p"].promise
+
+
+def test_an_evidence_does_not_depend_on_what_it_was_asked_before() -> None:
+    one, other = JointEvidence.of(99, 50, TENTH), JointEvidence.of(99, 50, TENTH)
+    one.levels(np.array([0.01, 0.02]))
+    assert one == other
+    assert one.levels(np.array([0.02, 1.0])).tolist() == other.levels(np.array([0.02, 1.0])).tolist()
+    assert Grid.uniform(99).p(1) == Fraction(1, 100)
