@@ -14,7 +14,7 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full
-from ray_jobs import finished, interrupts, terminal
+from ray_jobs import comparing, finished, interrupts, terminal
 from ray_jobs.ending import begin_command, fail, finish_command, is_of_storage, leave_at_once, message_of_storage
 from ray_jobs.options import AsJson, ConfigPath, FailIfSelected, Limit, MatchedFolder, NoText, Overrides, TrialPath
 
@@ -122,6 +122,8 @@ def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, 
 
 for command in (finished.retry, finished.status, finished.select, finished.verdict, finished.report):
     app.command()(command)
+for comparing_command in (comparing.compare, comparing.joint):
+    app.command()(comparing_command)
 
 
 @app.command()

@@ -38,3 +38,21 @@ MatchedFolder = Annotated[
         help="Write the calibration documents whose words resemble the audited to FOLDER, as Parquet to calibrate on.",
     ),
 ]
+
+OUTPUT_HELP = "Folder of what is written, of its own: local path or fsspec URL."
+FirstRun = Annotated[str, typer.Argument(metavar="RUN_A", help="The first finished run: local path or fsspec URL.")]
+SecondRun = Annotated[str, typer.Argument(metavar="RUN_B", help="The second.")]
+RunPaths = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Finished run directories: local paths or fsspec URLs.")
+]
+SelectionName = Annotated[
+    str | None,
+    typer.Option("--selection", metavar="NAME", help="Which selection; by default the only one that the runs share."),
+]
+JointAlpha = Annotated[
+    float | None,
+    typer.Option("--alpha", metavar="A", help="Error rate of the joint selection; by default that of the runs'."),
+]
+OnShared = Annotated[
+    bool, typer.Option("--shared", help="Answer for the documents that all runs audited, where others differ.")
+]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pipeline.audit.status import Status
     from pipeline.audit.summary import Summary
     from pipeline.audit.verdict import CollectionVerdict
+    from pipeline.compare.comparison import Comparison
+    from pipeline.compare.joint import JointReport
     from pipeline.trial.progress import TrialStatus
 
 
@@ -216,3 +218,30 @@ def print_evaluation(evaluation: Evaluation) -> None:
     screen.print(evaluation_table(evaluation))
     for notice in evaluation.notices:
         screen.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_joint(report: JointReport, folder: str) -> None:
+    """What several runs select together, what it promises, and where the lists are."""
+    from pipeline.compare.tables import joint_table
+
+    screen = console()
+    screen.print(joint_table(report))
+    for warning in report.warnings:
+        screen.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+    for sentence in report.sentences():
+        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    print_line(f"lists: {folder} ({report.proved.file}; {report.largest_p.file}: not proved)")
+
+
+def print_comparison(comparison: Comparison, page: str) -> None:
+    """What changed between two runs, and what that does not say."""
+    from pipeline.compare.tables import comparison_table, differences_table
+
+    screen = console()
+    for notice in comparison.notices:
+        screen.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    screen.print(comparison_table(comparison))
+    screen.print(comparison.caution, markup=False, highlight=False, soft_wrap=True)
+    if comparison.differences:
+        screen.print(differences_table(comparison))
+    print_line(f"page: {page}")

@@ -16,10 +16,10 @@ from pipeline.report import wording
 
 
 def render(template: str, **values: Any) -> str:
-    """A page: a template of this folder with its values, every one of which is escaped.
+    """A page: a template of this folder, or of another room, with its values, every one of which is escaped.
 
     Args:
-        template: name of the file.
+        template: name of the file; of another room's, behind its name and a slash: `pipeline.compare/comparison.html`.
         values: that it names; a missing one is an error.
     """
     return _environment().get_template(template).render(**values)
@@ -48,7 +48,8 @@ def data_uri(png: bytes) -> str:
 
 
 def _source(name: str) -> str:
-    return resources.files("pipeline.report").joinpath(name).read_text(encoding="utf-8")
+    room, _, file = name.rpartition("/")
+    return resources.files(room or "pipeline.report").joinpath(file).read_text(encoding="utf-8")
 
 
 def _shown(value: Any) -> Any:

@@ -246,15 +246,15 @@ _SHARE_OF_SOME = (
 JOINT_TERMS: dict[str, Terms] = {
     "ebh": Terms(
         "finite-sample",
-        f"Under each of the models: each audited document {_NULLS} is, taken by itself, exchangeable with the documents "
-        "that this model was calibrated on. How documents and models depend on one another is free.",
+        f"Under each of the models: each audited document {_NULLS} is, taken by itself, exchangeable with the "
+        "documents that this model was calibrated on. How documents and models depend on one another is free.",
         f"{_SHARE_OF_SOME} is at most alpha times the true share of such documents, for any number of documents and of "
         f"models. {_ON_AVERAGE}",
     ),
     "largest_p": Terms(
         "heuristic",
-        "The largest p-values of the models depend on one another in the way that those of one model do (PRDS). That is "
-        "proved for one model, and not for the largest of several.",
+        "The largest p-values of the models depend on one another in the way that those of one model do (PRDS). "
+        "That is proved for one model, and not for the largest of several.",
         f"{_SHARE_OF_SOME} is not promised to stay at or below alpha; it did in simulated audits whose models "
         f"share documents, and under the worst dependence it exceeds alpha several times. {_ON_AVERAGE}",
     ),

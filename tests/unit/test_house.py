@@ -25,13 +25,14 @@ ROOMS = (
     "pipeline.selection",
     "pipeline.audit",
     "pipeline.report",
+    "pipeline.compare",
     "pipeline.trial",
     "ray_jobs",
     "cluster",
     "seenset",
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
-LAZY = {"ray_jobs.cli", "ray_jobs.finished", "ray_jobs.terminal"}
+LAZY = {"ray_jobs.cli", "ray_jobs.comparing", "ray_jobs.finished", "ray_jobs.terminal"}
 """May import in functions, which keeps `seenset --help` quick."""
 
 

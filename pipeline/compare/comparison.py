@@ -1,0 +1,287 @@
+"""Two runs side by side: documents that a selection gained or lost, scores against each other, what changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.audit.summary import Summary
+from pipeline.compare.differences import Difference, differences
+from pipeline.compare.finished_runs import (
+    FinishedRun,
+    RunRecord,
+    run_record,
+    same_models,
+    shared_selections,
+    sorted_documents,
+)
+from pipeline.compare.joining import Shared, check_shared, count_shared, joined
+from pipeline.config.selection import Direction
+from pipeline.errors import UserError
+from pipeline.selection.conformal import mix
+from pipeline.store.files import Store
+from pipeline.store.pieces import SortedRows, write_pieces
+
+COMPARISON_FILE = "comparison.json"
+CHANGES_FILE = "changes.parquet"
+LISTED = 200
+"""Gained and lost documents that the page and the JSON list, each; the table has all."""
+
+MOST_POINTS = 1_000_000
+"""Documents whose scores are held against each other; of more, so many by a hash of their texts."""
+
+NO_TEST = (
+    "A document that was gained or lost is no tested claim of change. Each list is right on average only, up to its "
+    "own alpha; a document near a threshold changes sides with the documents that calibrated, and no error rate is "
+    "stated for the difference of two lists."
+)
+
+CHANGES_SCHEMA = pa.schema(
+    [
+        ("selection", pa.string()),
+        ("doc_id", pa.string()),
+        ("change", pa.string()),
+        ("p_value_a", pa.float64()),
+        ("p_value_b", pa.float64()),
+    ]
+)
+
+
+class ChangedDocument(Record):
+    """A document that one run selected and the other did not."""
+
+    doc_id: str = Field(description="Its id, without the folder of the corpus.")
+    p_value_a: float = Field(description="In the first run; 1 in quarantine.")
+    p_value_b: float = Field(description="In the second run; 1 in quarantine.")
+
+
+class SelectionSide(Record):
+    """A selection in one of the runs."""
+
+    procedure: str = Field(description="How the selected were chosen.")
+    alpha: float = Field(description="Largest share of the selected that may be wrong.")
+    detectors: list[str] = Field(description="Score columns that it reads.")
+    n_audit: int = Field(description="Audited documents of the run.")
+    n_calibration: int = Field(description="Documents that its p-values were calibrated on.")
+    n_selected: int = Field(description="Documents selected, shared with the other run or not.")
+    n_selected_shared: int = Field(description="Of these, documents that both runs audited.")
+    supported: bool | None = Field(description="False: a check contradicts its promise; null: not tested.")
+
+
+class ScorePair(Record):
+    """The scores of the same documents in both runs."""
+
+    detector_a: str = Field(description="Score column of the first run.")
+    detector_b: str = Field(description="Score column of the second run.")
+    n_documents: int = Field(description="Documents with both scores that were compared.")
+    sampled: bool = Field(description="Whether they are a sample, drawn by a hash of the texts.")
+    spearman: float | None = Field(
+        description="Rank correlation, in [-1, 1]; null where all scores of a run are equal."
+    )
+
+
+class SelectionChange(Record):
+    """What became of one selection."""
+
+    name: str = Field(description="Name of the selection.")
+    direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
+    a: SelectionSide = Field(description="In the first run.")
+    b: SelectionSide = Field(description="In the second run.")
+    n_kept: int = Field(description="Shared documents that both runs selected.")
+    n_gained: int = Field(description="Shared documents that only the second run selected.")
+    n_lost: int = Field(description="Shared documents that only the first run selected.")
+    n_neither: int = Field(description="Shared documents that neither selected.")
+    gained: list[ChangedDocument] = Field(description=f"The first {LISTED} gained, by p-value in the second run.")
+    lost: list[ChangedDocument] = Field(description=f"The first {LISTED} lost, by p-value in the first run.")
+    scores: list[ScorePair] = Field(description="Scores against each other, a detector each.")
+
+
+class Comparison(VersionedRecord):
+    """Two runs side by side: `comparison.json`."""
+
+    a: RunRecord = Field(description="The first run.")
+    b: RunRecord = Field(description="The second run.")
+    documents: Shared = Field(description="How many documents the runs have in common.")
+    selections: list[SelectionChange] = Field(description="The selections that both runs have.")
+    differences: list[Difference] = Field(description="Settings, model, data and versions that differ.")
+    notices: list[str] = Field(description="What a reader must know, a line each.")
+    caution: str = Field(NO_TEST, description="What a difference of two lists is not.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedScores:
+    """Scores of shared documents in both runs, for a figure: float64, (documents,)."""
+
+    pair: ScorePair
+    a: np.ndarray
+    b: np.ndarray
+
+
+def compare_runs(
+    a: FinishedRun, b: FinishedRun, selection: str | None, store: Store
+) -> tuple[Comparison, dict[str, PairedScores]]:
+    """Compare two finished runs, and write `changes.parquet` and `comparison.json`.
+
+    Args:
+        a: the first run.
+        b: the second.
+        selection: the only one to compare; None: all that both have.
+        store: the folder, from `open_output`.
+
+    Returns:
+        The comparison, and the first pair of scores of each selection.
+
+    Raises:
+        UserError: no selection or document in common, directions that differ, or a run with itself.
+    """
+    if a.store.url == b.store.url:
+        raise UserError(f"{a.store.url} is compared with itself: give two runs")
+    names = shared_selections([a, b]) if selection is None else [selection]
+    summaries = [(a.summary(name), b.summary(name)) for name in names]
+    for one, other in summaries:
+        if one.direction != other.direction:
+            raise UserError(
+                f"selection {one.name} has direction {one.direction} in {a.store.url} and {other.direction} in "
+                f"{b.store.url}: they answer different questions"
+            )
+    changes, figures = [], {}
+    with contextlib.ExitStack() as stack:
+        sides = [_Sides(one, other, stack, a, b) for one, other in summaries]
+        shared = count_shared(sides[0].rows)
+        check_shared(shared, True)
+        write_pieces(store, CHANGES_FILE, CHANGES_SCHEMA, (piece for side in sides for piece in side.changes()))
+        for side in sides:
+            pairs = side.scores(shared.n_shared)
+            figures[side.a.name] = pairs[0]
+            changes.append(side.record([one.pair for one in pairs]))
+    comparison = Comparison(
+        a=run_record(a),
+        b=run_record(b),
+        documents=shared,
+        selections=changes,
+        differences=differences(a, b, names),
+        notices=_notices(a, b, shared, changes),
+    )
+    store.write_json(COMPARISON_FILE, comparison.plain())
+    return comparison, figures
+
+
+def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, changes: Sequence[SelectionChange]) -> list[str]:
+    notices = same_models([a, b])
+    if not shared.alike:
+        notices.append(f"{shared.sentence()}; documents are gained and lost among the shared ones alone")
+    for run in (a, b):
+        if run.manifest.limit is not None:
+            notices.append(f"{run.store.url} is a sample: the first {run.manifest.limit:,} documents of a role")
+    for change in changes:
+        for side, run in ((change.a, a), (change.b, b)):
+            if side.supported is False:
+                notices.append(
+                    f"selection {change.name} of {run.store.url} is NOT SUPPORTED: a check contradicts its promise"
+                )
+    return notices
+
+
+class _Sides:
+    """One selection in both runs: its documents, and what is counted on the way through them."""
+
+    def __init__(
+        self, a: Summary, b: Summary, stack: contextlib.ExitStack, run_a: FinishedRun, run_b: FinishedRun
+    ) -> None:
+        self.a, self.b = a, b
+        common = [name for name in a.detectors if name in b.detectors]
+        self.pairs = [(name, name) for name in common] or [(a.detectors[0], b.detectors[0])]
+        self.rows: list[SortedRows] = []
+        for run, summary, side in ((run_a, a, 0), (run_b, b, 1)):
+            self.rows.append(sorted_documents(run, summary, [pair[side] for pair in self.pairs]))
+            stack.callback(self.rows[-1].close)
+        self.counts = dict.fromkeys(("kept", "gained", "lost", "neither"), 0)
+        self.listed = {change: CHANGES_SCHEMA.empty_table() for change in ("gained", "lost")}
+
+    def changes(self) -> Iterator[pa.Table]:
+        """The gained and the lost, by id; all documents are counted."""
+        for part in joined(self.rows):
+            one, other = part.shared
+            before, after = (table["selected"].to_numpy() for table in (one, other))
+            self.counts["kept"] += int((before & after).sum())
+            self.counts["neither"] += int((~before & ~after).sum())
+            self.counts["gained"] += int((~before & after).sum())
+            self.counts["lost"] += int((before & ~after).sum())
+            changed = before != after
+            kind = np.where(after, "gained", "lost")[changed]
+            ids = one["doc_id"].filter(pa.array(changed))
+            p = [table["p_value"].filter(pa.array(changed)) for table in (one, other)]
+            table = pa.table([pa.array([self.a.name] * len(ids), pa.string()), ids, pa.array(kind), *p], CHANGES_SCHEMA)
+            for change, column in (("gained", "p_value_b"), ("lost", "p_value_a")):
+                some = pa.concat_tables([self.listed[change], table.filter(pc.equal(table["change"], change))])
+                ordered = some.sort_by([(column, "ascending"), ("doc_id", "ascending")])
+                self.listed[change] = ordered.slice(0, LISTED).combine_chunks()
+            yield table
+
+    def scores(self, n_shared: int) -> list[PairedScores]:
+        """The scores of documents that both runs scored, of at most about MOST_POINTS."""
+        share = min(1.0, MOST_POINTS / max(1, n_shared))
+        columns: list[list[list[np.ndarray]]] = [[[], []] for _ in self.pairs]
+        for part in joined(self.rows):
+            one, other = part.shared
+            keep = one["scored"].to_numpy() & other["scored"].to_numpy()
+            if share < 1:
+                keys = mix(one["text_key"].to_numpy().view(np.uint64))
+                keep &= keys < np.uint64(share * 2.0**64)
+            for index, sides in enumerate(columns):
+                for values, table in zip(sides, (one, other), strict=True):
+                    values.append(table[f"score_{index}"].to_numpy()[keep])
+        paired = []
+        for (detector_a, detector_b), sides in zip(self.pairs, columns, strict=True):
+            a, b = (np.concatenate(values) if values else np.empty(0) for values in sides)
+            pair = ScorePair(
+                detector_a=detector_a,
+                detector_b=detector_b,
+                n_documents=a.size,
+                sampled=share < 1,
+                spearman=rank_correlation(a, b),
+            )
+            paired.append(PairedScores(pair, a, b))
+        return paired
+
+    def record(self, scores: list[ScorePair]) -> SelectionChange:
+        """What became of the selection; after `changes`."""
+        kept, gained, lost, neither = (self.counts[name] for name in ("kept", "gained", "lost", "neither"))
+        listed = {
+            change: [ChangedDocument(**row) for row in table.drop(["selection", "change"]).to_pylist()]
+            for change, table in self.listed.items()
+        }
+        return SelectionChange(
+            name=self.a.name,
+            direction=self.a.direction,
+            a=_side(self.a, kept + lost),
+            b=_side(self.b, kept + gained),
+            n_kept=kept,
+            n_gained=gained,
+            n_lost=lost,
+            n_neither=neither,
+            gained=listed["gained"],
+            lost=listed["lost"],
+            scores=scores,
+        )
+
+
+def _side(summary: Summary, n_selected_shared: int) -> SelectionSide:
+    fields = set(SelectionSide.model_fields) - {"n_selected_shared"}
+    return SelectionSide(**summary.model_dump(include=fields), n_selected_shared=n_selected_shared)
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Spearman's rank correlation, in [-1, 1]; None of fewer than 2 documents or where all scores of a side tie."""
+    from scipy.stats import rankdata
+
+    if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])

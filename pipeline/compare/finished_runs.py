@@ -1,0 +1,225 @@
+"""Finished runs as they are compared: their answers on single documents, sorted by ids that several runs can share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from pipeline.audit.history import answer_names, read_history
+from pipeline.audit.manifest import Manifest, read_run
+from pipeline.audit.records import Record
+from pipeline.audit.status import SCORING, read_status
+from pipeline.audit.summary import Summary, read_summary
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError, nearest
+from pipeline.report.wording import model_name
+from pipeline.store.files import Store
+from pipeline.store.pieces import SortedRows
+from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.tables import read_filed
+
+JOINED = ("doc_id", "p_value", "selected", "scored", "text_key")
+"""What each row of `sorted_documents` holds before its scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run that has answered: what it was made of, and where its answers on documents stand."""
+
+    store: Store
+    manifest: Manifest
+    shards: dict[str, Shard]
+    receipts: tuple[Receipt, ...]  # of the audited documents
+    folder: str  # what ids of this run begin with, and those of another folder do not
+
+    @property
+    def model(self) -> str:
+        """The name of the audited model."""
+        return model_name(self.manifest.config.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the content of the audited model, or of all that is known of it; 16 characters."""
+        text = json.dumps(self.manifest.fingerprint.get("model", self.manifest.fingerprint), sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    def summary(self, selection: str) -> Summary:
+        """The answer of a selection.
+
+        Raises:
+            UserError: there is none of this name, or it is unfinished, damaged or of another version.
+        """
+        names = answer_names(self.store, self.manifest.config)
+        if selection not in names:
+            raise UserError(f"no selection {selection!r} in {self.store.url}; {nearest(selection, names, 'it has')}")
+        summary = read_summary(self.store, selection)
+        if summary is None:
+            raise UserError(f"{self.store.url} is unfinished: selection {selection} has no answer; run it again")
+        return summary
+
+    def settings(self, selection: str) -> dict[str, object]:
+        """How a selection was asked for the last time: its settings, with every default."""
+        history = read_history(self.store)
+        for question in history[-1].questions if history else []:
+            if question.name == selection:
+                return dict(question.settings)
+        for configured in self.manifest.config.selections:
+            if configured.name == selection:
+                return configured.model_dump(mode="json", by_alias=True)
+        return {}
+
+
+def open_finished(run: str) -> FinishedRun:
+    """Open a run whose questions are answered. Nothing is written into it.
+
+    Raises:
+        UserError: not a run directory, a run that audits nothing, is unfinished, damaged, or of another version.
+    """
+    store = Store(run)
+    manifest, shards = read_run(store)
+    if manifest.config.corpus.audit is None:
+        raise UserError(f"{run} compares documents of known membership: it has selected nothing to compare")
+    status = read_status(store)
+    if status is None or status.state != "complete":
+        state = "no status" if status is None else status.state
+        raise UserError(f"{run} is unfinished ({state}): the same seenset run goes on with it")
+    by_id = {shard.id: shard for shard in shards}
+    receipts = tuple(one for one in read_receipts(store, SCORING) if one.shard in by_id and one.role == "audit")
+    missing = {shard.id for shard in shards if shard.role == "audit"} - {receipt.shard for receipt in receipts}
+    if missing:
+        raise UserError(f"{run} is unfinished: {len(missing)} shards are not scored; the same seenset run goes on")
+    names = [entry.name for entry in manifest.inputs if entry.role == "audit"]
+    return FinishedRun(store, manifest, by_id, receipts, common_folder(names))
+
+
+def common_folder(names: Sequence[str]) -> str:
+    """The folder that holds all these files, with its last slash; empty where there is none in common."""
+    folders = [name.split("/")[:-1] for name in names]
+    common: list[str] = []
+    for parts in zip(*folders, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return "".join(f"{part}/" for part in common)
+
+
+def chosen_selection(runs: Sequence[FinishedRun], selection: str | None) -> str:
+    """The selection to be compared: the one that was named, or the only one that all runs have.
+
+    Raises:
+        UserError: a run has none of that name, or the runs have none in common, or several.
+    """
+    if selection is not None:
+        for run in runs:
+            run.summary(selection)
+        return selection
+    names = shared_selections(runs)
+    if len(names) != 1:
+        raise UserError(f"--selection says which of the selections that these runs share: {', '.join(names)}")
+    return names[0]
+
+
+def shared_selections(runs: Sequence[FinishedRun]) -> list[str]:
+    """The names of selections that all runs have, in the order of the first run.
+
+    Raises:
+        UserError: there are none.
+    """
+    first, *others = [answer_names(run.store, run.manifest.config) for run in runs]
+    shared = [name for name in first if all(name in names for names in others)]
+    if not shared:
+        named = zip(runs, [first, *others], strict=True)
+        each = "; ".join(f"{run.store.url}: {', '.join(names)}" for run, names in named)
+        raise UserError(f"these runs have no selection of the same name ({each})")
+    return shared
+
+
+def shared_ids(run: FinishedRun, ids: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Ids without the folder of the corpus: a run elsewhere over the same files has the same."""
+    if not run.folder:
+        return ids
+    inside = pc.starts_with(ids, run.folder)
+    return pc.if_else(inside, pc.utf8_slice_codeunits(ids, len(run.folder)), ids)
+
+
+def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] = ()) -> SortedRows:
+    """All audited documents of a selection by shared id, with `scores` of its detectors; one row a document.
+
+    Rows are on disk but for the last of them. Documents in quarantine have p = 1, text_key 0 and null scores.
+
+    Args:
+        run: whose selection it is.
+        summary: of the selection.
+        scores: detectors of the selection, whose columns are named score_0, score_1 and so on.
+
+    Raises:
+        UserError: files of the selection are gone, or are not those of its summary.
+    """
+    fields = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_()), ("scored", pa.bool_())]
+    columns = [(f"score_{index}", pa.float64()) for index in range(len(scores))]
+    rows = SortedRows(pa.schema([*fields, ("text_key", pa.int64()), *columns]), ["doc_id"])
+    remedy = f"make the selections anew with seenset select {run.store.url}"
+    for receipt in run.receipts:
+        name = f"selection/{summary.name}/documents/{receipt.shard}.parquet"
+        if not run.store.exists(name):
+            raise UserError(f"{run.store.url}/{name} is gone: {remedy}")
+        table = run.store.read_table(name)
+        rows.add(_documents(run, receipt, table, summary, scores, rows.schema))
+    if len(rows) != summary.n_audit:
+        raise UserError(
+            f"{run.store.url}/selection/{summary.name}/documents holds {len(rows):,} documents, and the summary says "
+            f"{summary.n_audit:,}: {remedy}"
+        )
+    return rows
+
+
+def _documents(
+    run: FinishedRun, receipt: Receipt, table: pa.Table, summary: Summary, scores: Sequence[str], schema: pa.Schema
+) -> pa.Table:
+    scored = pc.is_valid(table[summary.detectors[0]])
+    judged, others = table.filter(scored), table.filter(pc.invert(scored))
+    filed = read_filed(run.store, receipt, ["doc_id", "text_key"])
+    filed = filed.filter(pc.is_in(filed["doc_id"], value_set=judged["doc_id"].combine_chunks()))
+    if not filed["doc_id"].equals(judged["doc_id"]):
+        raise UserError(
+            f"{run.store.url}: shard {receipt.shard} has other scores than selection {summary.name} has judged; make "
+            f"the selections anew with seenset select {run.store.url}"
+        )
+    parts = []
+    for part, keys in ((judged, filed["text_key"]), (others, pa.array([0] * len(others), pa.int64()))):
+        columns = [shared_ids(run, part["doc_id"]), part["p_value"], part["selected"], pc.is_valid(part[3]), keys]
+        parts.append(pa.table([*columns, *(part[name] for name in scores)], schema=schema))
+    return pa.concat_tables(parts)
+
+
+class RunRecord(Record):
+    """A run, as a comparison names it."""
+
+    run: str = Field(description="The run directory.")
+    model: str = Field(description="The audited model, as the configuration names it.")
+    fingerprint: str = Field(description="Digest of the content of the audited model.")
+    limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
+
+
+def run_record(run: FinishedRun) -> RunRecord:
+    """What a comparison says of a run."""
+    return RunRecord(run=run.store.url, model=run.model, fingerprint=run.fingerprint, limit=run.manifest.limit)
+
+
+def same_models(runs: Sequence[FinishedRun]) -> list[str]:
+    """A warning for every run whose model an earlier one has audited too, by the fingerprints."""
+    first: dict[str, FinishedRun] = {}
+    warnings = []
+    for run in runs:
+        earlier = first.setdefault(run.fingerprint, run)
+        if earlier is not run:
+            warnings.append(
+                f"same model twice: {earlier.store.url} and {run.store.url} have the fingerprint {run.fingerprint}"
+            )
+    return warnings

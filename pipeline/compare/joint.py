@@ -1,0 +1,334 @@
+"""Documents that are clean, or members, under every one of several models, at one error rate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.audit.summary import Summary
+from pipeline.compare.finished_runs import (
+    FinishedRun,
+    RunRecord,
+    chosen_selection,
+    run_record,
+    same_models,
+    sorted_documents,
+)
+from pipeline.compare.joining import Shared, check_shared, count_shared, joined
+from pipeline.config.selection import Direction
+from pipeline.errors import UserError
+from pipeline.selection.joint import (
+    JointCut,
+    JointEvidence,
+    JointResolution,
+    count_levels,
+    e_values,
+    exact_level,
+    joint_cut,
+    joint_levels,
+    joint_resolution,
+)
+from pipeline.selection.promises import JOINT_TERMS, Guarantee
+from pipeline.store.files import Store
+from pipeline.store.pieces import SortedRows, write_pieces
+
+JOINT_FILE = "joint.json"
+GRID_ERROR = 1e-6
+"""By how much a p-value may miss the places k / (n + 1), in ranks: float64 rounds by less with 10^9 documents."""
+
+
+class JointModel(RunRecord):
+    """One model of a joint selection, and what its own selection says."""
+
+    procedure: str = Field(description="How this run chose its own selection.")
+    n_audit: int = Field(description="Documents that this run audited, quarantined ones included.")
+    n_quarantined: int = Field(description="Of these, those without scores; p = 1 under this model.")
+    n_calibration: int = Field(description="Documents that its p-values were calibrated on.")
+    n_selected: int = Field(description="Documents that its own selection holds, at its own alpha.")
+    alpha: float = Field(description="Of its own selection.")
+    factor: float = Field(description="A document's e-value is 1 / (factor p), or 0 where that could select nothing.")
+    supported: bool | None = Field(description="False: a check of this run contradicts its promise; null: not tested.")
+
+
+class JointList(Record):
+    """One of the two joint selections."""
+
+    n_selected: int = Field(description="Documents selected under every model.")
+    file: str = Field(description="The file that lists them.")
+    guarantee: Guarantee = Field(
+        description="finite-sample: proved for any number of documents; heuristic: not proved."
+    )
+    assumption: str = Field(description="What must hold for the promise to hold.")
+    promise: str = Field(description="What then holds.")
+
+
+class JointReport(VersionedRecord):
+    """What several runs select together: `joint.json`."""
+
+    selection: str = Field(description="The selection of every run that was joined.")
+    direction: Direction = Field(description="clean: under no model trained on; members: under every one.")
+    alpha: float = Field(description="Largest share of the selected that may be wrong, in (0, 1).")
+    models: list[JointModel] = Field(description="The runs, in the order in which they were given.")
+    documents: Shared = Field(description="How many documents the runs have in common.")
+    n_audit: int = Field(description="Documents that the joint selection judges: those that all runs audited.")
+    proved: JointList = Field(description="e-BH on the smallest of the models' e-values.")
+    largest_p: JointList = Field(description="BH on the largest of the models' p-values.")
+    supported: bool | None = Field(description="False: a check of some run contradicts its promise; null: not tested.")
+    reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
+    fewest: int = Field(description="The fewest documents that the proved selection can hold, if any.")
+    needed_for_any: int = Field(description="Calibration documents of every run for anything to be selectable.")
+    needed_for_1_percent: int = Field(description="The same for a list of 1% of the audited documents.")
+    smallest_alpha: float = Field(description="Below it nothing can be selected, whatever the scores.")
+    warnings: list[str] = Field(description="What a reader must know besides, a line each.")
+
+    def sentences(self) -> list[str]:
+        """The answer in lines for a person; what contradicts the promise comes first."""
+        sought = "clean under" if self.direction == "clean" else "trained on by"
+        lines = [f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons]
+        lines.append(
+            f"{self.proved.n_selected:,} of {self.n_audit:,} documents are selected as {sought} every one of "
+            f"{len(self.models)} models at alpha {self.alpha:g} ({self.proved.guarantee}). {self.proved.promise}"
+        )
+        lines.append(self._resolution())
+        lines.append(
+            f"{self.largest_p.n_selected:,} have a small largest p-value (BH, {self.largest_p.guarantee}): "
+            f"{self.largest_p.promise}"
+        )
+        return lines
+
+    def _resolution(self) -> str:
+        if self.fewest > self.n_audit:
+            return (
+                f"Nothing can be selected at alpha {self.alpha:g}, whatever the scores: that takes alpha of at least "
+                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents in every run; a list of "
+                f"1% takes {self.needed_for_1_percent:,}."
+            )
+        return (
+            f"The list holds at least {self.fewest:,} documents or none; one as short as 1% of the documents takes "
+            f"{self.needed_for_1_percent:,} calibration documents in every run."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JointAnswer:
+    """What was decided: the report, the evidence, and where to cut."""
+
+    report: JointReport
+    evidence: list[JointEvidence]
+    proved: JointCut
+    largest_p: JointCut
+
+
+@contextlib.contextmanager
+def joint_documents(
+    runs: Sequence[FinishedRun], selection: str | None, on_shared: bool
+) -> Iterator[tuple[list[Summary], list[SortedRows], Shared]]:
+    """The documents of several runs that a joint selection judges: summaries, sorted rows, and what is shared.
+
+    Raises:
+        UserError: fewer than 2 runs, selections that cannot be joined, or different documents without `on_shared`.
+    """
+    if len(runs) < 2:
+        raise UserError(f"a joint selection needs at least 2 runs, got {len(runs)}; one run has its own selections")
+    if len({run.store.url for run in runs}) < len(runs):
+        raise UserError("a run is given twice; each of the models is one run")
+    name = chosen_selection(runs, selection)
+    summaries = [run.summary(name) for run in runs]
+    _check_selections(runs, summaries)
+    with contextlib.ExitStack() as stack:
+        rows = []
+        for run, summary in zip(runs, summaries, strict=True):
+            rows.append(sorted_documents(run, summary))
+            stack.callback(rows[-1].close)
+        shared = count_shared(rows)
+        check_shared(shared, on_shared)
+        yield summaries, rows, shared
+
+
+def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> None:
+    """Refuse what has no e-value: p-values that are not valid one by one, or that test another null.
+
+    Raises:
+        UserError: in one line, which.
+    """
+    first = summaries[0]
+    for run, summary in zip(runs, summaries, strict=True):
+        where = f"selection {summary.name} of {run.store.url}"
+        if summary.direction != first.direction:
+            raise UserError(
+                f"{where} has direction {summary.direction}, and that of {runs[0].store.url} has {first.direction}"
+            )
+        if summary.calibration not in ("pooled", "by_group"):
+            raise UserError(
+                f"{where} has calibration {summary.calibration}: a joint selection takes pooled or by_group, whose "
+                "p-values are valid on average over calibration sets"
+            )
+        if summary.procedure == "td4eval" and summary.guarantee != "finite-sample":
+            raise UserError(f"{where} is td4eval, whose p-values are not valid: set reconformal: true")
+
+
+def decide_jointly(
+    runs: Sequence[FinishedRun],
+    summaries: Sequence[Summary],
+    rows: Sequence[SortedRows],
+    shared: Shared,
+    alpha: float | None,
+) -> JointAnswer:
+    """Decide a joint selection: one pass over the documents.
+
+    Args:
+        runs: at least 2.
+        summaries: of their selections.
+        rows: their documents, from `joint_documents`.
+        shared: what the runs have in common.
+        alpha: None: that of the selections.
+
+    Raises:
+        UserError: alpha outside (0, 1), selections of several alphas and none given, or damaged p-values.
+    """
+    level = _level(summaries, alpha)
+    evidence = [
+        JointEvidence.of(summary.n_calibration, shared.n_shared, level, summary.calibration == "by_group")
+        for summary in summaries
+    ]
+    plain = [one.plain() for one in evidence]
+    counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+    for part in joined(rows):
+        p = np.stack([table["p_value"].to_numpy() for table in part.shared])
+        _check_places(p, runs, summaries)
+        for total, kind in zip(counts, (evidence, plain), strict=True):
+            total.update(count_levels(joint_levels(kind, p)))
+    cuts = [joint_cut(total, shared.n_shared) for total in counts]
+    report = _report(runs, summaries, shared, evidence, cuts)
+    return JointAnswer(report, evidence, *cuts)
+
+
+def _level(summaries: Sequence[Summary], alpha: float | None) -> Fraction:
+    levels = sorted({summary.alpha for summary in summaries})
+    if alpha is None and len(levels) > 1:
+        raise UserError(f"the selections have alpha {' and '.join(f'{one:g}' for one in levels)}: say --alpha")
+    return exact_level(levels[0] if alpha is None else alpha)
+
+
+def _check_places(p: np.ndarray, runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> None:
+    for values, run, summary in zip(p, runs, summaries, strict=True):
+        places = values * (summary.n_calibration + 1)
+        off = np.abs(places - np.rint(places)).max(initial=0) if summary.calibration == "pooled" else 0.0
+        if off > GRID_ERROR or not ((values > 0) & (values <= 1)).all():
+            raise UserError(
+                f"{run.store.url}: selection {summary.name} holds p-values that {summary.n_calibration:,} calibration "
+                f"documents cannot give; make the selections anew with seenset select {run.store.url}"
+            )
+
+
+def _report(
+    runs: Sequence[FinishedRun],
+    summaries: Sequence[Summary],
+    shared: Shared,
+    evidence: Sequence[JointEvidence],
+    cuts: Sequence[JointCut],
+) -> JointReport:
+    named = list(zip(runs, summaries, evidence, strict=True))
+    lists = []
+    for (kind, terms), cut, file in zip(
+        JOINT_TERMS.items(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True
+    ):
+        stricter = [
+            f"For {run.store.url}: {summary.assumption}"
+            for run, summary in zip(runs, summaries, strict=True)
+            if summary.procedure in ("adadetect", "td4eval", "ktd") or summary.calibration == "by_group"
+        ]
+        assumption = " ".join([terms.assumption, *(stricter if kind == "ebh" else [])])
+        lists.append(
+            JointList(
+                n_selected=cut.n_selected,
+                file=file,
+                guarantee=terms.guarantee,
+                assumption=assumption,
+                promise=terms.promise,
+            )
+        )
+    small = joint_resolution(evidence)
+    standing = [summary.supported for summary in summaries]
+    models = [
+        JointModel(
+            **run_record(run).model_dump(),
+            **summary.model_dump(
+                include={"procedure", "n_audit", "n_quarantined", "n_calibration", "n_selected", "alpha", "supported"}
+            ),
+            factor=float(one.factor),
+        )
+        for run, summary, one in named
+    ]
+    return JointReport(
+        selection=summaries[0].name,
+        direction=summaries[0].direction,
+        alpha=float(evidence[0].alpha),
+        models=models,
+        documents=shared,
+        n_audit=shared.n_shared,
+        proved=lists[0],
+        largest_p=lists[1],
+        supported=False if False in standing else (None if None in standing else True),
+        reasons=[f"{run.store.url}: {reason}" for run, summary, _ in named for reason in summary.reasons],
+        warnings=_warnings(runs, shared, small),
+        fewest=small.fewest,
+        needed_for_any=small.needed_for_any,
+        needed_for_1_percent=small.needed_for_1_percent,
+        smallest_alpha=small.smallest_alpha,
+    )
+
+
+def _warnings(runs: Sequence[FinishedRun], shared: Shared, small: JointResolution) -> list[str]:
+    warnings = same_models(runs)
+    if not shared.alike:
+        warnings.append(f"{shared.sentence()}; only those are judged")
+    limits = [run for run in runs if run.manifest.limit is not None]
+    warnings += [f"{run.store.url} is a sample: the first {run.manifest.limit:,} documents of a role" for run in limits]
+    if small.fewest > shared.n_shared:
+        warnings.append("nothing can be selected at this alpha with so few calibration documents")
+    return warnings
+
+
+def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -> None:
+    """Write both lists, strongest evidence first, and joint.json last.
+
+    Columns: doc_id, e_value (a lower limit of the smallest), largest_p, and p_value_1, p_value_2 and so on in the
+    order of the runs.
+
+    Args:
+        store: the folder, from `open_output`.
+        answer: from `decide_jointly`.
+        rows: the same documents.
+    """
+    report, evidence = answer.report, answer.evidence
+    plain = [one.plain() for one in evidence]
+    with contextlib.ExitStack() as stack:
+        for cut, listed, kind in (
+            (answer.proved, report.proved, evidence),
+            (answer.largest_p, report.largest_p, plain),
+        ):
+            selected = SortedRows(_schema(len(evidence)), ["largest_p", "doc_id"])
+            stack.callback(selected.close)
+            for part in joined(rows):
+                p = np.stack([table["p_value"].to_numpy() for table in part.shared])
+                keep = joint_levels(kind, p) <= cut.level
+                e = e_values(joint_levels(evidence, p[:, keep]), evidence[0].m, evidence[0].alpha)
+                ids = part.shared[0]["doc_id"].filter(pa.array(keep))
+                columns = [ids, pa.array(e), pa.array(p[:, keep].max(axis=0, initial=0)), *map(pa.array, p[:, keep])]
+                selected.add(pa.table(columns, schema=selected.schema))
+            write_pieces(store, listed.file, selected.schema, selected.pieces())
+    store.write_json(JOINT_FILE, report.plain())
+
+
+def _schema(models: int) -> pa.Schema:
+    numbers = ["e_value", "largest_p", *(f"p_value_{index + 1}" for index in range(models))]
+    return pa.schema([("doc_id", pa.string()), *((name, pa.float64()) for name in numbers)])
