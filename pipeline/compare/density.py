@@ -10,7 +10,7 @@ from pipeline.compare.comparison import PairedScores
 
 BINS = 48
 SIZE = 480  # of the square, in units of the drawing
-FAINTEST = 0.12  # opacity of a cell with one document
+FAINTEST = 0.35  # opacity of a cell with one document
 _TAIL = 0.001  # share of the documents at each end whose scores are drawn at the edge
 
 
