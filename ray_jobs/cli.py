@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | retry | evaluate | status | select | verdict | report | trial | schema."""
+"""The command: seenset init | plan | run | retry | evaluate | status | select | verdict | report | compare | trial."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, 
 
 for command in (finished.retry, finished.status, finished.select, finished.verdict, finished.report):
     app.command()(command)
-for comparing_command in (comparing.compare, comparing.joint):
+for comparing_command in (comparing.compare, comparing.joint, comparing.rank):
     app.command()(comparing_command)
 
 

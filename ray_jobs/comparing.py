@@ -13,6 +13,7 @@ from ray_jobs.options import (
     FirstRun,
     JointAlpha,
     OnShared,
+    ResultPaths,
     RunPaths,
     SecondRun,
     SelectionName,
@@ -63,3 +64,44 @@ def joint(
         terminal.print_json({**answer.report.plain(), "folder": store.url})
     else:
         terminal.print_joint(answer.report, store.url)
+
+
+def rank(
+    results: ResultPaths,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", metavar="RUN", help="A finished run that judged the items; several: clean under all."),
+    ] = None,
+    selection: SelectionName = None,
+    alpha: JointAlpha = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="By default acc, else exact_match.")] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", help="By default the only one.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="TASK=INPUT", help="The audited input that a task is; may be repeated."),
+    ] = None,
+    id_field: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="FIELD", help="Field of each doc with its id; by default items are matched by row."
+        ),
+    ] = None,
+    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking",
+    json_: AsJson = False,
+) -> None:
+    """Accuracy of models on all items of a benchmark and on those selected as clean, from their per-item results."""
+    from pipeline.compare.finished_runs import open_finished
+    from pipeline.compare.items import clean_items, model_warnings
+    from pipeline.compare.output import open_output
+    from pipeline.compare.ranking import RANKING_FILE, rank_models
+    from pipeline.compare.results import read_all_results, task_inputs
+
+    store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
+    runs = [open_finished(one) for one in run or ()]
+    clean, items = clean_items(runs, selection, alpha)
+    read = read_all_results(results, metric, filter_, id_field)
+    ranking = rank_models(clean, items, read, runs[0], inputs, store, model_warnings(runs))
+    if json_:
+        terminal.print_json({**ranking.plain(), "folder": store.url})
+    else:
+        terminal.print_ranking(ranking, store.url)

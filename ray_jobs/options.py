@@ -56,3 +56,10 @@ JointAlpha = Annotated[
 OnShared = Annotated[
     bool, typer.Option("--shared", help="Answer for the documents that all runs audited, where others differ.")
 ]
+ResultPaths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RESULTS...",
+        help="lm-eval's sample files or folders of them (NAME=PATH names the model), or Parquet: model, item, correct.",
+    ),
+]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.audit.verdict import CollectionVerdict
     from pipeline.compare.comparison import Comparison
     from pipeline.compare.joint import JointReport
+    from pipeline.compare.ranking import Ranking
     from pipeline.trial.progress import TrialStatus
 
 
@@ -245,3 +246,24 @@ def print_comparison(comparison: Comparison, page: str) -> None:
     if comparison.differences:
         screen.print(differences_table(comparison))
     print_line(f"page: {page}")
+
+
+def print_ranking(ranking: Ranking, folder: str) -> None:
+    """Models on all items and on the clean ones, who changes places, and what the numbers rest on."""
+    from pipeline.compare.tables import ranking_table_of
+
+    screen = console()
+    clean = ranking.clean
+    for reason in clean.reasons:
+        text = f"NOT SUPPORTED, do not act on it: {reason}"
+        screen.print(Text(text, style="bold red"), soft_wrap=True)
+    for warning in [*clean.warnings, *ranking.notices]:
+        screen.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)
+    for task in ranking.tasks:
+        screen.print(ranking_table_of(task))
+        for change in task.changes:
+            screen.print(change.sentence(), markup=False, highlight=False, soft_wrap=True)
+    count = f"{clean.n_clean:,} of {clean.n_audit:,} items are selected as clean at alpha {clean.alpha:g}"
+    for line in (f"{count} ({clean.guarantee}). {clean.promise}", ranking.intervals):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_line(f"ranking: {folder}")

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pipeline.compare.comparison import Comparison
 from pipeline.compare.joint import JointReport
+from pipeline.compare.ranking import TaskRanking
 
 
 def joint_table(report: JointReport) -> Table:
@@ -56,3 +57,25 @@ def differences_table(comparison: Comparison) -> Table:
         ]
         table.add_row(one.part, Text(one.key), *map(Text, values))
     return table
+
+
+def ranking_table_of(task: TaskRanking) -> Table:
+    """The models on one task: accuracy with its interval and rank, on all items and on the clean ones."""
+    title = f"{task.task}: {task.metric} on {task.n_items:,} items, {task.n_clean:,} of them selected as clean"
+    table = Table("model", title=title)
+    for name in ("all items", "rank", "clean items", "rank", "clean less all"):
+        table.add_column(name, justify="right")
+    for one in task.models:
+        table.add_row(
+            Text(one.model),
+            _with_ends(one.accuracy_all, one.accuracy_all_low, one.accuracy_all_high),
+            f"{one.rank_all:g}",
+            _with_ends(one.accuracy_clean, one.accuracy_clean_low, one.accuracy_clean_high),
+            "-" if one.rank_clean is None else f"{one.rank_clean:g}",
+            _with_ends(one.difference, one.difference_low, one.difference_high),
+        )
+    return table
+
+
+def _with_ends(value: float | None, low: float | None, high: float | None) -> str:
+    return "-" if value is None or low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"

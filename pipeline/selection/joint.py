@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.grid import Grid
@@ -66,6 +67,12 @@ class JointEvidence:
     def fewest(self) -> int:
         """The fewest documents that a selection can hold for the sake of this model; more than m: none can."""
         return math.ceil(self.m * self.factor * Fraction(1, self.n + 1) / self.alpha)
+
+
+def joinable(selection: SelectionConfig) -> bool:
+    """Whether each p-value of a selection is valid by itself, on average over calibration sets: it has an e-value."""
+    fused = selection.procedure == "td4eval" and not selection.reconformal
+    return selection.calibration in ("pooled", "by_group") and not fused
 
 
 def exact_p(p: float, n: int) -> Fraction:

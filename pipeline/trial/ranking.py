@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
-import fsspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.table import Table
 from scipy.stats import rankdata, spearmanr
 
+from pipeline.compare.results import read_results_table
+from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError, nearest
 from pipeline.report.tables import Row, cell, labels, readable, shown
+from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import mean_interval, models_interval
-from pipeline.trial.repeats import Pool, repeats
+from pipeline.trial.repeats import Pool, Repeat, repeats
 
-COLUMNS = ("model", "item", "correct")
 ITEMS = ("all", "selected", "clean")
 """All audited items, those selected as clean, those that are truly clean."""
 
@@ -44,28 +43,17 @@ def read_results(path: str, ids: Sequence[str]) -> Results:
         UserError: no such file or column, an item that is none of the documents, one result too many, a value outside
             [0, 1], or fewer than 2 models.
     """
-    try:
-        with fsspec.open(path, "rb") as file:
-            table = pq.read_table(io.BytesIO(file.read()))
-    except (OSError, ValueError, pa.ArrowInvalid) as error:
-        raise UserError(f"cannot read results {path}: {' '.join(str(error).split())}") from None
-    for column in COLUMNS:
-        if column not in table.column_names:
-            raise UserError(f"no column {column!r} in {path}; columns: {', '.join(table.column_names)}")
-    models = sorted(set(map(str, table["model"].to_pylist())))
+    results = read_results_table(path)
+    models = list(results)
     if len(models) < 2:
         raise UserError(f"a ranking needs results of at least 2 models, {path} has {len(models)}")
-    row_of, column_of = {name: i for i, name in enumerate(models)}, {name: i for i, name in enumerate(ids)}
+    column_of = {name: i for i, name in enumerate(ids)}
     correct = np.full((len(models), len(ids)), np.nan)
-    for model, item, value in zip(*(table[column].to_pylist() for column in COLUMNS), strict=True):
-        place = column_of.get(str(item))
-        if place is None:
-            raise UserError(f"item {item!r} in {path} is no document of the trial; {nearest(str(item), ids)}")
-        if value is None or not 0 <= value <= 1:
-            raise UserError(f"correct must be true, false or in [0, 1], got {value} for item {item!r} in {path}")
-        if not np.isnan(correct[row_of[str(model)], place]):
-            raise UserError(f"model {model!r} has two results for item {item!r} in {path}")
-        correct[row_of[str(model)], place] = value
+    for row, values in enumerate(results.values()):
+        for item, value in values.items():
+            if item not in column_of:
+                raise UserError(f"item {item!r} in {path} is no document of the trial; {nearest(item, ids)}")
+            correct[row, column_of[item]] = value
     return Results(models, correct)
 
 
@@ -79,6 +67,10 @@ def ranking_rows(
     with its 95% interval: over re-splits of one contaminated model, over models of several (`models_interval`; none of
     two). Repeats in which nothing was selected count as a correlation of 0.
 
+    Of several contaminated models there are rows too for the items that are clean under every one of them, by e-BH at
+    one error rate (`pipeline.selection.joint`), among the items that all of them audit; their interval is over
+    re-splits of these models.
+
     Raises:
         UserError: no selection of direction clean, or an audited item that a model has no result for.
     """
@@ -86,18 +78,44 @@ def ranking_rows(
     if not chosen:
         raise UserError("--ranking needs a selection with direction clean; all of this trial seek members")
     accuracies: dict[int, list[list[np.ndarray]]] = {i: [[] for _ in pools] for i in chosen}
-    for model, pool in enumerate(pools):
-        for repeat in repeats(pool, config, model):
+    joint: dict[int, list[np.ndarray]] = {i: [] for i in chosen}
+    for together in zip(*(repeats(pool, config, model) for model, pool in enumerate(pools)), strict=True):
+        for model, (pool, repeat) in enumerate(zip(pools, together, strict=True)):
             _complete(results, pool, repeat.split.audit)
             for i in chosen:
                 selected = repeat.audited[repeat.verdicts[i].selected]
                 clean = repeat.split.audit[~pool.trained[repeat.split.audit]]
                 accuracies[i][model].append(_accuracies(results, [repeat.split.audit, selected, clean]))
+        for i in chosen:
+            if (sets := _joint_sets(config.selections[i], i, pools, together)) is not None:
+                joint[i].append(_accuracies(results, sets))
     rows: list[Row] = []
     for i in chosen:
-        samples = [np.stack(sample) for sample in accuracies[i]]
-        rows += _rows(settings, config.selections[i].name, results.models, samples)
+        name = config.selections[i].name
+        rows += _rows(settings, name, results.models, [np.stack(sample) for sample in accuracies[i]])
+        if joint[i]:
+            rows += _rows(settings, f"{name}, under all models", results.models, [np.stack(joint[i])])
     return rows
+
+
+def _joint_sets(
+    selection: SelectionConfig, index: int, pools: Sequence[Pool], together: Sequence[Repeat]
+) -> list[np.ndarray] | None:
+    """Positions of the items that all models audit, of those selected as clean under all, and of those that are clean.
+
+    None of one model, where no item is audited by all, or where the p-values of the selection have no e-values.
+    """
+    shared = reduce(np.intersect1d, [repeat.split.audit for repeat in together])
+    if len(pools) < 2 or not shared.size or not joinable(selection):
+        return None
+    evidence, p = [], np.ones((len(pools), pools[0].trained.size))
+    for row, repeat in zip(p, together, strict=True):
+        verdict = repeat.verdicts[index]
+        row[repeat.audited] = verdict.p
+        grouped = selection.calibration == "by_group"
+        evidence.append(JointEvidence.of(verdict.answer.n_calibration, shared.size, selection.exact_alpha, grouped))
+    trained = np.any([pool.trained[shared] for pool in pools], axis=0)
+    return [shared, shared[joint_select(evidence, p[:, shared])], shared[~trained]]
 
 
 def _complete(results: Results, pool: Pool, items: np.ndarray) -> None:

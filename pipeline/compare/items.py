@@ -1,0 +1,252 @@
+"""The audited documents as the items of benchmarks: where each stands, and whether it was selected as clean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.records import Record
+from pipeline.compare.finished_runs import (
+    FinishedRun,
+    RunRecord,
+    chosen_selection,
+    run_record,
+    shared_ids,
+    sorted_documents,
+)
+from pipeline.compare.joining import joined
+from pipeline.compare.joint import decide_jointly, joint_documents
+from pipeline.compare.results import ItemResults
+from pipeline.corpus.documents import fetch_texts
+from pipeline.errors import UserError, nearest
+from pipeline.selection.joint import joint_levels
+from pipeline.store.tables import read_filed
+
+_LEAST_CHECKED = 5
+_LEAST_CHARACTERS = 12
+
+
+class CleanItems(Record):
+    """Which items were selected as clean, and what that promises."""
+
+    runs: list[RunRecord] = Field(description="The runs that judged the items; several: clean under all their models.")
+    selection: str = Field(description="The selection of direction clean.")
+    alpha: float = Field(description="Largest share of the selected that may be wrong, in (0, 1).")
+    n_audit: int = Field(description="Audited documents.")
+    n_clean: int = Field(description="Documents selected as clean.")
+    guarantee: str = Field(description="Of the selection.")
+    promise: str = Field(description="What the selection promises.")
+    supported: bool | None = Field(description="False: a check contradicts the promise; null: not tested.")
+    reasons: list[str] = Field(description="Why the promise is not supported, one line each.")
+    warnings: list[str] = Field(description="What a reader must know besides, a line each.")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One audited document."""
+
+    doc_id: str
+    source: str  # the input, as ids of this run name it
+    row: int
+    clean: bool
+
+
+def clean_items(
+    runs: Sequence[FinishedRun], selection: str | None, alpha: float | None
+) -> tuple[CleanItems, list[Item]]:
+    """The audited documents of runs, and which of them were selected as clean: under all models, of several runs.
+
+    One run's selection is taken as it is; of several, e-BH under all models is made anew (`pipeline.compare.joint`).
+
+    Args:
+        runs: at least one.
+        selection: None: the only one that they share.
+        alpha: of a joint selection; None: that of the selections.
+
+    Raises:
+        UserError: direction members, runs that audited different documents, or alpha given for one run.
+    """
+    if not runs:
+        raise UserError("which items are clean needs a run: give --run")
+    name = chosen_selection(runs, selection)
+    for run in runs:
+        if (direction := run.summary(name).direction) != "clean":
+            raise UserError(
+                f"selection {name} of {run.store.url} has direction {direction}: only direction clean says which items "
+                "are clean; not to be selected as a member proves nothing"
+            )
+    record, clean = _alone(runs[0], name, alpha) if len(runs) == 1 else _together(runs, name, alpha)
+    return record, _placed(runs[0], clean)
+
+
+def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems, set[str]]:
+    summary = run.summary(name)
+    if alpha is not None:
+        raise UserError(
+            f"one run's selection has its own alpha, {summary.alpha:g}: ask it anew with seenset select {run.store.url}"
+        )
+    rows = sorted_documents(run, summary)
+    try:
+        clean = {name for piece in rows.pieces() for name in piece.filter(piece["selected"])["doc_id"].to_pylist()}
+    finally:
+        rows.close()
+    limited = [] if run.manifest.limit is None else [f"a sample: the first {run.manifest.limit:,} documents of a role"]
+    record = CleanItems(
+        runs=[run_record(run)],
+        selection=name,
+        n_clean=len(clean),
+        warnings=limited,
+        **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
+    )
+    return record, clean
+
+
+def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tuple[CleanItems, set[str]]:
+    clean: set[str] = set()
+    with joint_documents(runs, name, False) as (summaries, rows, shared):
+        answer = decide_jointly(runs, summaries, rows, shared, alpha)
+        for part in joined(rows):
+            p = np.stack([table["p_value"].to_numpy() for table in part.shared])
+            keep = joint_levels(answer.evidence, p) <= answer.proved.level
+            clean.update(part.shared[0]["doc_id"].filter(pa.array(keep)).to_pylist())
+    report = answer.report
+    record = CleanItems(
+        runs=[run_record(run) for run in runs],
+        selection=name,
+        alpha=report.alpha,
+        n_audit=report.n_audit,
+        n_clean=len(clean),
+        guarantee=report.proved.guarantee,
+        promise=report.proved.promise,
+        supported=report.supported,
+        reasons=report.reasons,
+        warnings=report.warnings,
+    )
+    return record, clean
+
+
+def model_warnings(runs: Sequence[FinishedRun]) -> list[str]:
+    """What the runs say nothing of: models that they did not audit."""
+    names = ", ".join(dict.fromkeys(run.model for run in runs))
+    each = "the audited model" if len(runs) == 1 else "every audited model"
+    return [
+        "an item that was not selected as clean is not shown to be contaminated",
+        f"clean is meant under {each} ({names}): whether another model was trained on an item, these runs cannot say",
+    ]
+
+
+def _placed(run: FinishedRun, clean: set[str]) -> list[Item]:
+    """Every audited document with its place; of an id that repeats, only the first that was scored can be clean."""
+    items, judged = [], set()
+    for receipt in run.receipts:
+        source = run.shards[receipt.shard].name.removeprefix(run.folder)
+        table = read_filed(run.store, receipt, ["doc_id", "row"])
+        for name, row in zip(shared_ids(run, table["doc_id"]).to_pylist(), table["row"].to_pylist(), strict=True):
+            items.append(Item(name, source, row, name in clean and name not in judged))
+            judged.add(name)
+        if receipt.quarantine is not None:
+            table = read_filed(run.store, receipt, ["doc_id", "row"], receipt.quarantine)
+            ids = shared_ids(run, table["doc_id"]).to_pylist()
+            items += [Item(name, source, row, False) for name, row in zip(ids, table["row"].to_pylist(), strict=True)]
+    return sorted(items, key=lambda item: (item.source, item.row))
+
+
+def task_name(source: str) -> str:
+    """The task of an input: its file name without endings, as in `clean_ids.json`."""
+    return PurePath(source).name.split(".")[0]
+
+
+def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inputs: Mapping[str, str]) -> list[Item]:
+    """The items that results are of, in the order of the documents; results and documents must be the same items.
+
+    Args:
+        results: of one model and task.
+        items: all audited documents.
+        run: that judged them.
+        inputs: task -> input, for tasks that are not named like their input.
+
+    Raises:
+        UserError: another task, another number of items, an unknown item, or one without a result.
+    """
+    of_task = list(items) if results.by_id and results.path.endswith(".parquet") else _of_task(results, items, inputs)
+    if not results.by_id:
+        rows = {str(item.row) for item in of_task}
+        if results.values.keys() != rows:
+            extra = len(results.values.keys() - rows)
+            more = f", {extra:,} of them beyond its rows" if extra else ""
+            raise UserError(
+                f"{results.path} has results of {len(results.values):,} items{more}, and the run audited {len(rows):,} "
+                f"rows of {of_task[0].source}: they must be the same items; --id FIELD matches by an id"
+            )
+        _check_fields(results, of_task, run)
+        return of_task
+    known = {item.doc_id: item for item in of_task}
+    full = {run.folder + name: name for name in known}
+    named = {full.get(item, item) for item in results.values}
+    for item in results.values:
+        if full.get(item, item) not in known:
+            raise UserError(
+                f"item {item!r} in {results.path} is no document that {run.store.url} audited; "
+                f"{nearest(item, list(known)[:20], 'the first are')}"
+            )
+    if missing := [name for name in known if name not in named]:
+        raise UserError(
+            f"model {results.model!r} has no result in {results.path} for {len(missing):,} of {len(known):,} audited "
+            f"items, first {missing[0]!r}"
+        )
+    results.values = {full.get(item, item): value for item, value in results.values.items()}
+    results.hashes = {full.get(item, item): value for item, value in results.hashes.items()}
+    return of_task
+
+
+def _of_task(results: ItemResults, items: Sequence[Item], inputs: Mapping[str, str]) -> list[Item]:
+    sources = list(dict.fromkeys(item.source for item in items))
+    wanted = inputs.get(results.task)
+    if wanted is not None and wanted not in sources:
+        raise UserError(f"--task {results.task}={wanted}: no such input; {nearest(wanted, sources, 'the run audited')}")
+    if wanted is None and results.by_id and len(sources) == 1:
+        return list(items)
+    matching = [source for source in sources if (source == wanted if wanted else task_name(source) == results.task)]
+    if len(matching) != 1:
+        problem = "several inputs are" if matching else "no input is"
+        raise UserError(
+            f"{results.path} is of task {results.task!r}, and {problem} named so; "
+            f"{nearest(results.task, sources, 'the run audited')}; --task {results.task}=INPUT says which"
+        )
+    return [item for item in items if item.source == matching[0]]
+
+
+def _check_fields(results: ItemResults, items: Sequence[Item], run: FinishedRun) -> None:
+    """Refuse results none of whose first items stands in the text of its row, where the texts are still at hand.
+
+    Raises:
+        UserError: then rows of the task and rows of the input are not the same items.
+    """
+    looked_at = [item for item in items if str(item.row) in results.fields]
+    shards = [shard for shard in run.shards.values() if shard.role == "audit"]
+    names = {shard.name.removeprefix(run.folder): shard.name for shard in shards}
+    try:
+        texts = fetch_texts(shards, [(names[item.source], item.row) for item in looked_at])
+    except UserError:
+        return
+    checked = alike = 0
+    for item in looked_at:
+        text = _bare(texts.get((names[item.source], item.row), ""))
+        fields = [bare for one in results.fields[str(item.row)] if len(bare := _bare(one)) >= _LEAST_CHARACTERS]
+        if text and fields:
+            checked += 1
+            alike += any(one in text or text in one for one in fields)
+    if checked >= _LEAST_CHECKED and not alike:
+        raise UserError(
+            f"{results.path}: of its first {checked} items none has a field that stands in the audited text of its row "
+            f"in {looked_at[0].source}: these are other items, or in another order; --id FIELD matches by an id"
+        )
+
+
+def _bare(text: str) -> str:
+    return " ".join(text.split()).casefold()

@@ -1,0 +1,253 @@
+"""A benchmark's ranking on all items and on those selected as clean: what changes, and which items carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+from scipy.stats import rankdata
+
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.compare.finished_runs import FinishedRun
+from pipeline.compare.items import CleanItems, Item, items_of
+from pipeline.compare.results import ItemResults
+from pipeline.errors import UserError
+from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, wilson
+from pipeline.store.files import Store
+from pipeline.store.pieces import write_pieces
+
+RANKING_FILE = "ranking.json"
+ITEMS_FILE = "items.parquet"
+LISTED_ITEMS = 20
+
+ITEMS_SCHEMA = pa.schema(
+    [
+        ("task", pa.string()),
+        ("item", pa.string()),
+        ("clean", pa.bool_()),
+        ("model", pa.string()),
+        ("correct", pa.float64()),
+    ]
+)
+
+OF_INTERVALS = (
+    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items: of each number for itself, for items like these "
+    "that are drawn one by one. They do not count how the clean items were chosen."
+)
+
+
+class RankedModel(Record):
+    """One model on one task; numbers of the clean items are null where nothing was selected."""
+
+    model: str = Field(description="The model, as its results name it.")
+    accuracy_all: float = Field(description="Mean result over all audited items, in [0, 1].")
+    accuracy_all_low: float = Field(description="Lower end of its interval.")
+    accuracy_all_high: float = Field(description="Upper end of its interval.")
+    rank_all: float = Field(description="Rank on all items; 1 is best, ties share.")
+    accuracy_clean: float | None = Field(description="Mean result over the items selected as clean.")
+    accuracy_clean_low: float | None = Field(description="Lower end of its interval.")
+    accuracy_clean_high: float | None = Field(description="Upper end of its interval.")
+    rank_clean: float | None = Field(description="Rank on the clean items.")
+    difference: float | None = Field(description="Accuracy on the clean items less that on all.")
+    difference_low: float | None = Field(description="Lower end of its interval.")
+    difference_high: float | None = Field(description="Upper end of its interval.")
+
+
+class RankChange(Record):
+    """Two models that change places: the first is ahead on all items, the second on the clean ones."""
+
+    first: str = Field(description="The model that is ahead on all items.")
+    second: str = Field(description="The model that is ahead on the clean items.")
+    difference_all: float = Field(description="Accuracy of the first less that of the second on all items, above 0.")
+    difference_clean: float = Field(
+        description="Accuracy of the second less that of the first on clean items, above 0."
+    )
+    low: float = Field(description="Lower end of the paired interval of difference_clean.")
+    high: float = Field(description="Upper end of it.")
+    shown: bool = Field(description="Whether that interval lies above 0; else chance explains who is ahead there.")
+    n_for: int = Field(description="Items that were not selected as clean and on which the first does better.")
+    n_against: int = Field(description="Items that were not selected as clean and on which the second does better.")
+    items: list[str] = Field(
+        description=f"The first {LISTED_ITEMS} of those on which the first does better, by how much."
+    )
+
+    def sentence(self) -> str:
+        """The change in one line."""
+        interval = f"{self.difference_clean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        chance = "" if self.shown else ", which may be chance"
+        return (
+            f"{self.first} is ahead of {self.second} by {self.difference_all:.3f} on all items; {self.second} is ahead "
+            f"by {interval} on the clean items{chance}. Of the items that were not selected as clean {self.n_for:,} "
+            f"speak for {self.first} and {self.n_against:,} against."
+        )
+
+
+class TaskRanking(Record):
+    """The models on one task."""
+
+    task: str = Field(description="The task, as the results name it.")
+    metric: str = Field(description="What results are, each in [0, 1].")
+    filter: str | None = Field(description="The filter of the answers, if the results have one.")
+    n_items: int = Field(description="Audited items.")
+    n_clean: int = Field(description="Of these, items selected as clean.")
+    models: list[RankedModel] = Field(description="The models, best on all items first.")
+    changes: list[RankChange] = Field(description="Pairs of models that change places.")
+
+
+class Ranking(VersionedRecord):
+    """A benchmark's ranking on all items and on the clean ones: `ranking.json`."""
+
+    clean: CleanItems = Field(description="Which items were selected as clean, and what that promises.")
+    tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
+    intervals: str = Field(OF_INTERVALS, description="What the intervals are.")
+    notices: list[str] = Field(description="What a reader must know besides, a line each.")
+
+
+def rank_models(
+    clean: CleanItems,
+    items: Sequence[Item],
+    results: Sequence[ItemResults],
+    run: FinishedRun,
+    inputs: Mapping[str, str],
+    store: Store,
+    notices: Sequence[str],
+) -> Ranking:
+    """Rank models on all items and on the clean ones, and write `items.parquet` and `ranking.json`.
+
+    Args:
+        clean: from `clean_items`.
+        items: the audited documents.
+        results: of all models and tasks.
+        run: the first of the runs that judged the items.
+        inputs: task -> input, for tasks that are not named like their input.
+        store: the folder, from `open_output`.
+        notices: to be told besides.
+
+    Raises:
+        UserError: results of other items, models with different items or tasks, or by different metrics.
+    """
+    tasks: dict[str, list[ItemResults]] = {}
+    for one in results:
+        tasks.setdefault(one.task, []).append(one)
+    _check_tasks(tasks)
+    rankings, tables = [], []
+    for task, of_task in tasks.items():
+        placed = [items_of(one, items, run, inputs) for one in of_task]
+        _check_alike(of_task)
+        ordered = placed[0]
+        keys = [item.doc_id if of_task[0].by_id else str(item.row) for item in ordered]
+        values = np.array([[one.values[key] for key in keys] for one in of_task])
+        rankings.append(_task(task, of_task, ordered, values))
+        tables += [_table(task, one.model, ordered, row) for one, row in zip(of_task, values, strict=True)]
+    write_pieces(store, ITEMS_FILE, ITEMS_SCHEMA, tables)
+    ranking = Ranking(clean=clean, tasks=rankings, notices=list(notices))
+    store.write_json(RANKING_FILE, ranking.plain())
+    return ranking
+
+
+def _check_tasks(tasks: Mapping[str, Sequence[ItemResults]]) -> None:
+    models = list(dict.fromkeys(one.model for of_task in tasks.values() for one in of_task))
+    for task, of_task in tasks.items():
+        present = {one.model for one in of_task}
+        for model in models:
+            if model not in present:
+                raise UserError(f"model {model!r} has no results of task {task!r}; others have: give all or none")
+
+
+def _check_alike(of_task: Sequence[ItemResults]) -> None:
+    """Refuse models that were asked different things, or judged in different ways."""
+    first = of_task[0]
+    for other in of_task[1:]:
+        if (first.metric, first.filter) != (other.metric, other.filter):
+            raise UserError(
+                f"{first.path} has metric {first.metric} (filter {first.filter}), and {other.path} has {other.metric} "
+                f"(filter {other.filter}): --metric and --filter name those of all"
+            )
+        for item, value in first.hashes.items():
+            if other.hashes.get(item, value) != value:
+                raise UserError(
+                    f"item {item!r} of task {first.task!r} is not the same in {first.path} and {other.path}: the "
+                    "models were asked different versions of the task"
+                )
+
+
+def _task(task: str, of_task: Sequence[ItemResults], items: Sequence[Item], values: np.ndarray) -> TaskRanking:
+    clean = np.array([item.clean for item in items])
+    everything = values.mean(axis=1)
+    ranks_all = rankdata(-everything)
+    selected = values[:, clean].mean(axis=1) if clean.any() else None
+    ranks_clean = rankdata(-selected) if selected is not None else None
+    models = []
+    for index in np.lexsort((np.arange(len(of_task)), -everything)).tolist():
+        low, high = wilson(float(everything[index]), len(items))
+        ends = (None, None) if selected is None else wilson(float(selected[index]), int(clean.sum()))
+        difference = difference_to_all(values[index, clean], values[index, ~clean])
+        models.append(
+            RankedModel(
+                model=of_task[index].model,
+                accuracy_all=float(everything[index]),
+                accuracy_all_low=low,
+                accuracy_all_high=high,
+                rank_all=float(ranks_all[index]),
+                accuracy_clean=None if selected is None else float(selected[index]),
+                accuracy_clean_low=ends[0],
+                accuracy_clean_high=ends[1],
+                rank_clean=None if ranks_clean is None else float(ranks_clean[index]),
+                difference=None if difference is None else difference[0],
+                difference_low=None if difference is None else difference[1],
+                difference_high=None if difference is None else difference[2],
+            )
+        )
+    return TaskRanking(
+        task=task,
+        metric=of_task[0].metric,
+        filter=of_task[0].filter,
+        n_items=len(items),
+        n_clean=int(clean.sum()),
+        models=models,
+        changes=[] if selected is None else _changes(of_task, items, values, clean),
+    )
+
+
+def _changes(
+    of_task: Sequence[ItemResults], items: Sequence[Item], values: np.ndarray, clean: np.ndarray
+) -> list[RankChange]:
+    """Pairs that change places; ties are none."""
+    changes = []
+    for pair in combinations(range(len(of_task)), 2):
+        ahead = values[pair[0]].mean() - values[pair[1]].mean()
+        first, second = pair if ahead > 0 else pair[::-1]
+        difference, low, high = paired_difference(values[second, clean], values[first, clean])
+        if ahead == 0 or difference <= 0:
+            continue
+        others = np.where(clean, 0.0, values[first] - values[second])
+        order = [i for i in np.argsort(-others, kind="stable").tolist() if others[i] > 0]
+        changes.append(
+            RankChange(
+                first=of_task[first].model,
+                second=of_task[second].model,
+                difference_all=float(abs(ahead)),
+                difference_clean=difference,
+                low=low,
+                high=high,
+                shown=low > 0,
+                n_for=len(order),
+                n_against=int((others < 0).sum()),
+                items=[items[i].doc_id for i in order[:LISTED_ITEMS]],
+            )
+        )
+    return changes
+
+
+def _table(task: str, model: str, items: Sequence[Item], values: np.ndarray) -> pa.Table:
+    columns = [
+        pa.array([task] * len(items)),
+        pa.array([item.doc_id for item in items]),
+        pa.array([item.clean for item in items]),
+        pa.array([model] * len(items)),
+        pa.array(values),
+    ]
+    return pa.table(columns, schema=ITEMS_SCHEMA)
