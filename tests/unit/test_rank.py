@@ -1,0 +1,224 @@
+"""Claims about seenset rank: lm-eval's files as they are become accuracies on all and on clean items, honestly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from compared_runs import ITEMS, amend, copied, first_run
+from made_up import sentence
+from test_compare import command, refusal
+
+from pipeline.selection.shares import difference_to_all, paired_difference
+
+DATE = "2025-11-02T03-04-05.678901"
+SEEN = np.arange(ITEMS) < 30
+RIGHT = {
+    "org__cheat": SEEN | (np.arange(ITEMS) % 3 == 0),
+    "org__honest": np.arange(ITEMS) % 2 == 0,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs over one benchmark; the second model has seen other items too."""
+    folder = tmp_path_factory.mktemp("ranked")
+    source = first_run(folder / "first", tiny_model_folder)
+    return [
+        copied(source, folder / "a", SEEN, 1, "model a"),
+        copied(source, folder / "b", np.arange(ITEMS) < 35, 2, "b"),
+    ]
+
+
+def sample(row: int, right: float, **changes: Any) -> dict[str, Any]:
+    """A line of a sample file, with the keys that lm-eval 0.4.13 writes."""
+    doc = {"question": f"{sentence(row)}", "choices": ["a", "b"], "qid": f"bench.jsonl#{row}", "answer": 1}
+    return {
+        "doc_id": row,
+        "doc": doc,
+        "target": "1",
+        "arguments": {"gen_args_0": {"arg_0": "Question:", "arg_1": " b"}},
+        "resps": [[["-1.0", "False"]]],
+        "filtered_resps": [["-1.0", "False"]],
+        "filter": "none",
+        "metrics": ["acc", "acc_norm"],
+        "doc_hash": hashlib.sha256(json.dumps(doc, indent=2).encode()).hexdigest(),
+        "prompt_hash": "0",
+        "target_hash": "1",
+        "acc": right,
+        "acc_norm": 1.0,
+        **changes,
+    }
+
+
+def write_samples(folder: Path, model: str, lines: Sequence[Any], task: str = "bench", date: str = DATE) -> Path:
+    """A sample file where lm-eval puts it."""
+    path = folder / model / f"samples_{task}_{date}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """The folder of lm-eval's output of both models."""
+    for model, right in RIGHT.items():
+        write_samples(tmp_path / "lm", model, [sample(row, float(right[row])) for row in range(ITEMS)])
+    return tmp_path / "lm"
+
+
+def clean_rows(run: Path) -> np.ndarray:
+    clean = np.zeros(ITEMS, dtype=bool)
+    clean[pq.read_table(run / "selection/clean/selected.parquet")["row"].to_numpy()] = True
+    return clean
+
+
+def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = command(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")
+    assert code == 0
+    (task,) = json.loads(out)["tasks"]
+    clean = clean_rows(runs[0])
+    assert (task["task"], task["metric"], task["n_items"], task["n_clean"]) == ("bench", "acc", ITEMS, clean.sum())
+    for one in task["models"]:
+        right = RIGHT[one["model"]].astype(float)
+        assert one["accuracy_all"] == pytest.approx(right.mean())
+        assert one["accuracy_clean"] == pytest.approx(right[clean].mean())
+        limits = (one["difference"], one["difference_low"], one["difference_high"])
+        assert limits == pytest.approx(difference_to_all(right[clean], right[~clean]))
+    assert [(one["model"], one["rank_all"], one["rank_clean"]) for one in task["models"]] == [
+        ("org__cheat", 1, 2),
+        ("org__honest", 2, 1),
+    ]
+    table = pq.read_table(tmp_path / "x/items.parquet").to_pylist()
+    assert len(table) == 2 * ITEMS
+    assert {row["item"] for row in table if row["clean"]} == {f"bench.jsonl#{row}" for row in np.flatnonzero(clean)}
+
+
+def test_who_changes_places_is_told_with_the_items_that_carry_it_and_whether_it_may_be_chance(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("rank", results, "--run", runs[0], "--output", tmp_path / "x")
+    (change,) = json.loads(command(capsys, *arguments, "--json")[1])["tasks"][0]["changes"]
+    clean, ahead = clean_rows(runs[0]), RIGHT["org__cheat"] & ~RIGHT["org__honest"]
+    assert (change["first"], change["second"]) == ("org__cheat", "org__honest")
+    assert change["n_for"] == (ahead & ~clean).sum()
+    assert set(change["items"]) <= {f"bench.jsonl#{row}" for row in np.flatnonzero(ahead & ~clean)}
+    limits = paired_difference(RIGHT["org__honest"][clean], RIGHT["org__cheat"][clean])
+    assert (change["difference_clean"], change["low"], change["high"]) == pytest.approx(limits)
+    assert change["shown"] == (limits[1] > 0)
+    out = " ".join(command(capsys, *arguments)[1].split())
+    assert "org__cheat is ahead of org__honest by" in out
+    assert ("which may be chance" in out) == (not change["shown"])
+    assert "an item that was not selected as clean is not shown to be contaminated" in out
+    assert "whether another model was trained on an item, these runs cannot say" in out
+
+
+def test_items_are_clean_under_all_models_where_several_runs_judged_them(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ("--run", runs[0], "--run", runs[1])
+    _, out, _ = command(capsys, "rank", results, *both, "--output", tmp_path / "x", "--json")
+    command(capsys, "joint", *runs, "--output", tmp_path / "joint")
+    joint = set(pq.read_table(tmp_path / "joint/selected.parquet")["doc_id"].to_pylist())
+    table = pq.read_table(tmp_path / "x/items.parquet").to_pylist()
+    assert {row["item"] for row in table if row["clean"]} == joint
+    assert json.loads(out)["clean"]["n_clean"] == len(joint) > 0
+
+
+def test_items_are_matched_by_an_id_in_any_order_and_by_the_table_of_a_trial(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_row = json.loads(command(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")[1])
+    rows = []
+    for model, right in RIGHT.items():
+        lines = [{**sample(row, float(right[row])), "doc_id": ITEMS - 1 - row} for row in range(ITEMS)]
+        write_samples(tmp_path / "turned", model, lines)
+        rows += [{"model": model, "item": f"bench.jsonl#{row}", "correct": bool(right[row])} for row in range(ITEMS)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bench.parquet")
+    for arguments in ((tmp_path / "turned", "--id", "qid"), (tmp_path / "bench.parquet",)):
+        again = command(capsys, "rank", *arguments, "--run", runs[0], "--output", tmp_path / "x", "--json")[1]
+        models = json.loads(again)["tasks"][0]["models"]
+        assert models == by_row["tasks"][0]["models"]
+
+
+def test_the_last_file_of_a_folder_counts_and_names_are_given_to_single_files(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write_samples(results, "org__cheat", [sample(row, 0.0) for row in range(ITEMS)], date="2024-01-01T00-00-00")
+    run = ("--run", runs[0], "--output", tmp_path / "x", "--json")
+    task = json.loads(command(capsys, "rank", results, *run)[1])["tasks"][0]
+    assert task["models"][0]["accuracy_all"] > 0.5
+    task = json.loads(command(capsys, "rank", f"new={results}/org__cheat", f"old={old}", *run)[1])["tasks"][0]
+    assert [one["model"] for one in task["models"]] == ["new", "old"]
+    assert task["models"][1]["accuracy_all"] == 0
+
+
+def test_what_cannot_be_ranked_is_one_line(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ("--run", runs[0], "--output", tmp_path / "x")
+    good = [sample(row, 1.0) for row in range(ITEMS)]
+
+    def bad(lines: Sequence[Any], *more: str, task: str = "bench") -> str:
+        shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+        return refusal(capsys, "rank", write_samples(tmp_path / "bad", "m", lines, task), *run, *more)
+
+    assert "which items are clean needs a run" in refusal(capsys, "rank", results)
+    assert "is of task 'other', and no input is named so" in bad(good, task="other")
+    assert "has results of 59 items, and the run audited 60 rows of bench.jsonl" in bad(good[:-1])
+    assert "has results of 61 items, 1 of them beyond its rows" in bad([*good, sample(ITEMS, 1.0)])
+    turned = [{**one, "doc": sample(900 + one["doc_id"], 1.0)["doc"]} for one in good]
+    assert "of its first 50 items none has a field that stands in the audited text" in bad(turned)
+    assert "a second result for item 0" in bad([*good, good[0]])
+    assert "acc must be a number in [0, 1], got 3.5" in bad([sample(0, 3.5)])
+    assert "no metric 'acc_nrm'; did you mean 'acc_norm'?" in bad(good, "--metric", "acc_nrm")
+    assert "--metric says which of f1, rouge" in bad([{**one, "metrics": ["f1", "rouge"]} for one in good])
+    two = [sample(row, 1.0, filter=name) for name in ("strict", "loose") for row in range(ITEMS)]
+    assert "--filter says which of strict, loose" in bad(two)
+    assert "no filter 'strikt'" in bad(two, "--filter", "strikt")
+    assert "no field 'uid' in its doc; did you mean 'qid'?" in bad(good, "--id", "uid")
+    assert "--task must be TASK=INPUT, got 'bench'" in bad(good, "--task", "bench")
+    assert "no such input; did you mean 'bench.jsonl'?" in bad(good, "--task", "bench=bench.json")
+    assert "line 1 is no sample of lm-eval" in bad([{"item": 1}])
+    renamed = write_samples(tmp_path / "named", "m", good, task="arc")
+    code, _, _ = command(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
+    assert code == 0
+    assert "no such file or folder" in refusal(capsys, "rank", tmp_path / "none", *run)
+    assert "holds no sample files" in refusal(capsys, "rank", runs[0] / "report", *run)
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    assert "its name is not samples_TASK_DATE.jsonl" in refusal(capsys, "rank", tmp_path / "x.jsonl", *run)
+    other = write_samples(tmp_path / "versions", "n", [sample(row, 1.0, doc_hash="x") for row in range(ITEMS)])
+    line = refusal(capsys, "rank", results, other, *run)
+    assert "the models were asked different versions of the task" in line
+    assert "has two files of task 'bench'" in refusal(capsys, "rank", results, f"org__cheat={other}", *run)
+    more = write_samples(results, "org__cheat", good, task="more")
+    assert "'org__honest' has no results of task 'more'" in refusal(capsys, "rank", results, *run)
+    more.unlink()
+    assert "one run's selection has its own alpha" in refusal(capsys, "rank", results, *run, "--alpha", "0.1")
+    members = tmp_path / "members"
+    shutil.copytree(runs[0], members)
+    amend(members, "selection/clean/summary.json", {"direction": "members"})
+    line = refusal(capsys, "rank", results, "--run", members, "--output", tmp_path / "x")
+    assert "only direction clean says which items are clean" in line
+
+
+def test_where_nothing_is_clean_there_is_no_accuracy_on_clean_items(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = ("--run", runs[0], "--run", runs[1], "--alpha", "0.001", "--output", tmp_path / "x")
+    code, out, _ = command(capsys, "rank", results, *nothing, "--json")
+    assert code == 0
+    (task,) = json.loads(out)["tasks"]
+    assert task["changes"] == []
+    assert {one["accuracy_clean"] for one in task["models"]} == {None}
+    assert command(capsys, "rank", results, *nothing)[0] == 0
