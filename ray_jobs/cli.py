@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | retry | evaluate | status | select | verdict | report | compare | trial."""
+"""The command: seenset init | plan | run | evaluate | trial | schema, and the commands of `ray_jobs.finished` and `ray_jobs.comparing`."""
 
 from __future__ import annotations
 
@@ -120,7 +120,14 @@ def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, 
         terminal.print_line(f"page: {outcome.page}")
 
 
-for command in (finished.retry, finished.status, finished.select, finished.verdict, finished.report):
+for command in (
+    finished.retry,
+    finished.status,
+    finished.select,
+    finished.verdict,
+    finished.report,
+    finished.export,
+):
     app.command()(command)
 for comparing_command in (comparing.compare, comparing.joint, comparing.rank):
     app.command()(comparing_command)

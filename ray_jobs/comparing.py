@@ -16,14 +16,14 @@ from ray_jobs.options import (
     ResultPaths,
     RunPaths,
     SecondRun,
-    SelectionName,
+    SharedSelection,
 )
 
 
 def compare(
     run_a: FirstRun,
     run_b: SecondRun,
-    selection: SelectionName = None,
+    selection: SharedSelection = None,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "comparison",
     json_: AsJson = False,
 ) -> None:
@@ -44,7 +44,7 @@ def compare(
 
 def joint(
     runs: RunPaths,
-    selection: SelectionName = None,
+    selection: SharedSelection = None,
     alpha: JointAlpha = None,
     shared: OnShared = False,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "joint",
@@ -72,7 +72,7 @@ def rank(
         list[str] | None,
         typer.Option("--run", metavar="RUN", help="A finished run that judged the items; several: clean under all."),
     ] = None,
-    selection: SelectionName = None,
+    selection: SharedSelection = None,
     alpha: JointAlpha = None,
     metric: Annotated[str | None, typer.Option("--metric", help="By default acc, else exact_match.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="By default the only one.")] = None,

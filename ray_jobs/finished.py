@@ -1,4 +1,4 @@
-"""The commands that read what a run has left: seenset retry | status | select | verdict | report.
+"""The commands that read what a run has left: seenset retry | status | select | verdict | report | export.
 
 Only retry asks a model.
 """
@@ -11,7 +11,25 @@ import typer
 
 from pipeline.errors import ExitCode, UserError
 from ray_jobs import terminal
-from ray_jobs.options import TRAINED_HELP, AsJson, FailIfSelected, NoText, Overrides, Reasons, RunPath, StatusPath
+from ray_jobs.options import (
+    TRAINED_HELP,
+    AsHuggingFace,
+    AsJson,
+    AsList,
+    AsSamples,
+    FailIfSelected,
+    Kept,
+    NoText,
+    OutPath,
+    Overrides,
+    Reasons,
+    RunPath,
+    SelectionName,
+    StatusPath,
+    TaskName,
+    UnsupportedToo,
+    WithoutQuarantined,
+)
 
 
 def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: NoText = False) -> None:
@@ -113,6 +131,32 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
         terminal.print_json({"report": path})
     else:
         terminal.print_line(f"report: {path}")
+
+
+def export(
+    run: RunPath,
+    out: OutPath = None,
+    selection: SelectionName = None,
+    keep: Kept = None,
+    as_list: AsList = False,
+    samples: AsSamples = False,
+    task: TaskName = None,
+    huggingface: AsHuggingFace = False,
+    without_quarantined: WithoutQuarantined = False,
+    unsupported_too: UnsupportedToo = False,
+    json_: AsJson = False,
+) -> None:
+    """Write the cleaned data, the corpus without the selected, or what to remove, in the format that came in."""
+    from pipeline.export.export import write_export
+    from pipeline.export.request import ExportRequest, form_of
+
+    form = form_of({"list": as_list, "samples": samples, "huggingface": huggingface})
+    request = ExportRequest(run, out, selection, keep, form, task, not without_quarantined, unsupported_too)
+    exported = write_export(request)
+    if json_:
+        terminal.print_json(exported.plain())
+    else:
+        terminal.print_export(exported)
 
 
 def _exit_with(state: str) -> NoReturn:

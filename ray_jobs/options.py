@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+Keep = Literal["selected", "rest"]
 FAIL_HELP = (
     "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
 )
@@ -45,7 +46,7 @@ SecondRun = Annotated[str, typer.Argument(metavar="RUN_B", help="The second.")]
 RunPaths = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Finished run directories: local paths or fsspec URLs.")
 ]
-SelectionName = Annotated[
+SharedSelection = Annotated[
     str | None,
     typer.Option("--selection", metavar="NAME", help="Which selection; by default the only one that the runs share."),
 ]
@@ -62,4 +63,28 @@ ResultPaths = Annotated[
         metavar="RESULTS...",
         help="lm-eval's sample files or folders of them (NAME=PATH names the model), or Parquet: model, item, correct.",
     ),
+]
+OutPath = Annotated[
+    str | None,
+    typer.Argument(metavar="[OUT]", help="Folder to write: local path or fsspec URL. By default named after the run."),
+]
+SelectionName = Annotated[
+    str | None, typer.Option("--selection", metavar="NAME", help="Which selection; needed where there are several.")
+]
+Kept = Annotated[
+    Keep | None,
+    typer.Option("--keep", help="Which documents; by default the rest, and with direction clean the selected."),
+]
+AsList = Annotated[bool, typer.Option("--list", help="Ids and rows alone; by default of the selected.")]
+AsSamples = Annotated[bool, typer.Option("--samples", help="What lm-evaluation-harness takes for --samples.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option("--task", metavar="NAME", help="The task of --samples; by default the group column names it."),
+]
+AsHuggingFace = Annotated[bool, typer.Option("--huggingface", help="A Hugging Face dataset folder, as Parquet.")]
+WithoutQuarantined = Annotated[
+    bool, typer.Option("--without-quarantined", help="Leave documents out of the rest that could not be scored.")
+]
+UnsupportedToo = Annotated[
+    bool, typer.Option("--unsupported-too", help="Export a selection whose promise a check contradicts, marked so.")
 ]

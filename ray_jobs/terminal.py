@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.compare.comparison import Comparison
     from pipeline.compare.joint import JointReport
     from pipeline.compare.ranking import Ranking
+    from pipeline.export.export import Exported
     from pipeline.trial.progress import TrialStatus
 
 
@@ -198,6 +199,15 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     if verdict.blind.ok:
         screen.print(f"blind test: {verdict.blind.sentence}", markup=False, highlight=False, soft_wrap=True)
     print_line(f"verdict: {verdict.run}/verdict.json")
+
+
+def print_export(exported: Exported) -> None:
+    """What an export wrote, and what a reader must know of it."""
+    screen = console()
+    for sentence in exported.sentences():
+        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    files = len(exported.files)
+    print_line(f"export: {exported.question.out} ({files:,} file{'s' * (files != 1)}, and README.md)")
 
 
 def print_history(run: str) -> None:

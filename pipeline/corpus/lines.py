@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,6 +81,37 @@ def csv_records(file: IO[bytes], most: int) -> Iterator[dict[str, str | None] | 
             yield record
 
 
+def csv_pieces(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
+    """All bytes of a CSV file in pieces, each with the number of its record as `csv_records` gives them; the first: -1.
+
+    Lines that are empty stand with the record behind them; of a record that is too long memory holds a piece.
+
+    Args:
+        file: at its beginning, behind a byte order mark if it has one.
+        most: characters of a record, >= 1.
+
+    Raises:
+        csv.Error: as `csv_records`.
+    """
+    source = _RecordLines(file, most, kept=True)
+    reader = csv.DictReader(source)
+    names = _names(reader, most)
+    yield -1, source.taken()
+    for row in itertools.count():
+        source.begin()
+        try:
+            next(reader)
+        except StopIteration:
+            yield row, source.taken()
+            return
+        except _TooLongError:
+            yield row, source.taken()
+            yield from ((row, _bytes_of(piece)) for piece in source.rest_of_record())
+            reader = csv.DictReader(source, fieldnames=names)
+        else:
+            yield row, source.taken()
+
+
 def csv_columns(file: IO[bytes], most: int) -> list[str]:
     """The names of a CSV file, from its first record.
 
@@ -103,9 +135,10 @@ class _TooLongError(Exception):
 class _RecordLines:
     """The lines of a text for `csv.reader`, with an eye on how long the record at hand is."""
 
-    def __init__(self, file: IO[bytes], most: int) -> None:
+    def __init__(self, file: IO[bytes], most: int, kept: bool = False) -> None:
         self.text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self.most = most
+        self.lines: list[str] | None = [] if kept else None  # since they were taken last
         self.begin()
 
     def begin(self) -> None:
@@ -120,6 +153,8 @@ class _RecordLines:
         line = self.text.readline(self.most + 2)
         if not line:
             raise StopIteration
+        if self.lines is not None:
+            self.lines.append(line)
         self.size += len(line)
         self.quotes += line.count('"')
         if self.size > self.most + 2 or not (line.endswith(("\n", "\r")) or len(line) < self.most + 2):
@@ -129,6 +164,12 @@ class _RecordLines:
 
     def skip_record(self) -> int:
         """Read to the end of a record that is too long, and say how many characters it has."""
+        for _ in self.rest_of_record():
+            pass
+        return self.size
+
+    def rest_of_record(self) -> Iterator[str]:
+        """Read to the end of a record that is too long, in pieces."""
         while not (self.ended and self.quotes % 2 == 0):
             line = self.text.readline(_PIECE)
             if not line:
@@ -136,4 +177,13 @@ class _RecordLines:
             self.size += len(line)
             self.quotes += line.count('"')
             self.ended = line.endswith(("\n", "\r"))
-        return self.size
+            yield line
+
+    def taken(self) -> bytes:
+        """The lines that were kept since this was called last, as the file has them."""
+        lines, self.lines = self.lines or [], []
+        return _bytes_of("".join(lines))
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -25,6 +25,7 @@ ROOMS = (
     "pipeline.selection",
     "pipeline.audit",
     "pipeline.report",
+    "pipeline.export",
     "pipeline.compare",
     "pipeline.trial",
     "ray_jobs",

@@ -1,0 +1,235 @@
+"""The data card: what was removed, and on which promise. It names no folder of whoever wrote it."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from pipeline import __version__
+from pipeline.audit.history import read_history, several_questions
+from pipeline.audit.sentences import bound_sentence
+from pipeline.audit.summary import Summary
+from pipeline.config.models import ModelConfig
+from pipeline.errors import visible
+from pipeline.export.request import FORMS, ExportQuestion
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")
+_SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """What of one input is exported."""
+
+    name: str
+    documents: int  # audited, in the input
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCounts:
+    """What became of the documents of a run."""
+
+    audited: int
+    selected: int
+    quarantined: int
+    kept: int
+    files: tuple[ExportedFile, ...]
+    unwritten: int = 0  # documents that would be kept, and that the form cannot hold
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What a card says."""
+
+    headline: str
+    sentences: list[str]
+    promise: list[str]
+    supported: bool | None
+    standing: str
+    reasons: list[str]
+    guarantee: str
+    alpha: str
+    strict: str
+    counts: dict[str, str]
+    files: Sequence[ExportedFile]
+    settings: dict[str, str]
+    provenance: dict[str, str]
+
+
+def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[str], data_files: list[Any]) -> bytes:
+    """The card of an export, in Markdown with Hugging Face's front matter.
+
+    Args:
+        question: that is answered.
+        counts: what became of the documents.
+        remarks: on what was written, sentences.
+        data_files: of the one configuration of a dataset folder; empty where it is none.
+    """
+    summary = question.summary
+    settings = question.settings()
+    asked_for = {} if settings is None else settings.model_dump(mode="json", by_alias=True)
+    shown = {key: value for key, value in asked_for.items() if value is not None}
+    stated = {
+        "selection": summary.name,
+        "direction": summary.direction,
+        "procedure": summary.procedure,
+        "alpha": f"{summary.alpha:g}",
+        "detectors": ", ".join(summary.detectors),
+        "calibration": summary.calibration,
+    }
+    others = {} if settings is None or not _is_the_question(summary, shown) else shown
+    facts = CardFacts(
+        headline=headline(question, counts),
+        sentences=[quarantine_sentence(question, counts), *remarks],
+        promise=_promise(question),
+        supported=summary.supported,
+        standing=summary.standing,
+        reasons=summary.reasons,
+        guarantee=summary.guarantee if summary.supported is not False else "none: see above",
+        alpha=f"{summary.alpha:g}",
+        strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
+        counts=_count_rows(question, counts),
+        files=counts.files,
+        settings=stated | {key: str(value) for key, value in others.items() if key not in (*stated, "name")},
+        provenance=_provenance(question),
+    )
+    front = _front(question, counts, data_files)
+    title = f"{_kind(question)}: {summary.name}"
+    return _environment().get_template("card.md").render(front=front, title=title, facts=facts).encode()
+
+
+def headline(question: ExportQuestion, counts: ExportCounts) -> str:
+    """What the documents of an export are, in words that claim no more than the selection does."""
+    summary, model = question.summary, _model_name(question)
+    sample = "" if summary.limit is None else f" (a sample: the first {summary.limit:,}, not the whole corpus)"
+    audited = f"Of {counts.audited:,} audited documents{sample}"
+    training = f"the training data of {model}"
+    selected, kept = f"{counts.selected:,}", f"{counts.kept:,}"
+    if question.keeps_selected and summary.direction == "clean":
+        return f"{audited}, these {selected} were selected as not part of {training}; all others are left out."
+    if question.keeps_selected:
+        return f"{audited}, these {selected} were selected as part of {training}: this is the list to remove."
+    if summary.direction == "clean":
+        return (
+            f"{audited}, {selected} were selected as not part of {training} and are left out here; of these {kept} "
+            "that is not shown, nor that they are part of it."
+        )
+    return (
+        f"{audited}, {selected} were selected as part of {training} and removed. {kept} remain; that none of them is "
+        "part of it is not shown."
+    )
+
+
+def quarantine_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
+    """What became of documents that could not be scored."""
+    if not counts.quarantined:
+        return "Every audited document was scored."
+    what = f"{counts.quarantined:,} audited document{'s' * (counts.quarantined != 1)} could not be scored (quarantined)"
+    if question.keeps_selected:
+        return f"{what}: never selected, so left out here."
+    if question.keeps_quarantined:
+        return f"{what}: nothing is known of them, and they are kept here (--without-quarantined leaves them out)."
+    return f"{what}: nothing is known of them, and they are left out here, as --without-quarantined says."
+
+
+def _promise(question: ExportQuestion) -> list[str]:
+    summary = question.summary
+    bound = bound_sentence(summary)
+    repeated = several_questions(read_history(question.store))
+    lines = list(summary.remarks)
+    if not question.keeps_selected:
+        lines.append("What is promised is promised of the selected documents, which are not here, and not of the rest.")
+    if summary.supported is not False:
+        lines += [f"With alpha = {summary.alpha:g}: {summary.promise}", f"It rests on this: {summary.assumption}"]
+    lines += [bound] if bound is not None else []
+    return lines + ([repeated] if repeated is not None else [])
+
+
+def _count_rows(question: ExportQuestion, counts: ExportCounts) -> dict[str, str]:
+    rows = {
+        "audited": counts.audited,
+        "selected": counts.selected,
+        "quarantined: could not be scored": counts.quarantined,
+        "here": counts.kept - counts.unwritten,
+        "left out": counts.audited - counts.kept + counts.unwritten,
+        "that calibrated the p-values": question.summary.n_calibration,
+    }
+    return {name: f"{count:,}" for name, count in rows.items()}
+
+
+def _provenance(question: ExportQuestion) -> dict[str, str]:
+    manifest = question.manifest
+    versions = {f"version of {name}": version for name, version in manifest.versions.items()}
+    return {
+        "model": _model_name(question),
+        "fingerprint of the scores": question.fingerprint_digest,
+        "seed": str(manifest.seed),
+        **versions,
+        "exported by": f"seenset {__version__}",
+        "export": f"{FORMS[question.form]}, keep {question.keep}",
+    }
+
+
+def _is_the_question(summary: Summary, settings: Mapping[str, Any]) -> bool:
+    """Whether the run's own settings are those of the answer, and not of a selection that was asked for later."""
+    same = ("procedure", "direction", "alpha", "detectors", "calibration")
+    return all(settings.get(key) == getattr(summary, key) for key in same)
+
+
+def _model_name(question: ExportQuestion) -> str:
+    """The audited model without the folders that lead to it, unless it is one of the hub."""
+    model = question.manifest.config.model
+    if not isinstance(model, ModelConfig):
+        return model.name
+    local = model.path.startswith(("/", "~", ".")) or "/./" in model.path or model.path.count("/") > 1
+    return model.path.rstrip("/").rsplit("/", 1)[-1] if local else model.path
+
+
+def _kind(question: ExportQuestion) -> str:
+    if question.form == "samples":
+        return "Samples for lm-evaluation-harness"
+    if question.form == "list":
+        return "List of documents"
+    return "Documents"
+
+
+def _front(question: ExportQuestion, counts: ExportCounts, data_files: list[Any]) -> str:
+    size = next((name for most, name in _SIZES if counts.kept < most), "n>10M")
+    front: dict[str, Any] = {
+        "pretty_name": f"{_kind(question)}: {question.summary.name}",
+        "tags": ["seenset", "training-data-audit"],
+        "size_categories": [size],
+    }
+    if data_files:
+        front["configs"] = [{"config_name": "default", "data_files": data_files}]
+    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(lambda name: resources.files("pipeline.export").joinpath(name).read_text("utf-8")),
+        autoescape=False,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """Any text as Markdown that stands for itself: names of files and of models may hold anything."""
+    if not isinstance(value, str) or value.endswith("\n"):  # the front matter is YAML already
+        return f"{value:,}" if type(value) is int else value
+    return _MARKDOWN.sub(r"\\\1", html.escape(visible(" ".join(value.split())), quote=False))

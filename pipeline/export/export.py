@@ -1,0 +1,254 @@
+"""`seenset export`: one selection of a finished run, written as files that one can use."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.audit.summary import read_summary
+from pipeline.errors import UserError
+from pipeline.export.card import ExportCounts, ExportedFile, headline, make_card, quarantine_sentence
+from pipeline.export.huggingface import LeftOut, check_features, common_schema, parquet_names, split_of, tables_of
+from pipeline.export.lists import LIST_FILE, SAMPLES_FILE, find_samples, write_list, write_samples
+from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_apart
+from pipeline.export.request import ExportQuestion, ExportRequest, Form, settle_request
+from pipeline.export.sources import (
+    ExportSource,
+    check_documents,
+    check_names,
+    check_unchanged,
+    check_untouched,
+    sources_of,
+)
+from pipeline.export.tables import (
+    copy_parquet,
+    copy_saved_dataset,
+    dataset_of,
+    dataset_tables,
+    saved_names,
+    write_parquet,
+)
+from pipeline.export.text_files import copy_rows, copy_text
+from pipeline.export.verdicts import AnsweredRun, RowMarks, read_answered
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote."""
+
+    question: ExportQuestion
+    counts: ExportCounts
+    files: list[str]  # without the card
+    remarks: list[str]  # what a reader must know of it
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values, as `--json` prints them."""
+        question, counts = self.question, self.counts
+        return {
+            "folder": question.out,
+            "form": question.form,
+            "selection": question.summary.name,
+            "direction": question.summary.direction,
+            "keep": question.keep,
+            "supported": question.summary.supported,
+            "n_audit": counts.audited,
+            "n_selected": counts.selected,
+            "n_kept": counts.kept - counts.unwritten,
+            "n_quarantined": counts.quarantined,
+            "quarantined_kept": question.keeps_quarantined,
+            "files": self.files,
+            "remarks": [*self.remarks, *question.summary.remarks],
+        }
+
+    def sentences(self) -> list[str]:
+        """What the command prints: what was written, what became of the quarantined, what to know of the promise."""
+        summary = self.question.summary
+        remarks = [f"{summary.name}: {remark}" for remark in summary.remarks]
+        counted = [headline(self.question, self.counts), quarantine_sentence(self.question, self.counts)]
+        return [*remarks, *counted, *self.remarks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An export of which nothing is written yet."""
+
+    names: list[str]  # of the files that may be written
+    write: Callable[[ExportFolder], int]  # writes them; how many documents the form cannot hold
+    remarks: list[str] = field(default_factory=list)
+    data_files: list[dict[str, Any]] = field(default_factory=list)  # of a dataset folder's configuration
+
+
+def write_export(request: ExportRequest) -> Exported:
+    """Export a selection of a finished run. The same request writes the same bytes, and goes over an unfinished one.
+
+    Raises:
+        UserError: what `settle_request` refuses; an output folder that is an input or somebody else's; inputs that are
+            gone, were changed since the run, or hold what the form cannot.
+    """
+    question = settle_request(request)
+    check_apart(question)
+    sources = sources_of(question)
+    answered = read_answered(question)
+    counts = _count(answered, sources)
+    with _in_one_line():
+        inputs = [] if question.form == "list" else check_unchanged(question)
+        for shard in question.shards if inputs else ():
+            check_documents(shard, answered.receipts[shard.id])
+        draft = _DRAFTS[question.form](answered, sources)
+        check_names(draft.names)
+        folder = begin_folder(question, draft.names)
+        unwritten = draft.write(folder)
+        check_untouched(inputs)
+    if read_summary(question.store, question.summary.name) != question.summary:
+        raise UserError(f"selection {question.summary.name} was made anew while it was exported: export it again")
+    files = list(folder.names)
+    counts, remarks = replace(counts, unwritten=unwritten), list(draft.remarks)
+    if unwritten:
+        remarks.append(f"{unwritten:,} documents that would be kept can be no row of a table, and are left out.")
+    folder.write(CARD_FILE, make_card(question, counts, remarks, draft.data_files))
+    folder.finish()
+    return Exported(question, counts, files, remarks)
+
+
+def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCounts:
+    """Go through all verdicts once, which shows that they are of the scores that the run holds. Raises UserError."""
+    question, summary, files = answered.question, answered.question.summary, []
+    selected = quarantined = 0
+    for source in sources:
+        documents = kept = 0
+        for shard in source.shards:
+            verdicts = answered.verdicts(shard)
+            documents += answered.receipts[shard.id].n_in
+            kept += verdicts.kept(question).size
+            selected += verdicts.selected.size
+            quarantined += verdicts.quarantined.size
+        files.append(ExportedFile(source.name, documents, kept))
+    audited = sum(file.documents for file in files)
+    if (audited, selected) != (summary.n_audit, summary.n_selected):
+        raise UserError(
+            f"selection {summary.name} counts {summary.n_selected:,} of {summary.n_audit:,}, and its documents are "
+            f"{selected:,} of {audited:,}: seenset select {question.store.url} makes it anew"
+        )
+    return ExportCounts(audited, selected, quarantined, sum(file.kept for file in files), tuple(files))
+
+
+def _draft_files(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
+    def write(folder: ExportFolder) -> int:
+        for source in sources:
+            marks = _marks_of(answered, source)
+            _copy(source, marks, folder)
+            if marks.unmet():
+                raise UserError(f"{source.name} has fewer rows than the run read: it was changed while it was exported")
+        return 0
+
+    return _Draft([name for source in sources for name in _names_of(source)], write)
+
+
+def _draft_list(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
+    def write(folder: ExportFolder) -> int:
+        with folder.file(LIST_FILE) as sink:
+            write_list(answered, sources, sink)
+        return 0
+
+    return _Draft([LIST_FILE], write)
+
+
+def _draft_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
+    samples = find_samples(answered, sources)
+
+    def write(folder: ExportFolder) -> int:
+        with folder.file(SAMPLES_FILE) as sink:
+            write_samples(samples, sink)
+        return 0
+
+    remarks = []
+    if samples.empty:
+        remarks.append(
+            f"No item of {', '.join(samples.empty)} is kept: leave these out of --tasks, as lm-evaluation-harness "
+            "evaluates all items of a task without indices."
+        )
+    if samples.without:
+        remarks.append(f"{samples.without:,} documents name no task and are items of none.")
+    if len(sources) > 1:
+        order = ", ".join(source.name for source in sources)
+        remarks.append(f"Items are counted over {len(sources)} inputs in this order: {order}.")
+    return _Draft([SAMPLES_FILE], write, remarks)
+
+
+def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
+    names, left_out = parquet_names(sources), LeftOut()
+    schema = common_schema(sources, lambda source: _marks_of(answered, source))
+    check_features(schema)
+
+    def write(folder: ExportFolder) -> int:
+        for source, name in zip(sources, names, strict=True):
+            with folder.file(name) as sink:
+                write_parquet(sink, schema, tables_of(source, _marks_of(answered, source), schema, left_out))
+        return left_out.count
+
+    return _Draft(names, write, data_files=[{"split": split_of(sources), "path": names}])
+
+
+_DRAFTS: dict[Form, Callable[[AnsweredRun, Sequence[ExportSource]], _Draft]] = {
+    "files": _draft_files,
+    "list": _draft_list,
+    "samples": _draft_samples,
+    "huggingface": _draft_dataset,
+}
+
+
+def _marks_of(answered: AnsweredRun, source: ExportSource) -> RowMarks:
+    return RowMarks(answered.runs(source.shards), answered.question.keeps_selected)
+
+
+def _names_of(source: ExportSource) -> list[str]:
+    """The files that an input is exported to."""
+    shard = source.first
+    if shard.format == "dataset":
+        return saved_names(shard, source.name)
+    if shard.format == "hub":
+        return [f"{source.name}-{split_of([source])}.parquet"]
+    if shard.format == "txt":
+        return [f"{source.name}/{inner}" if inner else source.name for inner in source.files]
+    return [source.name]
+
+
+def _copy(source: ExportSource, marks: RowMarks, folder: ExportFolder) -> None:
+    """Write what is kept of an input in the format that it has."""
+    shard = source.first
+    if shard.format == "dataset":
+        copy_saved_dataset(shard, source.name, marks, folder.file)
+        return
+    if shard.format == "txt":
+        flags = marks.following(len(source.files)).tolist()
+        for inner, name, kept in zip(source.files, _names_of(source), flags, strict=True):
+            if kept:
+                with folder.file(name) as sink:
+                    copy_text(shard, inner, sink)
+        return
+    with folder.file(*_names_of(source)) as sink:
+        if shard.format == "parquet":
+            copy_parquet(shard, marks, sink)
+        elif shard.format == "hub":
+            dataset = dataset_of(shard)
+            write_parquet(sink, dataset.features.arrow_schema, dataset_tables(dataset, marks))
+        else:
+            copy_rows(shard, marks, sink)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Let what a reader raises be said in one line; what a disk raises the command says.
+
+    Raises:
+        UserError: an input is damaged.
+    """
+    try:
+        yield
+    except (EOFError, csv.Error, pa.ArrowException) as error:
+        raise UserError(f"an input of the export is damaged: {' '.join(str(error).split())}") from None

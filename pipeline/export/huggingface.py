@@ -1,0 +1,231 @@
+"""A Hugging Face dataset folder: every input as Parquet under data/, all with one set of columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from pipeline.corpus.documents import problem_of
+from pipeline.corpus.formats import open_plain
+from pipeline.corpus.lines import Overlong, csv_columns, csv_records
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError, nearest
+from pipeline.export.sources import ExportSource
+from pipeline.export.tables import dataset_of, dataset_tables, parquet_schema, parquet_tables
+from pipeline.export.text_files import kept_lines
+from pipeline.export.verdicts import RowMarks
+
+SPLIT = "train"
+"""Where an input names no split."""
+
+_ROWS = 1 << 10
+_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
+
+MarksOf = Callable[[ExportSource], RowMarks]
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Documents that can be no row of a table: broken lines, and text files that are not text."""
+
+    count: int = 0
+
+
+def split_of(sources: Sequence[ExportSource]) -> str:
+    """The split that all documents are exported as."""
+    split = sources[0].first.split or SPLIT
+    return split if _SPLIT_NAME.fullmatch(split) else SPLIT
+
+
+def parquet_names(sources: Sequence[ExportSource]) -> list[str]:
+    """A file an input, in the names that a Hugging Face folder has."""
+    split = split_of(sources)
+    return [f"data/{split}-{number:05d}-of-{len(sources):05d}.parquet" for number in range(len(sources))]
+
+
+def common_schema(sources: Sequence[ExportSource], marks_of: MarksOf) -> pa.Schema:
+    """The columns of all inputs; JSONL has to be read for that.
+
+    Raises:
+        UserError: a column holds different kinds of values, or some that a table cannot hold.
+    """
+    schemas = [_schema_of(source, marks_of) for source in sources]
+    for source, schema in zip(sources, schemas, strict=True):
+        repeated = [name for name in schema.names if schema.names.count(name) > 1]
+        if repeated:
+            raise UserError(f"column {repeated[0]!r} stands several times in {source.name}: rename all but one")
+    whole = schemas[0]
+    for source, schema in zip(sources[1:], schemas[1:], strict=True):
+        try:
+            whole = pa.unify_schemas([whole, schema], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UserError(f"{source.name} has other columns than {sources[0].name}: {_line(error)}") from None
+    if any(schema.metadata != whole.metadata or not schema.equals(whole) for schema in schemas):
+        whole = whole.remove_metadata()
+    return pa.schema([field.with_type(_plain(field.type)) for field in whole], whole.metadata)
+
+
+def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out: LeftOut) -> Iterator[pa.Table]:
+    """The kept rows of an input, with the columns of all.
+
+    Args:
+        source: the input.
+        marks: of its rows.
+        schema: from `common_schema`.
+        left_out: counts documents that are no rows.
+
+    Raises:
+        UserError: a value that the column cannot hold.
+    """
+    shard = source.first
+    if shard.format in ("jsonl", "csv", "txt"):
+        for first, rows in _blocks(_rows(source, marks, left_out)):
+            yield _table(shard, first, rows, schema)
+        return
+    tables = parquet_tables(shard, marks) if shard.format == "parquet" else dataset_tables(dataset_of(shard), marks)
+    for table in tables:
+        columns = [
+            table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+            for field in schema
+        ]
+        yield pa.table(columns, schema=schema)
+
+
+def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
+    shard = source.first
+    if shard.format == "parquet":
+        return parquet_schema(shard)
+    if shard.format in ("dataset", "hub"):
+        return dataset_of(shard).features.arrow_schema
+    if shard.format == "txt":
+        return pa.schema([("file", pa.string()), (shard.text, pa.string())])
+    if shard.format == "csv":
+        with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+            return pa.schema([(name, pa.string()) for name in csv_columns(file, shard.limits.document_bytes)])
+    schema = pa.schema([])
+    for first, rows in _blocks(_rows(source, marks_of(source), LeftOut())):
+        names = dict.fromkeys(name for row in rows for name in row)
+        fields = [pa.field(name, _type_of(shard, name, first, rows)) for name in names]
+        try:
+            schema = pa.unify_schemas([schema, pa.schema(fields)], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise _mixed(shard, first, error) from None
+    return schema
+
+
+def _type_of(shard: Shard, name: str, first: int, rows: Sequence[dict[str, Any]]) -> pa.DataType:
+    try:
+        return pa.array([row.get(name) for row in rows]).type
+    except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
+        raise _mixed(shard, first, error, name) from None
+
+
+def _table(shard: Shard, first: int, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        try:
+            columns.append(pa.array([row.get(field.name) for row in rows], field.type))
+        except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
+            raise _mixed(shard, first, error, field.name) from None
+    return pa.table(columns, schema=schema)
+
+
+def _blocks(rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Rows in blocks, each with the number of its first one."""
+    block: list[dict[str, Any]] = []
+    first = size = 0
+    for number, row in rows:
+        first = number if not block else first
+        block.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, (str, list, dict)))
+        if len(block) == _ROWS or size > 1 << 24:
+            yield first, block
+            block, size = [], 0
+    if block:
+        yield first, block
+
+
+def _rows(source: ExportSource, marks: RowMarks, left_out: LeftOut) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The kept rows of a text format with their numbers, without those that are none."""
+    shard = source.first
+    for number, row in {"jsonl": _jsonl_rows, "csv": _csv_rows, "txt": _text_rows}[shard.format](source, marks):
+        if row is None:
+            left_out.count += 1
+        else:
+            yield number, row
+
+
+def _jsonl_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    for number, line in kept_lines(source.first, marks):
+        if line is not None and not line.strip():
+            continue
+        try:
+            data = (line or b"").removeprefix(b"\xef\xbb\xbf" if number == 0 else b"")
+            row = json.loads(data.decode("utf-8", "surrogateescape"))
+        except (ValueError, RecursionError, MemoryError):
+            row = None
+        yield number, row if isinstance(row, dict) else None
+
+
+def _csv_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    shard = source.first
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        for number, record in enumerate(csv_records(file, shard.limits.document_bytes)):
+            if marks.following(1)[0]:
+                if not isinstance(record, Overlong) and None in record:
+                    raise UserError(f"record {number} of {shard.name} has more fields than the first one names")
+                yield number, None if isinstance(record, Overlong) else dict(record)
+
+
+def _text_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    shard = source.first
+    for number, (inner, kept) in enumerate(zip(source.files, marks.following(len(source.files)), strict=True)):
+        if kept:
+            with fsspec.open(f"{shard.path}/{inner}" if inner else shard.path, "rb") as file:
+                text = file.read(shard.limits.document_bytes + 1).decode("utf-8-sig", "surrogateescape")
+            problem = problem_of(text)
+            readable = (problem is None or problem.reason == "empty") and len(text) <= shard.limits.document_bytes
+            yield number, {"file": inner or source.name, shard.text: text} if readable else None
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type as `datasets` reads it: it knows no dictionaries and no views."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return pa.large_string() if str(kind) == "string_view" else kind
+
+
+def _mixed(shard: Shard, first: int, error: Exception, name: str = "") -> UserError:
+    column = f"column {name!r} of {shard.name}" if name else f"a column of {shard.name}"
+    return UserError(
+        f"{column} holds what no one type of a table can hold, from row {first} on ({_line(error)}): without "
+        "--huggingface the lines are copied as they are"
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def check_features(schema: pa.Schema) -> None:
+    """Check that `datasets` can read the columns.
+
+    Raises:
+        UserError: it cannot, and which.
+    """
+    import datasets
+
+    for field in schema:
+        try:
+            datasets.Features.from_arrow_schema(pa.schema([field]))
+        except Exception as error:  # the library raises several kinds, all about a type
+            names = nearest(field.name, schema.names, "columns")
+            raise UserError(
+                f"column {field.name!r} is {field.type}, which datasets cannot read: {_line(error)}; {names}"
+            ) from None

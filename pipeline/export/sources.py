@@ -1,0 +1,153 @@
+"""The inputs of an export: what they are called in it, and that they are as the run read them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import fsspec
+
+from pipeline.corpus.content import ContentDigest
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.inputs import InputFile, find_inputs, stamp_of
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.export.request import ExportQuestion
+from pipeline.store.receipts import Receipt
+
+_AGAIN = "seenset run on the data as they are now, in another run directory, judges them"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSource:
+    """An input of audited documents."""
+
+    shards: tuple[Shard, ...]  # in their order
+    name: str  # in the export: a path below the folder that all inputs have in common
+
+    @property
+    def first(self) -> Shard:
+        """The shard with which it begins: all of them agree on path, format and columns."""
+        return self.shards[0]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The text files of a folder of them."""
+        return tuple(file for shard in self.shards for file in shard.files)
+
+
+def sources_of(question: ExportQuestion) -> list[ExportSource]:
+    """The inputs of a run's audited documents, in their order."""
+    groups = [tuple(group) for _, group in itertools.groupby(question.shards, key=lambda shard: shard.path)]
+    places = [place_of(group[0].path, group[0].format == "hub", follow=False) for group in groups]
+    names = relative_names(places)
+    return [ExportSource(group, name) for group, name in zip(groups, names, strict=True)]
+
+
+def place_of(path: str, hub: bool = False, follow: bool = True) -> tuple[str, ...]:
+    """A path or URL as its parts, so that two ways to write one place are equal.
+
+    Args:
+        path: local, or an fsspec URL.
+        hub: whether it is the name of a dataset on the hub.
+        follow: whether links count as what they lead to.
+
+    Raises:
+        UserError: no file system has such a URL.
+    """
+    if hub:
+        return ("hub:", *path.split("/"))
+    try:
+        fs, full = fsspec.core.url_to_fs(path if "://" in path else os.path.expanduser(path))
+    except (ImportError, ValueError, OSError) as error:
+        raise UserError(f"cannot open {path}: {' '.join(str(error).split())}") from None
+    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+        full = os.path.realpath(full) if follow else os.path.abspath(full)
+        return ("file:", *(part for part in full.split("/") if part))
+    protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
+    return (f"{protocol}:", *(part for part in full.split("/") if part))
+
+
+def relative_names(places: Sequence[tuple[str, ...]]) -> list[str]:
+    """Different names for different places: their paths below the folder that they have in common."""
+    levels = zip(*(place[:-1] for place in places), strict=False)
+    common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, levels)))
+    return ["/".join(part.rstrip(":") or "_" for part in place[common:]) for place in places]
+
+
+def check_unchanged(question: ExportQuestion) -> list[InputFile]:
+    """The audited inputs as they are now, none of which differs in size or at an end from what the run read.
+
+    Raises:
+        UserError: one is gone or was changed.
+    """
+    config = question.manifest.config
+    corpus = config.corpus.model_copy(update={"unseen": None, "seen": None})
+    try:
+        inputs = {entry.path: entry for entry in find_inputs(corpus, config.limits)}
+    except UserError as error:
+        raise UserError(
+            f"the documents of this run cannot be read any more ({error}): put them back, or export --list, which "
+            "needs none"
+        ) from None
+    present = []
+    for record in question.manifest.inputs:
+        if record.role == "audit":
+            entry = inputs.get(record.path)
+            if entry is None:
+                raise UserError(
+                    f"{record.name} is gone since the run: put it back, or export --list, which needs no texts"
+                )
+            if entry.content != record.content:
+                raise _changed(record.name)
+            present.append(entry)
+    return present
+
+
+def check_documents(shard: Shard, receipt: Receipt) -> None:
+    """Read a shard, and check that its documents are those that were scored.
+
+    A shard with a document that killed its readers is not read: of that the run keeps no digest.
+
+    Raises:
+        UserError: they are others.
+    """
+    if not receipt.documents:
+        return
+    digest = ContentDigest()
+    for _ in read_shard(shard, digest):
+        pass
+    if digest.hexdigest() != receipt.documents:
+        raise _changed(shard.name)
+
+
+def check_untouched(inputs: Sequence[InputFile]) -> None:
+    """Check that no input was written to since `check_unchanged` looked at it.
+
+    Raises:
+        UserError: one was.
+    """
+    for entry in inputs:
+        if stamp_of(entry) != entry.stamp:
+            raise UserError(f"{entry.name} was written to while it was exported: the same command begins anew")
+
+
+def _changed(name: str) -> UserError:
+    return UserError(
+        f"{name} was changed since the run: its documents are not those that were scored, so no verdict is about them; "
+        f"{_AGAIN}"
+    )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check that no two files of an export have one name.
+
+    Raises:
+        UserError: two have.
+    """
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"{count} inputs would be exported as {name}: give them other names")

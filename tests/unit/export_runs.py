@@ -1,0 +1,138 @@
+"""Builds finished runs for exports: real inputs, receipts and selections over made-up scores, and no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from made_up import sentence
+
+from pipeline.audit.description import build_config
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.plan import make_plan
+from pipeline.audit.scored import read_scored
+from pipeline.audit.select import select_all
+from pipeline.audit.shard_table import write_shards
+from pipeline.corpus.content import ContentDigest
+from pipeline.corpus.documents import Document, id_key, read_shard, text_key
+from pipeline.corpus.near_copies import sketch
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import number_rows
+from pipeline.stages.process import QUARANTINE_SCHEMA
+from pipeline.stages.score import score_schema
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, write_receipt
+from pipeline.store.tables import write_filed
+
+KNOWN = 15
+"""Documents that calibrate: too few for a test of their words, which takes most of a second."""
+
+
+def is_third(document: Document) -> bool:
+    """Whether a document is one of those that the made-up scores single out."""
+    return document.row % 3 == 0
+
+
+def finished_run(
+    folder: Path,
+    source: dict[str, Any],
+    chosen: Callable[[Document], bool] = is_third,
+    direction: str = "members",
+    limit: int | None = None,
+    **settings: Any,
+) -> str:
+    """A run that selected the chosen documents of a source, and no others, if they are at least two; its address.
+
+    Args:
+        folder: for the run and the documents that calibrate.
+        source: of the audited documents, as a configuration has it.
+        chosen: whether a document gets a score far from all others.
+        direction: of the one selection, `chosen`, unless the settings have others.
+        limit: as --limit.
+        settings: of the audit.
+    """
+    folder.mkdir(exist_ok=True, parents=True)
+    known = folder / "known.jsonl"
+    known.write_text("".join(json.dumps({"text": sentence(10_000 + i)}) + "\n" for i in range(KNOWN)))
+    selection = {"name": "chosen", "direction": direction, "detectors": ["loss"], "procedure": "bh", "alpha": 0.25}
+    roles = {"unseen": {"path": str(known)}, "seen": {"path": str(known)}}
+    described = {
+        "run": str(folder / "run"),
+        "model": {"path": "org/model"},
+        "corpus": {"audit": source, **roles},
+        "detectors": ["loss"],
+        "selections": [selection],
+        "resources": {"shard_bytes": 2000},
+        "overlap": "drop",
+        "error_budget": 0.9,
+    }
+    config = build_config({**described, **settings})
+    plan, store = make_plan(config, limit), Store(config.run)
+    shards = number_rows(plan.shards)
+    write_shards(store, shards)
+    sign = 1 if direction == "members" else -1
+    for shard in shards:
+        far = 50.0 * sign if shard.role == "audit" else 0.0
+        _score(store, shard, lambda document, far=far: far if chosen(document) else -far)
+    manifest = Manifest(
+        config=config,
+        limit=limit,
+        seed=7,
+        versions={"seenset": "0.6.0", "torch": "2.9"},
+        fingerprint={"weights": "ab12"},
+        inputs=[InputRecord.model_validate(entry, from_attributes=True) for entry in plan.inputs],
+        passes=[],
+        model=AuditedModel(architecture="LlamaForCausalLM", dtype="float32", max_tokens=2048, parameters=None),
+    )
+    write_manifest(store, manifest)
+    select_all(config, read_scored(store, shards), limit, lambda receipts, f: map(f, receipts))
+    return config.run
+
+
+def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> None:
+    """File made-up scores of a shard, as scoring would: documents that cannot be read go to quarantine."""
+    content, rows, refused, ids = ContentDigest(), [], [], set[str]()
+    for document in read_shard(shard, content):
+        problem = document.problem or (("duplicate_id", "twice") if document.doc_id in ids else None)
+        ids.add(document.doc_id)
+        common = {"doc_id": document.doc_id, "role": shard.role, "row": document.row, "id_key": id_key(document.doc_id)}
+        if problem is not None:
+            refused.append(
+                {**common, "source": shard.name, "stage": "score", "reason": problem[0], "message": problem[1]}
+            )
+            continue
+        noise = np.random.default_rng([shard.role == "audit", document.row]).normal()
+        rows.append(
+            {
+                **common,
+                "group": document.group,
+                "n_tokens": 10,
+                "truncated": False,
+                "text_key": text_key(document.text),
+                "sketch": sketch(document.text),
+                "loss": noise + raised(document),
+            }
+        )
+    data, quarantine = f"scores/{shard.id}-a.parquet", f"quarantine/{shard.id}-a.parquet"
+    files = {data: write_filed(store, data, pa.Table.from_pylist(rows, schema=score_schema(["loss"])))}
+    if refused:
+        files[quarantine] = write_filed(store, quarantine, pa.Table.from_pylist(refused, schema=QUARANTINE_SCHEMA))
+    reasons = [entry["reason"] for entry in refused]
+    receipt = Receipt(
+        shard=shard.id,
+        role=shard.role,
+        n_in=len(rows) + len(refused),
+        n_scored=len(rows),
+        n_quarantined=len(refused),
+        data=data,
+        quarantine=quarantine if refused else None,
+        reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        fingerprint={},
+        files=files,
+        documents=content.hexdigest(),
+    )
+    write_receipt(store, "score", receipt)

@@ -1,0 +1,306 @@
+"""What an export keeps is what came in: rows in their order, all columns and types, and text formats byte for byte."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from export_runs import finished_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import sentence
+
+from pipeline.corpus.shard import Shard
+from pipeline.export.export import Exported, write_export
+from pipeline.export.request import ExportRequest
+from pipeline.export.text_files import copy_rows
+from pipeline.export.verdicts import RowMarks
+
+TEXTS = [
+    f"<b>&amp; {sentence(i)}" + '\u2028 "quoted", é\u0301 \U0001f600' * (i % 2) + "\n\nwith a line" * (i % 5 == 0)
+    for i in range(30)
+]
+NESTED = pa.struct([("tags", pa.list_(pa.string())), ("at", pa.timestamp("us", "UTC")), ("size", pa.decimal128(9, 2))])
+
+
+def table() -> pa.Table:
+    """Columns of many types, with nulls."""
+    n = len(TEXTS)
+    nested = [
+        None if i % 4 == 0 else {"tags": ["x", None, f"<{i}>"], "at": datetime(2024, 1, 1 + i % 9), "size": Decimal(i)}
+        for i in range(n)
+    ]
+    columns = {
+        "id": pa.array([f"d{i}" for i in range(n)], pa.large_string()),
+        "text": pa.array(TEXTS),
+        "n": pa.array([None if i % 7 == 0 else i for i in range(n)], pa.int8()),
+        "score": pa.array([float("nan") if i % 5 == 0 else i / 3 for i in range(n)], pa.float32()),
+        "kind": pa.array([["a", "b", None][i % 3] for i in range(n)]).dictionary_encode(),
+        "nested": pa.array(nested, NESTED),
+        "blob": pa.array([bytes([i, 0, 255]) for i in range(n)], pa.binary()),
+        "nothing": pa.nulls(n),
+    }
+    schema = pa.schema(
+        [pa.field(name, column.type, metadata={"about": name}) for name, column in columns.items()],
+        metadata={"origin": "a test"},
+    )
+    return pa.table(columns, schema=schema)
+
+
+def export(run: str, out: Path, **asked: Any) -> Exported:
+    return write_export(ExportRequest(run, str(out), **asked))
+
+
+def rows_kept(count: int, keep: str = "rest") -> list[int]:
+    return [i for i in range(count) if (i % 3 == 0) == (keep == "selected")]
+
+
+@pytest.mark.parametrize("codec", ["snappy", "none"])
+def test_parquet_keeps_columns_types_metadata_order_and_compression(tmp_path: Path, codec: str) -> None:
+    path = tmp_path / "data/a.parquet"
+    path.parent.mkdir()
+    pq.write_table(table(), path, row_group_size=7, compression=codec)
+    run = finished_run(tmp_path / "w", {"path": str(path), "id": "id"})
+    for keep in ("rest", "selected"):
+        export(run, tmp_path / keep, keep=keep)
+        written = pq.ParquetFile(tmp_path / keep / "a.parquet")
+        assert written.schema_arrow.equals(pq.read_schema(path), check_metadata=True)
+        expected = pq.read_table(path).take(rows_kept(len(TEXTS), keep))
+        # NaN is no value that equals itself, so the column is compared as text
+        for name in expected.column_names:
+            assert repr(written.read([name]).to_pylist()) == repr(expected.select([name]).to_pylist()), name
+        chunk = written.metadata.row_group(0).column(1)
+        assert chunk.compression == {"snappy": "SNAPPY", "none": "UNCOMPRESSED"}[codec]
+
+
+PACKED: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
+    "": (bytes, bytes),
+    ".gz": (gzip.compress, gzip.decompress),
+    ".zst": (zstandard.compress, lambda data: zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()),
+}
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_lines_are_copied_as_they_are(tmp_path: Path, suffix: str) -> None:
+    """Spaces, orders of keys, escapes, fields twice, numbers as they were written, both ends of lines."""
+    pack, unpack = PACKED[suffix]
+    lines = [
+        f'{{ "z": 1.50e2, "text":{json.dumps(text, ensure_ascii=i % 2 == 0)},"a":[{i},null , -0.0]}}'.encode()
+        + (b"\r\n" if i % 4 == 0 else b"\n")
+        for i, text in enumerate(TEXTS)
+    ]
+    lines[4:4] = [b"\n", b"not JSON\n", b'{"text": "\xff broken", "n": 1}\n', b"   \r\n"]
+    lines[-1] = lines[-1].rstrip()
+    path = tmp_path / f"data/a.jsonl{suffix}"
+    path.parent.mkdir()
+    path.write_bytes(pack(b"\xef\xbb\xbf" + b"".join(lines)))
+    run = finished_run(tmp_path / "w", {"path": str(path)})
+    exported = export(run, tmp_path / "rest")
+    blank = (4, 7)
+    kept = [line for i, line in enumerate(lines) if i % 3 or i in (6,)]  # row 6 cannot be read
+    assert unpack((tmp_path / f"rest/a.jsonl{suffix}").read_bytes()) == b"".join(kept)
+    assert exported.counts.quarantined == 2
+    assert "2 audited documents could not be scored (quarantined): nothing is known of them, and they are kept" in (
+        " ".join(exported.sentences())
+    )
+    export(run, tmp_path / "without", quarantined=False)
+    kept = [line for i, line in enumerate(lines) if i % 3 and i not in (5, 6)]
+    assert unpack((tmp_path / f"without/a.jsonl{suffix}").read_bytes()) == b"".join(kept)
+    export(run, tmp_path / "selected", keep="selected")
+    kept = [line for i, line in enumerate(lines) if i % 3 == 0 and i not in (*blank, 6)]
+    assert unpack((tmp_path / f"selected/a.jsonl{suffix}").read_bytes()) == b"\xef\xbb\xbf" + b"".join(kept)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_records_of_csv_are_copied_as_they_are(tmp_path: Path, suffix: str) -> None:
+    pack, unpack = PACKED[suffix]
+    head = b'\xef\xbb\xbfid,"text", n\r\n'
+    records = [
+        f'{i},"{text}",{"" if i % 2 else "01.50"}'.replace('"quoted"', '""quoted""') for i, text in enumerate(TEXTS)
+    ]
+    records[2] = '2,unquoted text that says little,"a ""b""\nc"'
+    data = [record.encode() + (b"\n" if i % 2 else b"\r\n") for i, record in enumerate(records)]
+    data[7] = b"\r\n\n" + data[7].replace(b"7,", b"7,\xff", 1)  # empty lines are no records
+    path = tmp_path / f"data/a.csv{suffix}"
+    path.parent.mkdir()
+    path.write_bytes(pack(head + b"".join(data)))
+    run = finished_run(tmp_path / "w", {"path": str(path)})
+    for keep in ("rest", "selected"):
+        export(run, tmp_path / keep, keep=keep)
+        written = unpack((tmp_path / keep / f"a.csv{suffix}").read_bytes())
+        assert written == head + b"".join(data[i] for i in rows_kept(len(data), keep))
+
+
+fields = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(fields, fields), min_size=1, max_size=20),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    st.randoms(),
+)
+def test_any_csv_is_cut_between_its_records(rows: list[tuple[str, str]], ending: str, quoting: Any, rng: Any) -> None:
+    """What is kept is what `csv` reads of the whole, at the kept places."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator=ending, quoting=quoting).writerows([("id", "text"), *rows])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.csv"
+        path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
+        kept = [i for i in range(len(rows)) if rng.random() < 0.5]
+        sink = io.BytesIO()
+        copy_rows(shard_of(path, "csv"), RowMarks([np.array(kept, dtype=np.int64)], True), sink)
+    whole = list(csv.reader(io.StringIO(buffer.getvalue(), newline="")))
+    written = list(csv.reader(io.StringIO(sink.getvalue().decode(), newline="")))
+    records = [record for record in whole[1:] if record]
+    assert [record for record in written if record] == [whole[0], *(records[i] for i in kept if i < len(records))]
+
+
+def shard_of(path: Path, form: Any) -> Shard:
+    values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
+    return Shard(
+        id="a", role="audit", name=path.name, path=str(path), format=form, id_column=None, group_column=None, **values
+    )
+
+
+@given(
+    st.lists(st.integers(0, 200), unique=True), st.lists(st.integers(0, 30), max_size=12), st.booleans(), st.randoms()
+)
+def test_marks_are_those_of_the_rows_however_they_are_cut(
+    rows: list[int], counts: list[int], keeps: bool, rng: Any
+) -> None:
+    ordered, runs = sorted(rows), []
+    while ordered:
+        cut = rng.randint(0, len(ordered))
+        runs.append(np.array(ordered[:cut], dtype=np.int64))
+        ordered = ordered[cut:]
+    marks, start = RowMarks(runs, keeps), 0
+    for count in counts:
+        assert marks.following(count).tolist() == [(i in rows) is keeps for i in range(start, start + count)]
+        start += count
+    assert marks.unmet() == any(row >= start for row in rows)
+
+
+def test_a_saved_dataset_keeps_features_and_files(tmp_path: Path) -> None:
+    whole = datasets.Dataset.from_dict(
+        {
+            "text": TEXTS,
+            "label": [i % 2 for i in range(len(TEXTS))],
+            "deep": [{"a": [i], "b": None} for i in range(30)],
+        },
+        features=datasets.Features(
+            {
+                "text": datasets.Value("large_string"),
+                "label": datasets.ClassLabel(names=["no", "yes"]),
+                "deep": {"a": datasets.List(datasets.Value("int16")), "b": datasets.Value("string")},
+            }
+        ),
+    )
+    whole.save_to_disk(tmp_path / "data/saved", num_shards=3)
+    run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/saved")})
+    export(run, tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "data/saved").iterdir())
+    assert sorted(path.name for path in (tmp_path / "out/saved").iterdir()) == names
+    written = datasets.load_from_disk(str(tmp_path / "out/saved"))
+    assert written.features == whole.features
+    assert written.to_list() == whole.select(rows_kept(len(TEXTS))).to_list()
+
+
+def test_a_split_of_a_dictionary_stays_one(tmp_path: Path) -> None:
+    parts = {"train": TEXTS[:5], "test": TEXTS}
+    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()})
+    saved.save_to_disk(tmp_path / "data/saved")
+    run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/saved"), "split": "test"})
+    export(run, tmp_path / "out", keep="selected")
+    written = datasets.load_from_disk(str(tmp_path / "out/saved"))
+    assert list(written) == ["test"]
+    assert written["test"]["text"] == [TEXTS[i] for i in rows_kept(len(TEXTS), "selected")]
+
+
+def test_text_files_of_folders_keep_their_names(tmp_path: Path) -> None:
+    for i, text in enumerate(TEXTS):
+        place = tmp_path / f"data/{'ab'[i % 2]}/{i // 2:02}.txt"
+        place.parent.mkdir(exist_ok=True, parents=True)
+        place.write_bytes(b"\xff" if i == 4 else text.encode())
+    run = finished_run(tmp_path / "w", {"path": [str(tmp_path / "data/a"), str(tmp_path / "data/b")]})
+    exported = export(run, tmp_path / "out")
+    removed = {f"{folder}/{i:02}.txt" for folder in "ab" for i in range(0, 15, 3)}
+    names = {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*.txt")}
+    assert set(exported.files) == names - removed
+    for name in exported.files:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
+
+
+def test_files_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
+    for folder in ("x", "y/z"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        write_lines(tmp_path / "data" / folder / "a.jsonl", [f"{folder} {text}" for text in TEXTS])
+    run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/**/*.jsonl")})
+    assert export(run, tmp_path / "out").files == ["x/a.jsonl", "y/z/a.jsonl"]
+    for folder in ("x", "y/z"):
+        written = [json.loads(line)["text"] for line in (tmp_path / "out" / folder / "a.jsonl").open()]
+        assert written == [f"{folder} {TEXTS[i]}" for i in rows_kept(len(TEXTS))]
+
+
+def write_lines(path: Path, texts: list[str], **columns: list[Any]) -> str:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    rows = [{"text": text, **{name: values[i] for name, values in columns.items()}} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_clean_data_set_holds_the_selected_and_no_quarantined_document(tmp_path: Path) -> None:
+    texts = [*TEXTS, " ", TEXTS[3] + " again"]
+    path = write_lines(tmp_path / "data/a.jsonl", texts, id=[*map(str, range(31)), "4"])
+    run = finished_run(tmp_path / "w", {"path": path, "id": "id"}, direction="clean")
+    exported = export(run, tmp_path / "out")
+    written = [json.loads(line)["text"] for line in (tmp_path / "out/a.jsonl").open()]
+    assert written == [texts[i] for i in rows_kept(30, "selected")]
+    assert (exported.counts.selected, exported.counts.quarantined, exported.counts.kept) == (10, 2, 10)
+    assert "2 audited documents could not be scored (quarantined): never selected, so left out" in (
+        " ".join(exported.sentences())
+    )
+    assert export(run, tmp_path / "rest", keep="rest").counts.kept == 22
+
+
+def test_an_id_that_stands_in_an_earlier_shard_is_quarantined_by_its_place(tmp_path: Path) -> None:
+    """Selection takes it out of the scores, and both documents may have one text."""
+    texts = [sentence(i, 60) for i in range(40)]
+    texts[36] = texts[0]
+    ids = [str(i if i != 36 else 0) for i in range(40)]
+    path = write_lines(tmp_path / "data/a.jsonl", texts, id=ids, n=list(range(40)))
+    run = finished_run(tmp_path / "w", {"path": path, "id": "id"})
+    assert export(run, tmp_path / "without", quarantined=False).counts.quarantined == 1
+    assert numbers_in(tmp_path / "without/a.jsonl") == rows_kept(40)
+    export(run, tmp_path / "with")
+    assert numbers_in(tmp_path / "with/a.jsonl") == sorted([*rows_kept(40), 36])
+
+
+def numbers_in(path: Path) -> list[int]:
+    return [json.loads(line)["n"] for line in path.open()]
+
+
+def test_an_input_of_which_nothing_is_kept_is_an_empty_file_of_its_format(tmp_path: Path) -> None:
+    path = tmp_path / "data/b.parquet"
+    path.parent.mkdir()
+    pq.write_table(table(), path)
+    run = finished_run(tmp_path / "w", {"path": str(path), "id": "id"}, chosen=lambda document: False)
+    assert export(run, tmp_path / "out", keep="selected").counts.kept == 0
+    written = pq.read_table(tmp_path / "out/b.parquet")
+    assert len(written) == 0
+    assert written.schema.equals(table().schema)
