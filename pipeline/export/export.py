@@ -246,9 +246,9 @@ def _in_one_line() -> Iterator[None]:
     """Let what a reader raises be said in one line; what a disk raises the command says.
 
     Raises:
-        UserError: an input is damaged.
+        UserError: an input is damaged, or holds what its copy cannot.
     """
     try:
         yield
     except (EOFError, csv.Error, pa.ArrowException) as error:
-        raise UserError(f"an input of the export is damaged: {' '.join(str(error).split())}") from None
+        raise UserError(f"an input cannot be exported: {' '.join(str(error).split())}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +11,13 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.corpus.documents import problem_of
 from pipeline.corpus.formats import open_plain
 from pipeline.corpus.lines import Overlong, csv_columns, csv_records
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError
 from pipeline.export.sources import ExportSource
 from pipeline.export.tables import dataset_of, dataset_tables, parquet_schema, parquet_tables
 from pipeline.export.text_files import kept_lines
@@ -214,18 +216,19 @@ def _line(error: Exception) -> str:
 
 
 def check_features(schema: pa.Schema) -> None:
-    """Check that `datasets` can read the columns.
+    """Check that Parquet can hold the columns, and `datasets` read them.
 
     Raises:
-        UserError: it cannot, and which.
+        UserError: not so, and which.
     """
     import datasets
 
     for field in schema:
         try:
             datasets.Features.from_arrow_schema(pa.schema([field]))
+            pq.ParquetWriter(io.BytesIO(), pa.schema([field])).close()
         except Exception as error:  # the library raises several kinds, all about a type
-            names = nearest(field.name, schema.names, "columns")
             raise UserError(
-                f"column {field.name!r} is {field.type}, which datasets cannot read: {_line(error)}; {names}"
+                f"column {field.name!r} is {field.type}, which a dataset folder cannot hold ({_line(error)}): without "
+                "--huggingface the files keep their format"
             ) from None

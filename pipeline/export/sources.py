@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import posixpath
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def place_of(path: str, hub: bool = False, follow: bool = True) -> tuple[str, ..
         full = os.path.realpath(full) if follow else os.path.abspath(full)
         return ("file:", *(part for part in full.split("/") if part))
     protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
-    return (f"{protocol}:", *(part for part in full.split("/") if part))
+    return (f"{protocol}:", *(part for part in posixpath.normpath(full).split("/") if part))
 
 
 def relative_names(places: Sequence[tuple[str, ...]]) -> list[str]:

@@ -1,0 +1,369 @@
+"""An export never touches an input, is never taken for whole before it is, and says what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from export_runs import finished_run
+from made_up import sentence
+from report_run import amend
+
+from pipeline.audit.history import read_history
+from pipeline.audit.manifest import read_manifest, write_manifest
+from pipeline.errors import IncompleteError, UserError
+from pipeline.export import place
+from pipeline.export.export import Exported, write_export
+from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE, place_of
+from pipeline.export.request import ExportRequest, form_of
+from pipeline.export.sources import relative_names
+from pipeline.store.files import Store
+from ray_jobs.cli import main
+
+MANY = [
+    {"name": name, "direction": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.25}
+    for name in ("members", "strict")
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/a.jsonl, data/b.parquet and w/run; a test that changes something changes a copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    make(folder)
+    return folder
+
+
+def make(folder: Path, **settings: Any) -> str:
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data/a.jsonl").write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(12)))
+    pq.write_table(pa.table({"text": [sentence(i) for i in range(20, 32)]}), folder / "data/b.parquet")
+    return finished_run(folder / "w", {"path": str(folder / "data/*.*")}, **settings)
+
+
+def export(run: str, out: object = None, **request: Any) -> Exported:
+    return write_export(ExportRequest(run, None if out is None else str(out), **request))
+
+
+def refusal(run: str, out: object = None, kind: type[UserError] = UserError, **request: Any) -> str:
+    with pytest.raises(kind) as caught:
+        export(run, out, **request)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# --- where
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("data/a.jsonl", "is an input of the run, corpus.audit's .*a.jsonl: an export never changes its input"),
+        ("w/../data/./a.jsonl", "is an input of the run"),
+        ("link/a.jsonl", "is an input of the run"),
+        ("data", "holds an input of the run, corpus.audit's .*a.jsonl: name a folder of its own"),
+        ("link", "holds an input of the run"),
+        (".", "lie in one another"),
+        ("w/run", "lie in one another: name another"),
+        ("w/run/exports", "lie in one another"),
+        ("w/known.jsonl", "is an input of the run, corpus.(un)?seen's"),
+    ],
+)
+def test_an_export_onto_an_input_or_a_run_is_refused(finished: Path, out: str, message: str) -> None:
+    if not (finished / "link").exists():
+        (finished / "link").symlink_to(finished / "data")
+    before = content(finished)
+    with pytest.raises(UserError, match=message):
+        export(str(finished / "w/run"), finished / out)
+    assert content(finished) == before
+
+
+def test_a_folder_that_the_configuration_reads_whole_is_no_place(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(12)))
+    run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data")})
+    monkeypatch.chdir(tmp_path)
+    assert "lies in corpus.audit's folder" in refusal(run, "data/clean")
+    assert not (tmp_path / "data/clean").exists()
+    other = finished_run(tmp_path / "v", {"path": str(tmp_path / "data/**/*.jsonl")})
+    assert "a later run would read the export as documents" in refusal(other, "data/deep/clean")
+
+
+@pytest.mark.parametrize(
+    "one", ["s3://bucket/data/a.jsonl", "s3a://bucket//data/a.jsonl/", "s3://bucket/data/./a.jsonl"]
+)
+def test_one_object_has_one_place_however_its_url_is_written(one: str) -> None:
+    pytest.importorskip("s3fs")
+    assert place_of(one) == place_of("s3://bucket/data/a.jsonl")
+
+
+def test_names_are_paths_below_the_common_folder() -> None:
+    assert relative_names([("file:", "a", "b", "x.csv")]) == ["x.csv"]
+    assert relative_names([("file:", "a", "b", "x"), ("file:", "a", "c", "x")]) == ["b/x", "c/x"]
+    assert relative_names([("file:", "a", "x"), ("file:", "a", "ab", "x")]) == ["x", "ab/x"]
+    assert relative_names([("file:", "a", "x"), ("s3:", "a", "x")]) == ["file/a/x", "s3/a/x"]
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(finished: Path, tmp_path: Path) -> None:
+    run = str(finished / "w/run")
+    (tmp_path / "out").mkdir()
+    export(run, tmp_path / "out")
+    (tmp_path / "out/mine.txt").write_text("mine")
+    before = content(tmp_path)
+    assert "out holds files that no export wrote, mine.txt" in refusal(run, tmp_path / "out")
+    assert content(tmp_path) == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine.txt").write_text("mine")
+    assert "full is not empty, and no export: it holds mine.txt" in refusal(run, tmp_path / "full")
+    assert "is a file, not a folder" in refusal(run, tmp_path / "full/mine.txt")
+    other = make(tmp_path)
+    (tmp_path / "out/mine.txt").unlink()
+    assert "holds the export of another run" in refusal(other, tmp_path / "out")
+
+
+def test_the_same_export_again_is_the_same_bytes_and_another_takes_its_place(finished: Path, tmp_path: Path) -> None:
+    run = str(finished / "w/run")
+    export(run, tmp_path / "out")
+    before = content(tmp_path / "out")
+    assert sorted(before) == [MARKER_FILE, "README.md", "a.jsonl", "b.parquet"]
+    export(run, tmp_path / "out")
+    assert content(tmp_path / "out") == before
+    export(run, tmp_path / "out", form="list")
+    assert sorted(content(tmp_path / "out")) == [MARKER_FILE, "README.md", "list.jsonl"]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_killed_export_is_not_taken_for_a_whole_one_and_goes_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    run, done = str(finished / "w/run"), []
+
+    class Killed(BaseException):
+        pass
+
+    replaced = place.replaced
+
+    def replaced_until(store: Store, name: str) -> Any:
+        done.append(name)
+        if len(done) == calls:
+            (tmp_path / f"out/.{name}.0123abcd").write_bytes(b"half")  # as a kill leaves it
+            raise Killed
+        return replaced(store, name)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed) if calls < 3 else patch.context():  # type: ignore[attr-defined]
+        patch.setattr(place, "replaced", replaced_until)
+        export(run, tmp_path / "out")
+    export(run, tmp_path / "whole")
+    if calls < 3:
+        assert (tmp_path / "out" / UNFINISHED_FILE).exists()
+        assert not (tmp_path / "out/README.md").exists()
+        assert json.loads((tmp_path / "out" / MARKER_FILE).read_text())["state"] == "writing"
+    export(run, tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_an_export_may_go_to_a_url(finished: Path, tmp_path: Path) -> None:
+    run = str(finished / "w/run")
+    export(run, "memory://bucket/out")
+    export(run, tmp_path / "out")
+    store = Store("memory://bucket/out")
+    assert {name: store.read(name) for name in content(tmp_path / "out")} == content(tmp_path / "out")
+    assert not store.exists(UNFINISHED_FILE)
+    export(run, "memory://bucket/out")
+    assert "holds the export of another run" in refusal(make(tmp_path), "memory://bucket/out")
+
+
+# --- what is asked
+
+
+def test_a_name_that_is_nearly_one_is_said(tmp_path: Path) -> None:
+    run = make(tmp_path, selections=MANY)
+    assert "has several selections, say which: --selection members, strict" in refusal(run, tmp_path / "out")
+    message = refusal(run, tmp_path / "out", selection="member")
+    assert "no selection 'member' in " in message
+    assert message.endswith("did you mean 'members'? selections: members, strict")
+    assert export(run, tmp_path / "out", selection="strict").question.summary.name == "strict"
+
+
+def test_options_that_do_not_go_together_are_refused(finished: Path, tmp_path: Path) -> None:
+    run = str(finished / "w/run")
+    assert "--samples needs the name of the task: --task NAME" in refusal(run, tmp_path / "o", form="samples")
+    assert "--task names the task of --samples" in refusal(run, tmp_path / "o", task="mine")
+    assert "--without-quarantined goes with --keep rest" in (
+        refusal(run, tmp_path / "o", keep="selected", quarantined=False)
+    )
+    with pytest.raises(UserError, match="--list and --samples exclude one another"):
+        form_of({"list": True, "samples": True, "huggingface": False})
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    amend(Store(run), "chosen", supported=False, reasons=["Their words tell them apart."])
+    message = refusal(run, tmp_path / "out")
+    assert message.startswith("selection chosen is NOT SUPPORTED, do not act on it: Their words tell them apart.")
+    assert not (tmp_path / "out").exists()
+    exported = export(run, tmp_path / "out", unsupported_too=True)
+    assert exported.sentences()[0].startswith("chosen: NOT SUPPORTED, do not act on it: Their words")
+    card = (tmp_path / "out/README.md").read_text()
+    after = card.split("---\n", 2)[2].split("\n\n")
+    assert after[0] == "# Documents: chosen"
+    assert after[1].startswith("> **NOT SUPPORTED: do not act on this list.**")
+    assert "expected share" not in card
+
+
+def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
+    run = make(tmp_path, limit=11)
+    assert "the run judged only the first 11 documents (--limit)" in refusal(run, tmp_path / "out")
+    export(run, tmp_path / "out", keep="selected")
+    assert len((tmp_path / "out/a.jsonl").read_text().splitlines()) == 4
+    assert "(a sample: the first 11, not the whole corpus)" in (tmp_path / "out/README.md").read_text()
+
+
+# --- what there is
+
+
+CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "gone": (lambda data: (data / "a.jsonl").unlink(), "a.jsonl is gone since the run: put it back, or export --list"),
+    "all gone": (
+        lambda data: [(data / name).unlink() for name in ("a.jsonl", "b.parquet")],
+        "the documents of this run cannot be read any more .*no file",
+    ),
+    "longer": (
+        lambda data: (data / "a.jsonl").open("a").write(json.dumps({"text": "one more"}) + "\n"),
+        "a.jsonl was changed since the run",
+    ),
+    "another Parquet file": (
+        lambda data: pq.write_table(pa.table({"text": [sentence(i) for i in range(40, 52)]}), data / "b.parquet"),
+        "b.parquet was changed since the run",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_input_that_changed_since_the_run_is_refused_by_name(tmp_path: Path, change: str) -> None:
+    run = make(tmp_path)
+    before = export(run, tmp_path / "list", form="list")
+    CHANGES[change][0](tmp_path / "data")
+    with pytest.raises(UserError, match=CHANGES[change][1]):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert export(run, tmp_path / "again", form="list").counts == before.counts
+
+
+def test_a_change_in_the_middle_of_a_large_file_is_seen_by_its_documents(tmp_path: Path) -> None:
+    """Size and both ends are as they were."""
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data/a.jsonl"
+    path.write_text("".join(json.dumps({"text": sentence(i, 600)}) + "\n" for i in range(100)))
+    assert path.stat().st_size > 3 << 16
+    settings = {"resources": {"shard_bytes": 100_000}}
+    run = finished_run(tmp_path / "w", {"path": str(path)}, **settings)
+    export(run, tmp_path / "before")
+    data = path.read_text()
+    at = data.index("Text 50 ")
+    path.write_text(data[:at] + "Text 05 " + data[at + 8 :])
+    assert "a.jsonl was changed since the run: its documents are not those that were scored" in (
+        refusal(run, tmp_path / "out")
+    )
+
+
+def test_an_answer_that_is_of_other_scores_is_refused(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    store = Store(run)
+    name = "selection/chosen/documents/audit-000000.parquet"
+    documents = store.read_table(name)
+    flipped = documents.set_column(2, "selected", pa.array([True] * len(documents)))
+    store.write_table(name, flipped)
+    assert "makes it anew" in refusal(run, tmp_path / "out")
+    store.write_table(name, documents.take(list(reversed(range(len(documents))))))
+    assert "was made from other scores than the run holds" in refusal(run, tmp_path / "out")
+    store.write_table(name, documents)
+    amend(store, "chosen", n_selected=3)
+    assert "selection chosen counts 3 of 24" in refusal(run, tmp_path / "out")
+
+
+def test_runs_without_an_answer_are_refused(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    store = Store(run)
+    store.remove("selection/chosen/summary.json")
+    assert "is not made yet" in refusal(run, tmp_path / "out", IncompleteError)
+    assert read_history(store)
+    manifest = read_manifest(store)
+    assert manifest is not None
+    corpus = manifest.config.corpus.model_copy(update={"audit": None})
+    write_manifest(store, manifest.model_copy(update={"config": manifest.config.model_copy(update={"corpus": corpus})}))
+    assert "compares documents of known membership" in refusal(run, tmp_path / "out")
+    assert "is not a run directory" in refusal(str(tmp_path / "data"), tmp_path / "out")
+
+
+def test_a_run_of_another_form_is_refused(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    store = Store(run)
+    summary = store.read_json("selection/chosen/summary.json")
+    store.write_json("selection/chosen/summary.json", {**summary, "schema": 9})
+    message = refusal(run, tmp_path / "out")
+    assert "was written by seenset 0.6.0 in form 9, and this version reads form 1: make the selections anew" in message
+    receipt = json.loads(store.read("receipts/score/audit-000000.json"))
+    del receipt["files"], receipt["digest"]
+    store.write_json("selection/chosen/summary.json", summary)
+    store.write_json("receipts/score/audit-000000.json", receipt)
+    assert "which kept no digests of files" in refusal(run, tmp_path / "out")
+
+
+# --- the command
+
+
+def test_the_command_says_what_it_wrote(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = str(finished / "w/run")
+
+    def command(*arguments: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["export", run, *arguments])
+        assert (ended.value.code or 0) == code
+        output = capsys.readouterr()
+        return output.err if code else output.out
+
+    output = command()
+    assert "Of 24 audited documents, 8 were selected as part of the training data of org/model and removed." in output
+    assert output.splitlines()[-1] == "export: run-chosen (2 files, and README.md)"
+    assert "not tested" in output
+    facts = json.loads(command(str(tmp_path / "out"), "--json", "--keep", "selected"))
+    assert (facts["n_audit"], facts["n_selected"], facts["n_kept"], facts["supported"]) == (24, 8, 8, None)
+    assert facts["files"] == ["a.jsonl", "b.parquet"]
+    error = command("out2", "--selection", "choosen", code=2)
+    assert error.count("\n") == 1
+    assert "did you mean 'chosen'?" in error
+    assert "'selected', 'rest'" in command("out2", "--keep", "all", code=2)
+    assert not os.path.exists("out2")
+
+
+def test_the_card_names_no_folder_and_no_markup_of_a_name(tmp_path: Path) -> None:
+    place = tmp_path / "da_ta"
+    place.mkdir()
+    path = place / "<script>*a*|`x`.jsonl"
+    path.write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(12)))
+    run = finished_run(tmp_path / "w", {"path": str(path)}, model={"path": str(tmp_path / "mo<b>del")})
+    export(run, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert str(tmp_path) not in card
+    assert "<" not in card.split("---\n", 2)[2].replace("<K", "")
+    assert "| &lt;script&gt;\\*a\\*\\|\\`x\\`.jsonl | 12 | 8 |" in card
+    assert str(tmp_path) not in (tmp_path / "out" / MARKER_FILE).read_text()
+    listed = export(run, tmp_path / "list", form="list", keep="rest")
+    lines = [json.loads(line) for line in (tmp_path / "list/list.jsonl").open()]
+    assert lines[0] == {"id": f"{path.name}#1", "source": path.name, "row": 1}
+    assert len(lines) == listed.counts.kept == 8
