@@ -15,11 +15,11 @@ from pipeline.errors import UserError
 from pipeline.export.card import ExportCounts, ExportedFile, headline, make_card, quarantine_sentence
 from pipeline.export.huggingface import LeftOut, check_features, common_schema, parquet_names, split_of, tables_of
 from pipeline.export.lists import LIST_FILE, SAMPLES_FILE, find_samples, write_list, write_samples
-from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_apart
+from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_outside
 from pipeline.export.request import ExportQuestion, ExportRequest, Form, settle_request
 from pipeline.export.sources import (
     ExportSource,
-    check_documents,
+    check_digest,
     check_names,
     check_unchanged,
     check_untouched,
@@ -91,14 +91,14 @@ def write_export(request: ExportRequest) -> Exported:
             gone, were changed since the run, or hold what the form cannot.
     """
     question = settle_request(request)
-    check_apart(question)
+    check_outside(question)
     sources = sources_of(question)
     answered = read_answered(question)
     counts = _count(answered, sources)
     with _in_one_line():
         inputs = [] if question.form == "list" else check_unchanged(question)
         for shard in question.shards if inputs else ():
-            check_documents(shard, answered.receipts[shard.id])
+            check_digest(shard, answered.receipts[shard.id])
         draft = _DRAFTS[question.form](answered, sources)
         check_names(draft.names)
         folder = begin_folder(question, draft.names)

@@ -74,7 +74,7 @@ def begin_folder(question: ExportQuestion, names: Sequence[str]) -> ExportFolder
     Raises:
         UserError: the folder is an input, lies in one or holds one; it holds something else.
     """
-    check_apart(question)
+    check_outside(question)
     with _in_words_of_a_folder():
         store = Store(question.out)
         present = _listed(store)
@@ -125,7 +125,7 @@ def _listed(store: Store) -> list[str]:
     return sorted(path[len(store.root) + 1 :] for path in paths)
 
 
-def check_apart(question: ExportQuestion) -> None:
+def check_outside(question: ExportQuestion) -> None:
     """Check that a folder is no input and no run, lies in none and holds none, however it is written.
 
     Raises:

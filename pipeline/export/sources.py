@@ -108,7 +108,7 @@ def check_unchanged(question: ExportQuestion) -> list[InputFile]:
     return present
 
 
-def check_documents(shard: Shard, receipt: Receipt) -> None:
+def check_digest(shard: Shard, receipt: Receipt) -> None:
     """Read a shard, and check that its documents are those that were scored.
 
     A shard with a document that killed its readers is not read: of that the run keeps no digest.

@@ -18,7 +18,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.verdicts import RowMarks
 
-AT_ONCE = 1 << 26
+AT_ONCE = 1 << 25
 """Bytes of rows that are held before they are written, about."""
 
 _ROWS = 1 << 10
