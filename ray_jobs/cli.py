@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | evaluate | trial | schema, and the commands of `ray_jobs.finished` and `ray_jobs.comparing`."""
+"""The command: seenset init | plan | run | evaluate | trial | schema; the others are in `finished` and `comparing`."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from ray_jobs.options import (
     AsJson,
     AsList,
     AsSamples,
+    Every,
     FailIfSelected,
     Kept,
     NoText,
@@ -28,6 +29,7 @@ from ray_jobs.options import (
     StatusPath,
     TaskName,
     UnsupportedToo,
+    Watch,
     WithoutQuarantined,
 )
 
@@ -44,30 +46,25 @@ def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: 
     terminal.print_outcome(run, outcome.status, outcome.report, json_)
 
 
-def status(run: StatusPath, json_: AsJson = False) -> None:
+def status(run: StatusPath, json_: AsJson = False, watch: Watch = False, every: Every = None) -> None:
     """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
-    from pipeline.audit.status import run_status
-    from pipeline.trial.progress import trial_status
+    if every is not None and not watch:
+        raise UserError("--every says how often --watch looks: give both, or neither")
+    from pipeline.audit.status import Status
+    from ray_jobs.watch import read_progress, watch_progress
 
-    if (of_trial := trial_status(run)) is not None:
-        terminal.print_trial_status(of_trial, json_)
-        _exit_with(of_trial.state)
-    status = run_status(run)
+    status = watch_progress(run, json_, every) if watch else read_progress(run)
     if json_:
-        terminal.print_json(status.plain())
-        _exit_with(status.state)
-    terminal.print_line(
-        f"{status.state}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}, "
-        f"scored {status.scored:,}, quarantined {status.quarantined:,}"
-    )
-    if status.state == "running":
-        eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
-        rates = f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s"
-        terminal.print_line(f"{rates}, ETA {eta}")
-    if status.message:
-        terminal.print_line(status.message)
-    terminal.print_summaries(status.selections)
-    terminal.print_history(run)
+        if not watch:
+            terminal.print_json(status.plain())
+    elif not isinstance(status, Status):
+        for line in terminal.trial_lines(status):
+            terminal.print_line(line)
+    else:
+        for line in terminal.status_lines(status):
+            terminal.print_line(line)
+        terminal.print_summaries(status.selections)
+        terminal.print_history(run)
     _exit_with(status.state)
 
 

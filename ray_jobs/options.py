@@ -88,3 +88,10 @@ WithoutQuarantined = Annotated[
 UnsupportedToo = Annotated[
     bool, typer.Option("--unsupported-too", help="Export a selection whose promise a check contradicts, marked so.")
 ]
+Watch = Annotated[
+    bool,
+    typer.Option("--watch", help="Until the run ends; with --json, one object a line whenever it is further."),
+]
+Every = Annotated[
+    float | None, typer.Option("--every", metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default="2")
+]

@@ -41,9 +41,12 @@ class VisibleConsole(Console):
 
 
 def console(errors: bool = False) -> Console:
-    """Standard output, or standard error where the output is JSON; wide where it is no terminal: no table is cut."""
+    """Standard output, or standard error where the output is JSON; wide where it is no terminal: no table is cut.
+
+    In a notebook too it prints text: rich would make an output of HTML of every line.
+    """
     stream = sys.stderr if errors else sys.stdout
-    return VisibleConsole(file=stream, width=None if stream.isatty() else 200)
+    return VisibleConsole(file=stream, width=None if stream.isatty() else 200, force_jupyter=False)
 
 
 def show_all_characters() -> None:
@@ -57,9 +60,9 @@ def print_line(text: str) -> None:
     print(visible(text).replace("\n", LINE_BREAK))
 
 
-def print_json(value: Any) -> None:
-    """One JSON object, indented; what would control a terminal is escaped in it."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+def print_json(value: Any, in_one_line: bool = False) -> None:
+    """One JSON object, indented or in one line; what would control a terminal is escaped in it."""
+    text = json.dumps(value, indent=None if in_one_line else 2, ensure_ascii=False)
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text))
 
 
@@ -133,16 +136,30 @@ def print_starter(path: str, guesses: Sequence[str], missing: Sequence[str], com
     print_line(f"next: {'mend that, then ' if missing else ''}seenset {command} {path}")
 
 
-def print_trial_status(status: TrialStatus, as_json: bool) -> None:
+def trial_lines(status: TrialStatus) -> list[str]:
     """How far a trial is, and the audit that it is at."""
-    if as_json:
-        print_json(status.plain())
-        return
-    print_line(status.line())
-    if status.message:
-        print_line(status.message)
+    lines = [status.line(), *([status.message] if status.message else [])]
     if (audit := status.audit) is not None:
-        print_line(f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {audit.shards_done}/{audit.shards}")
+        lines.append(
+            f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {audit.shards_done}/{audit.shards}"
+        )
+    return lines
+
+
+def status_lines(status: Status) -> list[str]:
+    """How far a run is, without its answers."""
+    stage = "" if status.stage == "score" else f", {status.stage}"
+    scored = f", scored {status.scored:,}" if status.stage == "score" else ""
+    lines = [
+        f"{status.state}{stage}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}{scored}, "
+        f"quarantined {status.quarantined:,}"
+    ]
+    if status.state == "running":
+        eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
+        rates = f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s"
+        under_way = f"{status.under_way:,} more under way, " if status.under_way else ""
+        lines.append(f"{under_way}{rates}, ETA {eta}")
+    return lines + ([status.message] if status.message else [])
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:

@@ -184,6 +184,9 @@ def read_status(store: Store) -> Status | None:
 def run_status(run: str) -> Status:
     """How far a run is, from storage alone: status.json, the receipts and the summaries.
 
+    The counts are those of scoring; where a live driver is at another stage, those of that stage, as it wrote them. A
+    run that stopped and is held by a live driver is running again.
+
     Raises:
         UserError: not a run directory, a damaged file in it, or one of another version.
     """
@@ -197,7 +200,12 @@ def run_status(run: str) -> Status:
     if written is not None:
         of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
         status = status.model_copy(update=of_driver)
-    if status.state == "running" and not lock_is_live(store):
+    live = status.state != "complete" and lock_is_live(store)
+    if live and status.state != "running":
+        status = status.model_copy(update={"state": "running", "exit_code": None, "message": None, "eta_s": None})
+    elif live and written is not None and written.stage != SCORING:
+        status = written
+    elif status.state == "running" and not live:
         update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
         status = status.model_copy(update=update)
     summaries = [read_summary(store, name) for name in answer_names(store, manifest.config)]

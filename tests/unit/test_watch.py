@@ -1,0 +1,296 @@
+"""`seenset status RUN --watch` follows a run to its end, from storage alone, and leaves it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import sentence, write_audit
+
+from pipeline.store.files import Store
+from pipeline.store.lock import RunLock
+from pipeline.store.receipts import read_receipts, withdraw_receipt
+from pipeline.trial.progress import TrialProgress
+from ray_jobs import watch
+from ray_jobs.cli import main
+
+SECONDS = 30.0
+"""Waited for what must come; a test that waits so long has failed."""
+
+
+def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and error of the command."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["status", *arguments])
+    printed = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A finished run of several shards."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = write_audit(
+        folder, tiny_model_folder, [sentence(i) for i in range(40)], [sentence(900 + i) for i in range(40)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(path), "--json"])
+    assert ended.value.code == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def write_status(run: Path, **changes: Any) -> None:
+    """Change what the driver of a run has written of it."""
+    store = Store(str(run))
+    store.write_json("status.json", {**store.read_json("status.json"), **changes})
+
+
+@pytest.fixture
+def held(run: Path) -> Iterator[Path]:
+    """The run, in the hands of a driver that has finished one shard and works on."""
+    store = Store(str(run))
+    write_status(run, state="running", exit_code=None, under_way=5)
+    for receipt in list(read_receipts(store, "score"))[1:]:
+        withdraw_receipt(store, "score", receipt.shard)
+    with RunLock(store):
+        yield run
+
+
+class Looks:
+    """Does one thing before each look at a run, and nothing more when all are done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
+        self.steps, self.looks = list(steps), 0
+        before = watch.read_progress
+
+        def look(run: str) -> Any:
+            self.looks += 1
+            if self.steps:
+                self.steps.pop(0)()
+            return before(run)
+
+        monkeypatch.setattr(watch, "read_progress", look)
+
+
+def nothing() -> None:
+    """No step."""
+
+
+def end(run: Path, state: str = "complete", code: int = 0, message: str | None = None) -> Callable[[], None]:
+    return lambda: write_status(run, state=state, exit_code=code, message=message, under_way=0)
+
+
+def test_plain_lines_come_only_when_a_run_is_further_and_the_answers_at_its_end(
+    held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other_rates() -> None:
+        write_status(held, documents_per_s=9.0, eta_s=3.0)
+
+    def further() -> None:
+        write_status(held, under_way=9)
+
+    looks = Looks(monkeypatch, nothing, other_rates, nothing, further, nothing, end(held))
+    code, out, error = status(capsys, str(held), "--watch", "--every", "0.1")
+    first, second, last, *answers = out.splitlines()
+    assert (code, error, looks.looks) == (0, "", 6)
+    assert first.startswith("running: shards 1/")
+    assert "5 more under way, " in first
+    assert "9 more under way, 9.0 documents/s" in second
+    assert last.startswith("complete: shards 1/")
+    assert any("members" in line for line in answers)
+    assert "members" not in first + second
+
+
+@pytest.mark.parametrize("state", ["incomplete", "failed"])
+def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
+    state: str, held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        end(held, state, 3, "a shard\nis gone")()
+        monkeypatch.setattr("pipeline.audit.status.lock_is_live", lambda store: False)
+
+    Looks(monkeypatch, nothing, stop)
+    code, out, _ = status(capsys, str(held), "--watch", "--every", "0.1")
+    assert code == 3
+    assert "a shard⟨U+000A⟩is gone" in out.splitlines()
+
+
+def test_json_is_one_object_a_line_and_the_last_one_is_how_the_run_ended(
+    held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Looks(monkeypatch, nothing, nothing, lambda: write_status(held, under_way=7), end(held))
+    code, out, _ = status(capsys, str(held), "--watch", "--json", "--every", "0.1")
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(each["state"], each["under_way"]) for each in objects] == [("running", 5), ("running", 7), ("complete", 0)]
+    assert [each["name"] for each in objects[-1]["selections"]] == ["members"]
+
+
+@pytest.mark.parametrize("state", ["complete", "failed"])
+def test_a_run_that_has_ended_is_shown_once(state: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(run, state=state)
+    assert status(capsys, str(run), "--watch") == status(capsys, str(run))
+    watched = status(capsys, str(run), "--watch", "--json")
+    once = status(capsys, str(run), "--json")
+    assert (watched[0], json.loads(watched[1])) == (once[0], json.loads(once[1]))
+
+
+def test_a_run_directory_that_is_not_there_yet_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, error = status(capsys, str(tmp_path / "later"), "--watch")
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert "is not a run directory" in error
+    assert status(capsys, str(tmp_path), "--every", "3")[0] == 2, "--every without --watch"
+    assert status(capsys, str(tmp_path), "--watch", "--every", "0")[0] == 2
+
+
+def test_a_trial_is_watched_with_the_audit_that_it_is_at(
+    held: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "trial"))
+    with RunLock(store), TrialProgress(store, audits=2, points=1) as progress:
+
+        def finish() -> None:
+            progress.end_point()
+            progress.__exit__(None, None, None)
+
+        audit, further = lambda: progress.begin_audit(str(held)), lambda: write_status(held, under_way=6)
+        Looks(monkeypatch, nothing, audit, further, progress.end_audit, nothing, finish)
+        code, out, _ = status(capsys, store.url, "--watch", "--every", "0.1")
+        lines = out.splitlines()
+        assert code == 0
+        assert lines[0] == "trial running: audits 0/2, points 0/1"
+        assert [line.partition(f"; audit {held}: running, score: shards 1/")[1] != "" for line in lines[1:3]] == [
+            True
+        ] * 2
+        assert lines[3:] == ["trial running: audits 1/2, points 0/1", "trial complete: audits 1/2, points 1/1"]
+        objects = status(capsys, store.url, "--watch", "--json")[1].splitlines()
+        assert [json.loads(line)["state"] for line in objects] == ["complete"]
+
+
+def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_is_one_line(
+    held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    looks = Looks(monkeypatch, nothing, fail, fail, nothing, fail, end(held))
+    code, out, error = status(capsys, str(held), "--watch", "--every", "0.1")
+    assert (code, looks.looks) == (0, 6)
+    assert error.splitlines() == ["seenset: storage: [Errno 104] Connection reset by peer; looking again"] * 2
+    assert [line.partition(":")[0] for line in out.splitlines()[:2]] == ["running", "complete"]
+
+    monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.3)
+    Looks(monkeypatch, nothing, *[fail] * 50)
+    end(held, "running")()
+    code, _, error = status(capsys, str(held), "--watch", "--every", "0.1")
+    assert code == 2
+    assert error.splitlines()[-1] == "seenset: storage: [Errno 104] Connection reset by peer"
+    Looks(monkeypatch, fail)
+    code, _, error = status(capsys, str(held), "--watch")
+    assert (code, error.count("\n")) == (2, 1), "what has never answered is not waited for"
+
+
+def test_what_is_no_fault_of_a_store_is_raised(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    Looks(monkeypatch, nothing, fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["status", str(held), "--watch", "--every", "0.1"])
+
+
+def test_a_driver_at_another_stage_is_shown_by_that_stage(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(held, stage="paraphrase", shards_done=2, documents=17, scored=16, quarantined=1, under_way=0)
+    code, out, _ = status(capsys, str(held))
+    assert code == 0
+    assert out.splitlines()[0].startswith("running, paraphrase: shards 2/")
+    assert "documents 17, quarantined 1" in out
+
+
+def test_a_run_that_stopped_and_is_held_again_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(run, state="incomplete", exit_code=3, message="2 shards are missing")
+    assert status(capsys, str(run))[0] == 3
+    with RunLock(Store(str(run))):
+        code, out, _ = status(capsys, str(run))
+    assert code == 0
+    assert out.startswith("running: ")
+    assert "missing" not in out
+
+
+def digest(folder: Path) -> dict[str, bytes]:
+    """All files of a folder but its lock, which beats."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "lock" not in path.parts]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_terminal_is_redrawn_and_ctrl_c_ends_at_once_and_leaves_the_run_alone(held: Path) -> None:
+    before = digest(held)
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "ray_jobs.cli", "status", str(held), "--watch", "--every", "0.2"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment, text=True)
+    os.close(terminal)
+    screen = bytearray()
+
+    def read() -> None:
+        while True:
+            try:
+                screen.extend(os.read(controller, 4096))
+            except OSError:
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    def wait_for(text: bytes) -> None:
+        deadline = time.monotonic() + SECONDS
+        while text not in screen:
+            assert time.monotonic() < deadline, bytes(screen)
+            time.sleep(0.02)
+
+    wait_for(b"5 more under way")
+    write_status(held, under_way=8)
+    wait_for(b"8 more under way")
+    write_status(held, under_way=5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=SECONDS)
+    assert time.monotonic() - began < 5
+    reader.join()
+    os.close(controller)
+    assert process.returncode == 130
+    assert error == "seenset: no longer watched; the run is as it was\n"
+    assert b"\x1b[2K" in screen, "lines are written over"
+    assert b"\x1b[?25h" in screen, "the cursor is shown again"
+    assert digest(held) == before
+
+
+def test_a_reader_that_is_gone_ends_a_watch_without_a_word(held: Path) -> None:
+    command = (
+        f"{sys.executable} -m ray_jobs.cli status {held} --watch --json --every 0.1 | head -1; echo ${{PIPESTATUS[0]}}"
+    )
+    process = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["state"] == "running"
+    write_status(held, under_way=8)
+    out, error = process.communicate(timeout=SECONDS)
+    assert (out, error) == ("130\n", "")
