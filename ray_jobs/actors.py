@@ -32,6 +32,7 @@ from ray_jobs import interrupts
 from ray_jobs.board import start_board
 from ray_jobs.bundles import QUEUED, bundles, packed, shards_in
 from ray_jobs.head import watch_head
+from ray_jobs.metrics import Metrics, ShardMetrics
 from ray_jobs.neighbours import start_private_cluster
 from ray_jobs.nodes import cluster_nodes
 
@@ -55,6 +56,7 @@ class ShardActor:
         self.board = board
         self.reported = 0.0
         self.turns = Turns()
+        self.metrics = Metrics(store_url, stage.name)
         try:
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
@@ -73,6 +75,7 @@ class ShardActor:
         """Finish a shard. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
 
         def on_batch(documents: int, tokens: int) -> None:
+            metrics.advance(documents, tokens)
             if time.monotonic() - self.reported >= TICK_SECONDS:
                 self.reported = time.monotonic()
                 self.board.advance.remote(shard.id, documents, tokens)
@@ -81,7 +84,9 @@ class ShardActor:
             if isinstance(self.worker, UserError):
                 raise self.worker
             with self.turns.take() as turn:
+                metrics = ShardMetrics(self.metrics, turn)
                 receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch, turn)
+            metrics.finish(receipt)
             return {"failure": "", "receipt": json.dumps(receipt.to_dict())}
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)

@@ -95,6 +95,7 @@ def _attempt(
 ) -> Receipt:
     """`process` of a shard without a receipt, which has its turn to read."""
     began = time.monotonic()
+    turn.attempted = True
     name = f"{stage.name}/{shard.id}"
     journal = Journal(store, name, shard.name, driver, eager=driver == LOCAL_DRIVER, alone=turn.work)
     output = Output()
@@ -107,7 +108,7 @@ def _attempt(
             if not journal.careful:
                 turn.end_reading()
 
-        for entries in prepared() if journal.careful else in_background(prepared):
+        for entries in turn.awaited(prepared() if journal.careful else in_background(prepared)):
             turn.work()
             on_batch(len(output.rows) + len(output.refused), output.tokens)
             for batch in longest_first(entries, worker.batch_size):

@@ -305,3 +305,54 @@ def test_the_longest_batch_of_a_window_comes_first(tmp_path: Path) -> None:
     assert [text[0] for kind, text in made[-1].notes if kind == "work"] == ["b", "c", "a"]
     lengths = {row: values["length"] for row, values in read_rows(stage, shards[0], store).items()}
     assert lengths == {0: 7, 1: 39, 2: 20, 3: 7}, "what shares a batch is as it was"
+
+
+def slow(windows: int, seconds: float) -> Any:
+    """Windows that each take a while to be read."""
+    for window in range(windows):
+        time.sleep(seconds)
+        yield window
+
+
+def test_a_worker_without_a_window_starves_and_one_that_works_does_not() -> None:
+    with Turns().take() as turn:
+        began = time.monotonic()
+        for _ in turn.awaited(slow(2, 0.1)):
+            turn.work()
+            time.sleep(0.2)
+        lasted = time.monotonic() - began
+        turn.end()
+    assert 0.2 <= turn.starved <= lasted - 0.4 + 1e-3
+    assert 0.4 <= turn.worked <= lasted - 0.2 + 1e-3
+    assert turn.starved + turn.worked == pytest.approx(lasted, abs=0.02)
+    worked = turn.worked
+    time.sleep(0.05)
+    assert turn.worked == worked, "it has ended"
+
+
+def test_a_shard_that_is_read_while_another_is_worked_on_does_not_starve() -> None:
+    turns, begun, ended = Turns(), threading.Event(), threading.Event()
+    starved: list[float] = []
+
+    def read_ahead() -> None:
+        begun.wait(SECONDS)
+        with turns.take() as turn:
+            windows = turn.awaited(slow(2, 0.15))
+            next(windows)  # while the other one is worked on
+            starved.append(turn.starved)
+            ended.set()
+            turn.work()
+            next(windows)  # while nobody is
+            starved.append(turn.starved)
+            assert 0 <= turn.worked < 0.05
+
+    with turns.take() as first:
+        first.work()
+        thread = threading.Thread(target=read_ahead)
+        thread.start()
+        first.end_reading()
+        begun.set()
+        assert ended.wait(SECONDS)
+    thread.join(SECONDS)
+    assert starved[0] == 0.0
+    assert 0.15 <= starved[1] < 0.15 + 5
