@@ -199,6 +199,8 @@ def run_status(run: str) -> Status:
     written = read_status(store)
     if written is not None:
         of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
+        if written.stage == SCORING and written.shards_done < status.shards_done:
+            of_driver["under_way"] = 0  # what was under way then may be among the finished by now
         status = status.model_copy(update=of_driver)
     live = status.state != "complete" and lock_is_live(store)
     if live and status.state != "running":

@@ -68,7 +68,7 @@ def write_status(run: Path, **changes: Any) -> None:
 def held(run: Path) -> Iterator[Path]:
     """The run, in the hands of a driver that has finished one shard and works on."""
     store = Store(str(run))
-    write_status(run, state="running", exit_code=None, under_way=5)
+    write_status(run, state="running", exit_code=None, shards_done=1, under_way=5)
     for receipt in list(read_receipts(store, "score"))[1:]:
         withdraw_receipt(store, "score", receipt.shard)
     with RunLock(store):
@@ -224,6 +224,12 @@ def test_a_driver_at_another_stage_is_shown_by_that_stage(held: Path, capsys: py
     assert code == 0
     assert out.splitlines()[0].startswith("running, paraphrase: shards 2/")
     assert "documents 17, quarantined 1" in out
+
+
+def test_what_is_under_way_is_not_counted_twice(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(status(capsys, str(held), "--json")[1])["under_way"] == 5
+    write_status(held, shards_done=0)  # a shard has been finished since its driver wrote that
+    assert json.loads(status(capsys, str(held), "--json")[1])["under_way"] == 0
 
 
 def test_a_run_that_stopped_and_is_held_again_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
