@@ -21,6 +21,7 @@ import transformers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pipeline.models.attention import use_fused_attention
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import TokenStatistics
 
@@ -71,6 +72,7 @@ class Numerals:
 def random_model(shape: str, device: str, dtype: torch.dtype, seed: int = 0) -> LanguageModel:
     """A Llama with random weights, in eval mode and without gradients; no text ever ends it."""
     torch.manual_seed(seed)
+    use_fused_attention(device)
     config = LlamaConfig(
         **SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=True, eos_token_id=None, bos_token_id=None
     )
@@ -82,6 +84,7 @@ def random_model(shape: str, device: str, dtype: torch.dtype, seed: int = 0) -> 
 def copy_of(lm: LanguageModel, device: str, dtype: torch.dtype) -> LanguageModel:
     """The same weights on another device or in another type."""
     model: Any = copy.deepcopy(lm.model)
+    use_fused_attention(device)
     return LanguageModel(model.to(device, dtype), lm.tokenizer, torch.device(device), lm.max_tokens)
 
 

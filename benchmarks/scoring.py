@@ -31,6 +31,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Detector, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
+from pipeline.models.attention import use_fused_attention
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
@@ -60,6 +61,7 @@ def load(name: str, device: str, dtype: str) -> LanguageModel:
             num_key_value_heads=8, vocab_size=len(like.tokenizer), max_position_embeddings=8192,
         )  # fmt: skip
         torch.manual_seed(0)
+        use_fused_attention(device)
         with torch.device(device):
             model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval().requires_grad_(False)
         return LanguageModel(model, like.tokenizer, torch.device(device), 8192)

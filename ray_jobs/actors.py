@@ -25,7 +25,7 @@ from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
-from pipeline.stages.turns import Turns
+from pipeline.stages.turns import SHARDS_AT_A_TIME, Turns
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
@@ -46,7 +46,7 @@ REASON_CHARACTERS = 200
 class ShardActor:
     """One actor: bundles of shards in, a receipt (or a failure) out for each shard as it ends.
 
-    It may be called for the next bundle while it works on one; shards of both take turns.
+    It is called for the next bundle while it works on one; shards of both take turns.
     """
 
     def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str, board: Any) -> None:
@@ -234,7 +234,10 @@ def map_shards(
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
             cast(Any, ShardActor),
             fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board),
-            compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=QUEUED),
+            compute=ActorPoolStrategy(
+                size=size, max_tasks_in_flight_per_actor=QUEUED, enable_true_multi_threading=True
+            ),
+            max_concurrency=SHARDS_AT_A_TIME,
             num_cpus=shape.cpus,
             num_gpus=shape.gpus,
             **_environment(resources, shape.gpus),

@@ -23,6 +23,7 @@ from pipeline.corpus.documents import Document, id_key, problem_of
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError, nearest
+from pipeline.models.attention import use_fused_attention
 from pipeline.models.devices import nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
@@ -127,6 +128,7 @@ def score(
     if isinstance(model, (str, PathLike)):
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
+    use_fused_attention(lm.device)
     worker, output = _Scorer(lm, parsed, plan_passes(parsed), *_sizes(lm, batch_tokens, max_tokens)), Output()
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
     entries = _prepare(worker, texts, names, min(max_tokens, lm.max_tokens or max_tokens), output)

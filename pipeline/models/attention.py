@@ -30,11 +30,16 @@ def fused_attention(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
 
 
-def use_fused_attention() -> None:
-    """Make `fused_attention` what transformers calls `sdpa`, in this process."""
+def use_fused_attention(device: Any) -> None:
+    """Make `fused_attention` what transformers calls `sdpa`, in this process, for a model on a GPU.
+
+    Args:
+        device: of the model, as torch names it; with "cpu" nothing is done.
+    """
     from transformers import AttentionInterface
 
-    AttentionInterface.register("sdpa", fused_attention)
+    if str(device) != "cpu":
+        AttentionInterface.register("sdpa", fused_attention)
 
 
 def _takes_groups(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:

@@ -69,8 +69,7 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor were asked for and torch sees none")
-    if gpus > 0:
-        use_fused_attention()
+    use_fused_attention("cuda" if gpus > 0 else "cpu")
     source = locate(config, weights=True)
     check_weights(config, source)
     files = _unpacked(config, source, seq2seq=seq2seq) if _is_cached(config, source) else source
@@ -230,6 +229,7 @@ def open_made_up(
     if sum(parameter.numel() for parameter in model.parameters()) * kind.itemsize > most_bytes:
         return None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    use_fused_attention(device)
     model.to_empty(device=device).tie_weights()
     with torch.no_grad():
         for values in (*model.parameters(), *model.buffers()):

@@ -206,7 +206,8 @@ def budget_of(shape: Shape, card: Card, length: int, others: Sequence[Shape] = (
     return Budget(
         forward=rounded(min(free / forward_bytes(shape, length), MOST_TOKENS)),
         gradient=rounded(min(free / (gradient_bytes(shape, length) / cards), MOST_TOKENS)),
-        # the cache grows a position at a time, beside the one it had: of a layer or, where memory is in pieces, more
+        # its room is taken once; the other half is for reading the prompts, and for a layer's keys where heads share
+        # them or draws leave
         cache=rounded(free / 2 / (cache_bytes(shape) / cards)),
     )
 

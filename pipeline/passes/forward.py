@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.opened import LanguageModel
+from pipeline.models.tail import Tail, agree, stated_tail
 from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.products import multiplies_into_float32
 from pipeline.passes.statistics import RENYI_ORDERS, STATISTICS
@@ -101,24 +102,6 @@ def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str
     return TokenStatistics(log_prob=to_device(torch.tensor(padded), place), mask=to_device(mask, place))
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """How a model's logits follow from its hidden states: softcap(head(hidden) * factor)."""
-
-    base: nn.Module
-    head: nn.Module
-    factor: float
-    softcap: float | None
-
-    def finish(self, logits: Tensor) -> Tensor:
-        """Scale and cap float32 logits in place."""
-        if self.factor != 1.0:
-            logits.mul_(self.factor)
-        if self.softcap is not None:
-            logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits
-
-
 _tails: weakref.WeakKeyDictionary[nn.Module, Tail | None] = weakref.WeakKeyDictionary()
 
 
@@ -130,22 +113,16 @@ def tail_of(model: Any) -> Tail | None:
 
 
 def _find_tail(model: Any) -> Tail | None:
-    base, head = getattr(model, "base_model", None), model.get_output_embeddings()
-    if base is None or base is model or head is None:
+    tail = stated_tail(model)
+    if tail is None:
         return None
-    config = model.config.get_text_config()
-    factor = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    tail = Tail(base, head, factor, getattr(config, "final_logit_softcapping", None))
     device = model.get_input_embeddings().weight.device
-    probe = torch.arange(min(8, config.vocab_size), device=device)[None]
-    whole, hidden = _observed(model, base, probe)
+    probe = torch.arange(min(8, model.config.get_text_config().vocab_size), device=device)[None]
+    whole, hidden = _observed(model, tail.base, probe)
     if hidden is None:
         return None
-    parts = tail.finish(head(hidden).to(torch.float32, copy=True))
-    whole = whole.to(parts.device)  # a model over several devices hands its logits back to the first
-    tolerance = (1e-4 if hidden.dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
-    same = parts.shape == whole.shape and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)
-    return tail if same else None
+    parts = tail.finish(tail.head(hidden).to(torch.float32, copy=True))
+    return tail if agree(parts, whole, hidden.dtype) else None
 
 
 def _observed(model: Any, base: nn.Module, probe: Tensor) -> tuple[Tensor, Tensor | None]:

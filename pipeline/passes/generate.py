@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.passes.key_values import cache_of
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling, sample_tokens
 
@@ -192,12 +193,12 @@ def _run(
     if not rows:
         return
     eos = _eos(lm)
-    batch = _Answers(lm, ids) if isinstance(lm, Seq2SeqModel) else _Continuations(lm, ids)
+    longest = max(row.limit for row in rows)
+    batch = _Answers(lm, ids, longest) if isinstance(lm, Seq2SeqModel) else _Continuations(lm, ids, longest)
     logits = batch.first()
     owners = torch.tensor([row.owner for row in rows], device=lm.device)
     batch.keep(owners)
     logits = logits[owners.to(logits.device)]
-    longest = max(row.limit for row in rows)
     uniforms = torch.from_numpy(np.stack([np.pad(row.uniforms, (0, longest - row.limit)) for row in rows]))
     uniforms = uniforms.to(logits.device)
     live = list(rows)
@@ -237,13 +238,14 @@ class _Continuations:
 
     lm: LanguageModel
     ids: Sequence[Sequence[int]]
+    limit: int  # of new tokens
     cache: Any = field(init=False)
     mask: Tensor | None = field(init=False, default=None)  # None where no prompt is padded, which spares work
     parameters: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters = _forward_parameters(self.lm.model)
-        self.cache = _cache(self.lm.model)
+        self.cache = cache_of(self.lm.model, max(map(len, self.ids)) + self.limit)
 
     def first(self) -> Tensor:
         """Read the prompts, padded on the left; logits of what comes next, (prompts, vocabulary)."""
@@ -281,13 +283,14 @@ class _Answers:
 
     lm: Seq2SeqModel
     ids: Sequence[Sequence[int]]
+    limit: int  # of new tokens
     cache: Any = field(init=False)
     mask: Tensor = field(init=False)
     encoded: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         _forward_parameters(self.lm.model)
-        self.cache = _cache(self.lm.model)
+        self.cache = cache_of(self.lm.model, self.limit)  # the first position stands for the start of a text
 
     def first(self) -> Tensor:
         """Encode the texts, padded on the right; logits of the first token, (texts, vocabulary)."""
@@ -319,14 +322,6 @@ class _Answers:
             use_cache=True,
         )
         return output.logits[:, -1]
-
-
-def _cache(model: Any) -> Any:
-    """An empty cache whose rows can be selected and repeated."""
-    from transformers import DynamicCache, EncoderDecoderCache
-
-    cache = DynamicCache(config=model.config)
-    return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
 
 def _forward_parameters(model: Any) -> frozenset[str]:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.models.opened import LanguageModel
-from pipeline.passes.forward import Tail, tail_of
+from pipeline.models.tail import Tail
+from pipeline.passes.forward import tail_of
 from pipeline.passes.gradient_head import head_gradient
 from pipeline.passes.products import gram, gram_is_cheaper, inner, product_squares, square
 

@@ -36,7 +36,7 @@ def _at_least(values: tl.tensor, limit: tl.tensor) -> tl.tensor:
 def _finished(
     logits: tl.tensor, factor: tl.tensor, softcap: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr
 ) -> tl.tensor:
-    """As `forward.Tail.finish`, in float32."""
+    """As `models.tail.Tail.finish`, in float32."""
     logits = logits.to(tl.float32)
     if SCALED:
         logits = logits * factor

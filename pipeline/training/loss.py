@@ -6,13 +6,14 @@ import inspect
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
+
+from pipeline.models.tail import Tail, agree, stated_tail
 
 PIECE_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 27}
 """Logits that exist at a time: what a CPU trains on in one pass stays below, and a GPU has half a GiB in float32."""
@@ -44,12 +45,12 @@ def _mean_loss(model: Any, ids: Tensor, mask: Tensor, predicted: Tensor, targets
     vocabulary = causal.config.get_text_config().vocab_size
     if ids.numel() * vocabulary > limit and may_have_head(causal):
         hidden, last = hidden_states(model, ids, mask)
-        head = _proven_head(causal, hidden, last)
-        if head is not None:
+        tail = _proven_tail(causal, hidden, last)
+        if tail is not None:
             rows = hidden[:, :-1][predicted.to(hidden.device)]
             pieces = -(-len(rows) // max(1, limit // vocabulary))
-            weights = [w for w in head.module.parameters() if w.requires_grad] if torch.is_grad_enabled() else []
-            total: Tensor = _InPieces.apply(rows, targets.to(rows.device), head, pieces, *weights)
+            weights = [w for w in tail.head.parameters() if w.requires_grad] if torch.is_grad_enabled() else []
+            total: Tensor = _InPieces.apply(rows, targets.to(rows.device), tail, pieces, *weights)
             return total / len(targets)
     with attention(ids.device, ids.shape[1]):
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
@@ -84,56 +85,33 @@ def hidden_states(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
     return outputs[-1].last_hidden_state, logits
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """How a model's logits follow from its hidden states: softcap(module(hidden) * factor)."""
-
-    module: nn.Module
-    factor: float
-    softcap: float | None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Of hidden states (..., hidden), float32 (..., vocabulary)."""
-        logits: Tensor = self.module(hidden).float()
-        if self.factor != 1.0:
-            logits = logits * self.factor
-        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
-
-
 _proven: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def may_have_head(causal: Any) -> bool:
     """Whether a model can be run up to its head; one that another device holds a part of is used as a whole."""
-    if not _proven.get(causal, True):
-        return False
-    module, base = causal.get_output_embeddings(), getattr(causal, "base_model", causal)
-    if module is None or base is causal or any(hasattr(weight, "ds_id") for weight in module.parameters()):
+    tail = stated_tail(causal) if _proven.get(causal, True) else None
+    if tail is None or any(hasattr(weight, "ds_id") for weight in tail.head.parameters()):
         return False
     return "logits_to_keep" in inspect.signature(causal.forward).parameters
 
 
-def _proven_head(causal: Any, hidden: Tensor, last: Tensor) -> Head | None:
-    """The head, if it gives the logits that the model itself gave of the last column; else the model has another tail.
+def _proven_tail(causal: Any, hidden: Tensor, last: Tensor) -> Tail | None:
+    """The tail, if it gives the logits that the model itself gave of the last column; else the model has another.
 
     It is applied with gradients at hand: autocast keeps what it casts, and would keep it without them.
     """
-    config = causal.config.get_text_config()
-    factor = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    head = Head(causal.get_output_embeddings(), factor, getattr(config, "final_logit_softcapping", None))
-    if causal not in _proven:
-        parts, whole = head.logits(hidden[:, -1:]).detach(), last.detach().float()
-        tolerance = (1e-4 if last.dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
-        same = parts.shape == whole.shape
-        _proven[causal] = same and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)
-    return head if _proven[causal] else None
+    tail = stated_tail(causal)
+    if tail is not None and causal not in _proven:
+        _proven[causal] = agree(tail.logits(hidden[:, -1:]).detach(), last.detach().float(), last.dtype)
+    return tail if _proven[causal] else None
 
 
 class _InPieces(torch.autograd.Function):
     """Sum of the cross-entropy of rows, with the gradient taken piece by piece while the loss is."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, targets: Tensor, head: Head, pieces: int, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, targets: Tensor, tail: Tail, pieces: int, *weights: Tensor) -> Tensor:
         """Of rows (tokens, hidden) and targets (tokens,); `weights` are those of the head that are trained."""
         total = torch.zeros((), device=rows.device)
         wanted = ctx.needs_input_grad[0] or bool(weights)
@@ -142,7 +120,7 @@ class _InPieces(torch.autograd.Function):
         for some, right in zip(rows.tensor_split(pieces), targets.tensor_split(pieces), strict=True):
             with torch.enable_grad():
                 piece = some.detach().requires_grad_(wanted)
-                loss = cross_entropy(head.logits(piece), right, reduction="sum")
+                loss = cross_entropy(tail.logits(piece), right, reduction="sum")
             total += loss.detach()
             if wanted:
                 with torch.autocast(rows.device.type, enabled=False):

@@ -11,10 +11,13 @@ import pytest
 import torch
 from claimed_device import ClaimedDevices, real
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from benchmarks.device import random_model
 from pipeline.config.models import ModelConfig
-from pipeline.models.attention import use_fused_attention
-from pipeline.models.load import _quantization, fingerprint_model
+from pipeline.models.attention import fused_attention, use_fused_attention
+from pipeline.models.load import _quantization, fingerprint_model, open_made_up
+from seenset import score
 
 IDS = torch.arange(12)[None]
 
@@ -49,9 +52,31 @@ def test_the_fingerprint_names_the_kind_of_four_bits(tiny_model_folder: Path) ->
 def registered() -> Iterator[None]:
     """Our attention, until the end of the test."""
     before = AttentionInterface._global_mapping["sdpa"]
-    use_fused_attention()
+    use_fused_attention("cuda")
     yield
     AttentionInterface.register("sdpa", before)
+
+
+@pytest.mark.parametrize("opened", ["of random weights", "made up for its pace", "by the caller"])
+def test_whatever_opens_a_model_on_a_gpu_has_that_attention(
+    opened: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = AttentionInterface._global_mapping["sdpa"]
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", plain)  # put back afterwards
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    if opened == "of random weights":
+        random_model("tiny", "cpu", torch.float32)
+        assert AttentionInterface._global_mapping["sdpa"] is sdpa_attention_forward
+        random_model("tiny", "meta", torch.float32)
+    elif opened == "by the caller":
+        lm = random_model("tiny", "meta", torch.float32)
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
+        assert score(lm, [], detectors=["loss"]).num_rows == 0
+    else:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        with pytest.raises((AssertionError, RuntimeError)):  # there is none for its weights
+            open_made_up(ModelConfig(path=str(tiny_model_folder)), "float32", 1, 1 << 30)
+    assert AttentionInterface._global_mapping["sdpa"] is fused_attention
 
 
 @pytest.mark.usefixtures("registered")

@@ -18,9 +18,10 @@ from transformers import (
 )
 
 from pipeline.models.load import LanguageModel
+from pipeline.models.tail import Tail
 from pipeline.passes import forward as module
 from pipeline.passes import sweep_kernel
-from pipeline.passes.forward import STATISTICS, Tail, forward
+from pipeline.passes.forward import STATISTICS, forward
 from pipeline.passes.sweep_triton import BLOCK, fused_sweep
 
 ROUNDING = 2.0**-24

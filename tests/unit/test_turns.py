@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
+from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import LOCAL_DRIVER, process, read_rows
@@ -26,103 +22,6 @@ from pipeline.stages.score import window_of
 from pipeline.stages.turns import SHARDS_AT_A_TIME, Turns
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-
-SECONDS = 20.0
-"""Waited for what must come; a test that waits so long has failed."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of the stage of these tests."""
-
-    together: bool = False  # whether work on the first window waits until a window of the next shard is read
-    deadly_at: str = ""  # a file that says that the first shard is worked on: then the deadly document is read
-    window: int = 4
-
-
-class Recorder:
-    """Notes in which order windows are prepared and batches worked on; its rows depend on what shares a batch."""
-
-    def __init__(self, stage: Stage, placement: Placement) -> None:
-        self.settings: Settings = stage.settings
-        self.window = Window(self.settings.window)
-        self.batch_size: BatchSize | None = BatchSize(40)
-        self.notes: list[tuple[str, str]] = []
-        self.ahead = threading.Event()
-        self.inside: dict[str, int] = {"prepare": 0, "work": 0}
-        self.most: dict[str, int] = {"prepare": 0, "work": 0}
-        self.counting = threading.Lock()
-
-    def open(self, shard: Shard, store: Store, output: Output) -> None:
-        pass
-
-    def enter(self, kind: str, text: str) -> None:
-        with self.counting:
-            self.notes.append((kind, text))
-            self.inside[kind] += 1
-            self.most[kind] = max(self.most[kind], self.inside[kind])
-
-    def leave(self, kind: str, text: str) -> None:
-        with self.counting:
-            self.notes.append((f"{kind} ended", text))
-            self.inside[kind] -= 1
-
-    def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
-        self.enter("prepare", documents[0].text)
-        time.sleep(0.005)
-        if documents[0].text.startswith("b"):
-            self.ahead.set()
-        if self.settings.deadly_at and any("deadly to tokenise" in document.text for document in documents):
-            flag, end = Path(self.settings.deadly_at), time.monotonic() + 1
-            while not flag.exists() and time.monotonic() < end:
-                time.sleep(0.005)
-            os._exit(1)
-        self.leave("prepare", documents[0].text)
-        if any("wrong to tokenise" in document.text for document in documents):
-            raise ValueError("no tokens")
-        return [Entry(document, len(document.text), document.text) for document in documents]
-
-    def work(self, batch: list[Entry], output: Output) -> None:
-        self.enter("work", batch[0].work)
-        time.sleep(0.005)
-        if self.settings.together and batch[0].work.startswith("a"):
-            assert self.ahead.wait(SECONDS), "the next shard is not read while this one is worked on"
-        if self.settings.deadly_at and batch[0].work.startswith("a") and not Path(self.settings.deadly_at).exists():
-            Path(self.settings.deadly_at).touch()
-            time.sleep(SECONDS)  # its process is killed by what is read ahead
-        for entry in batch:
-            output.keep(entry.document, length=sum(len(other.work) for other in batch))
-        self.leave("work", batch[0].work)
-
-
-made: list[Recorder] = []
-
-
-def make(stage: Stage, placement: Placement) -> Recorder:
-    made.append(Recorder(stage, placement))
-    return made[-1]
-
-
-def stage_of(**settings: Any) -> Stage:
-    schema = rows_schema(("length", pa.int64()))
-    return Stage("turns", "turns", schema, Settings(**settings), None, 0, make, model_digests())
-
-
-def shards_of(folder: Path, *texts: list[str]) -> tuple[list[Shard], Store]:
-    """A shard of each list of texts, and a store."""
-    folder.mkdir(exist_ok=True)
-    paths = [str(folder / f"{number}.jsonl") for number in range(len(texts))]
-    for path, some in zip(paths, texts, strict=True):
-        Path(path).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
-    corpus = {"audit": {"path": paths}}
-    config = build_config({"run": str(folder / "run"), "model": {"path": "none"}, "corpus": corpus})
-    shards = make_plan(config).shards
-    assert len(shards) == len(texts)
-    return list(shards), Store(config.run)
-
-
-def letters(letter: str, count: int) -> list[str]:
-    return [letter * (1 + number % 7) for number in range(count)]
 
 
 def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:
@@ -156,7 +55,7 @@ Way = Callable[[Stage, list[Shard], Store], None]
 @pytest.mark.parametrize("finish", WAYS)
 def test_the_next_shard_is_read_while_this_one_is_worked_on(finish: Way, tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4))
-    stage = stage_of(together=True)
+    stage = stage_of(together=2)
     finish(stage, shards, store)
     notes = made[-1].notes
     assert notes.index(("prepare", "b")) < max(
@@ -178,7 +77,7 @@ def test_one_shard_is_read_at_a_time_and_one_is_worked_on(finish: Way, tmp_path:
 
 def test_a_window_is_read_while_the_one_before_is_worked_on(tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, ["a", "a", "a", "a", "b"])
-    stage = stage_of(together=True)
+    stage = stage_of(together=2)
     in_one_process(stage, shards, store)
     assert len(read_rows(stage, shards[0], store)) == 5
 
@@ -226,7 +125,7 @@ def attempts(work: Callable[[], None]) -> int:
 @pytest.mark.parametrize("finish", WAYS)
 def test_a_document_that_kills_while_it_is_read_ahead_is_found_and_no_other(finish: Way, tmp_path: Path) -> None:
     texts = [letters("a", 4), ["b", "bb", "b deadly to tokenise", "bbbb", "bbbbb"], letters("c", 6)]
-    stage = stage_of(deadly_at=str(tmp_path / "flag"))
+    stage = stage_of(together=3, deadly_at=str(tmp_path / "flag"))
     shards, store = shards_of(tmp_path / "killed", *texts)
     assert attempts(lambda: finish(stage, shards, store)) <= 6
     assert (tmp_path / "flag").exists(), "it was read ahead"
