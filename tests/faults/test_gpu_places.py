@@ -59,6 +59,42 @@ for command in ("plan", "run"):
 cluster.shutdown()
 """
 
+NOT_THERE = """
+import json, os
+import ray
+from ray.cluster_utils import Cluster
+from pipeline.errors import UserError
+from ray_jobs.devices import gpus_of_cluster
+
+def claim():
+    import os
+    from types import SimpleNamespace
+    import torch
+    memory, name = os.environ["CLAIMED_GPU"].split() if "CLAIMED_GPU" in os.environ else (0, "")
+    torch.cuda.is_available = lambda: bool(name)
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(total_memory=int(memory) << 30, name=name)
+
+def answer(gpus, same):
+    try:
+        return gpus_of_cluster(gpus, same)
+    except UserError as error:
+        return str(error)
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=2, num_gpus=2, env_vars={"CLAIMED_GPU": "80 H100"})
+cluster.add_node(num_cpus=2, num_gpus=1, env_vars={"CLAIMED_GPU": "24 L4"})
+cluster.wait_for_nodes()
+settings = {"log_to_driver": False, "logging_level": "ERROR"}
+ray.init(cluster.address, **settings)
+answers = [answer(1.0, False), answer(0.5, True)]
+ray.shutdown()
+ray.init(cluster.address, runtime_env={"worker_process_setup_hook": claim}, **settings)
+answers += [answer(1.0, False), answer(0.3, False), answer(1.0, True)]
+print(json.dumps(answers))
+cluster.shutdown()
+"""
+
 
 def output_of(script: str, path: Path) -> list[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
@@ -84,3 +120,13 @@ def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit:
     lines = [line for line in output_of(TWO_NODES, path) if line.startswith(("plan", "run"))]
     refusal = "seenset: resources.gpus_per_actor is 4, the largest of 2 nodes has 3 GPUs and 6 CPUs"
     assert lines == [f"plan 4 2 {refusal}", "plan 3 0", f"run 4 2 {refusal}"]
+
+
+@pytest.mark.slow
+def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none(tmp_path: Path) -> None:
+    missing, missing_share, least, least_share, unlike = json.loads(output_of(NOT_THERE, tmp_path)[-1])
+    for line in (missing, missing_share):
+        assert "torch sees no GPU on a node that has one for Ray" in line
+        assert "\n" not in line
+    assert least == least_share == [24 << 30, "L4"]
+    assert unlike.startswith("resources.deterministic needs GPUs of one model, the cluster has H100, L4: ")

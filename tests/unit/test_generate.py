@@ -13,6 +13,7 @@ from transformers import (
     BartForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
+    DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -34,7 +35,9 @@ from transformers.generation.logits_process import (
 
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
+from pipeline.passes.budget import cache_bytes, shape_of
 from pipeline.passes.generate import Prompt, continuations, whole_words
+from pipeline.passes.key_values import cache_of
 from pipeline.passes.sampling import Sampling, sample_tokens
 
 SIZES = {
@@ -270,3 +273,39 @@ def test_nothing_asked_for_is_nothing_drawn(llama):
 @pytest.mark.parametrize(("text", "words"), [("", 0), (" a", 0), ("a b", 1), ("a b ", 2), (" \n", 0), ("a\n\nb c", 2)])
 def test_a_word_is_whole_when_whitespace_is_behind_it(text, words):
     assert whole_words(text) == words
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_keys_and_values_are_written_in_place_and_the_numbers_are_those_of_copies(kind: str) -> None:
+    torch.manual_seed(0)
+    model = MAKERS[kind](60).eval()
+    prompts, steps = torch.randint(1, 60, (2, 5)), torch.randint(1, 60, (6, 4))
+    chosen = {0: torch.tensor([0, 0, 1, 1, 1, 0]), 3: torch.tensor([1, 2, 5])}
+    caches = cache_of(model, 5 + 4), DynamicCache(config=model.config)
+    places: list[set[int]] = []
+    with torch.inference_mode():
+        for cache in caches:
+            model(input_ids=prompts, past_key_values=cache, use_cache=True)
+        for step in range(4):
+            if step in chosen:
+                steps = steps[: len(chosen[step])]
+                for cache in caches:
+                    cache.reorder_cache(chosen[step])
+                places.append(set())
+            ours, theirs = (
+                model(input_ids=steps[:, step, None], past_key_values=cache, use_cache=True).logits for cache in caches
+            )
+            assert torch.equal(ours, theirs)
+            places[-1].add(caches[0].layers[-1].keys.data_ptr())
+    if kind != "gemma2":  # whose last layer looks at a window
+        assert [len(place) for place in places] == [1, 1], "the room is taken when rows are chosen, and kept"
+
+
+def test_the_room_of_a_batch_is_what_its_budget_counts() -> None:
+    model = MAKERS["llama"](60).eval()
+    cache = cache_of(model, 5 + 4)
+    with torch.inference_mode():
+        model(input_ids=torch.ones(2, 5, dtype=torch.long), past_key_values=cache, use_cache=True)
+        cache.reorder_cache(torch.tensor([0, 0, 1]))
+    room = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
+    assert room == 3 * (5 + 4) * cache_bytes(shape_of(model.config, "float32"))
