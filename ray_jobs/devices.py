@@ -9,10 +9,10 @@ from pipeline.audit.budgets import with_memory
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.places import actor_shape
 from pipeline.config.audit import ResourcesConfig
-from pipeline.errors import UserError
+from pipeline.errors import UserError, one_line
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.store.files import Store
-from ray_jobs.actors import connect
+from ray_jobs.actors import REASON_CHARACTERS, connect
 from ray_jobs.nodes import cluster_nodes
 
 DEVICE_FILE = "device.json"
@@ -83,7 +83,7 @@ def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0.0) >= min(1.0, gpus)]
-    ask = ray.remote(num_gpus=min(1.0, gpus), num_cpus=0, max_retries=1)(gpus_in_sight)
+    ask = ray.remote(num_gpus=min(1.0, gpus), num_cpus=0, max_retries=1)(_card)
     answers = [
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
         for node in nodes
@@ -93,12 +93,26 @@ def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
         cards = ray.get(answers, timeout=ASK_SECONDS)
     except ray.exceptions.GetTimeoutError:
         raise UserError(f"{len(nodes)} nodes with GPUs did not all answer in {ASK_SECONDS:g} s; {hint}") from None
-    except ray.exceptions.RayTaskError as error:
-        raise UserError(f"a node with GPUs cannot tell their memory ({error.cause}); {hint}") from None
-    names = sorted({name for _, name in cards})
+    except ray.exceptions.RayError as error:
+        reason = one_line(str(getattr(error, "cause", error)))[:REASON_CHARACTERS]
+        raise UserError(f"a node with GPUs cannot tell their memory ({reason}); {hint}") from None
+    blind = [(node["NodeManagerAddress"], reason) for node, (_, _, reason) in zip(nodes, cards, strict=True) if reason]
+    if blind:
+        (address, reason), others = blind[0], len(blind) - 1
+        more = f", and {others} more" if others else ""
+        raise UserError(f"GPUs of the node at {address}{more} cannot be used: {reason}")
+    names = sorted({name for _, name, _ in cards})
     if same and len(names) > 1:
         raise UserError(
             f"resources.deterministic needs GPUs of one model, the cluster has {', '.join(names)}: "
             "leave the others out, or set it to false"
         )
-    return min(memory for memory, _ in cards), names[0]
+    return min(memory for memory, _, _ in cards), names[0]
+
+
+def _card() -> tuple[int, str, str]:
+    """What a node answers: memory and model of its GPUs, or why it cannot tell; an error would be a trace a node."""
+    try:
+        return *gpus_in_sight(), ""
+    except Exception as error:  # of many kinds: a driver's, torch's
+        return 0, "", one_line(str(error)) or type(error).__name__

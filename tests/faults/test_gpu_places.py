@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,16 +93,21 @@ ray.shutdown()
 ray.init(cluster.address, runtime_env={"worker_process_setup_hook": claim}, **settings)
 answers += [answer(1.0, False), answer(0.3, False), answer(1.0, True)]
 print(json.dumps(answers))
+ray.shutdown()
 cluster.shutdown()
 """
 
 
-def output_of(script: str, path: Path) -> list[str]:
+def run_script(script: str, path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    return done
+
+
+def output_of(script: str, path: Path) -> list[str]:
+    return run_script(script, path).stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -124,9 +130,12 @@ def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit:
 
 @pytest.mark.slow
 def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none(tmp_path: Path) -> None:
-    missing, missing_share, least, least_share, unlike = json.loads(output_of(NOT_THERE, tmp_path)[-1])
+    done = run_script(NOT_THERE, tmp_path)
+    missing, missing_share, least, least_share, unlike = json.loads(done.stdout.splitlines()[-1])
     for line in (missing, missing_share):
-        assert "torch sees no GPU on a node that has one for Ray" in line
-        assert "\n" not in line
-    assert least == least_share == [24 << 30, "L4"]
+        reason = "torch sees no GPU on a node that has one for Ray: install the torch of its CUDA there"
+        assert re.fullmatch(rf"GPUs of the node at [\d.]+, and 1 more cannot be used: {reason}", line)
+    assert "Traceback" not in done.stderr
+    assert "Unhandled error" not in done.stderr
+    assert least[0] == least_share[0] == 24 << 30
     assert unlike.startswith("resources.deterministic needs GPUs of one model, the cluster has H100, L4: ")
