@@ -16,6 +16,7 @@ document, and of `selected.parquet` a selected one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -168,7 +169,7 @@ def _watched(config: Path) -> _Run:
     command = [sys.executable, "-m", "ray_jobs.cli", "run", str(config), "--json"]
     driver = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while driver.poll() is None:
-        run.driver_mb = max(run.driver_mb, _peak_mb(driver.pid))
+        run.driver_mb = max(run.driver_mb, *map(_peak_mb, _drivers(driver)))
         done = len(os.listdir(receipts)) if receipts.exists() else 0
         if done and not run.first_receipt:
             run.first_receipt = time.perf_counter() - began
@@ -198,6 +199,14 @@ def _watched(config: Path) -> _Run:
 
 def _bytes(folder: Path, pattern: str) -> int:
     return sum(file.stat().st_size for file in folder.glob(pattern))
+
+
+def _drivers(command: psutil.Popen) -> list[int]:
+    """The process of a command, and its child that does the work where a cluster may be used."""
+    with contextlib.suppress(psutil.Error):
+        words = command.cmdline()
+        return [command.pid, *(child.pid for child in command.children() if child.cmdline() == words)]
+    return [command.pid]
 
 
 def _peak_mb(process: int) -> float:

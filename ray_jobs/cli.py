@@ -14,8 +14,7 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full
-from ray_jobs import comparing, finished, interrupts, terminal
-from ray_jobs.ending import begin_command, fail, finish_command, is_of_storage, leave_at_once, message_of_storage
+from ray_jobs import comparing, ending, finished, guard, head, interrupts, terminal
 from ray_jobs.options import AsJson, ConfigPath, FailIfSelected, Limit, MatchedFolder, NoText, Overrides, TrialPath
 
 if TYPE_CHECKING:
@@ -147,6 +146,7 @@ def trial(
     ] = None,
 ) -> None:
     """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
+    from pipeline.audit.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
     from pipeline.trial.shift import check_shifts
@@ -154,6 +154,7 @@ def trial(
     described, points = load_trial(config, set_ or ())
     check_inputs(described, points)
     check_shifts(points)
+    guard.guard(may_need_cluster(described.resources))
     from ray_jobs.trial import run_trial
 
     console = terminal.console(errors=json_)
@@ -209,6 +210,7 @@ def schema(
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
     """The plan of an audit or an evaluation; what is wrong shows here, before torch is imported for seconds."""
     from pipeline.audit.description import load_config, load_evaluation
+    from pipeline.audit.machine import may_need_cluster
     from pipeline.audit.plan import check_model_files, make_plan
     from pipeline.endpoint.keys import withdraw_keys
 
@@ -216,6 +218,7 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     withdraw_keys(audit.models)
     planned = make_plan(audit, limit)
     check_model_files(planned.config)
+    guard.guard(may_need_cluster(audit.resources, planned))
     return planned
 
 
@@ -225,34 +228,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its usual one keeps what sorted tables leave
     collect_rarely()
     interrupts.listen()
-    begin_command()
+    ending.begin_command()
+    guard.begin_guarding(arguments is None)
     terminal.show_all_characters()
     try:
         try:
-            code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+            with head.head_watched():
+                code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
         finally:
             if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
                 keys.give_keys_back()
     except UserError as error:
-        fail(str(error), int(error.exit_code))
+        ending.fail(str(error), int(error.exit_code))
     except TyperException as error:
-        fail(_message_of(error), int(ExitCode.USER_ERROR))
+        ending.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
     except Exception as error:
         if is_full(error):
-            fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
-        if not is_of_storage(error):
+            ending.fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
+        if not ending.is_of_storage(error):
+            ending.note_fault()
             raise
-        passing = getattr(error, "errno", None) == errno.EIO
-        fail(message_of_storage(error), int(ExitCode.INCOMPLETE if passing else ExitCode.USER_ERROR))
+        code = ExitCode.INCOMPLETE if getattr(error, "errno", None) == errno.EIO else ExitCode.USER_ERROR
+        ending.fail(ending.message_of_storage(error), int(code))
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
-        leave_at_once("interrupted; the same command goes on from here", code)
-    finish_command(code or 0)
-
-
-def _message_of(error: TyperException) -> str:
-    return str(getattr(error, "format_message", error.__str__)())
+        ending.leave_at_once("interrupted; the same command goes on from here", code)
+    ending.finish_command(code or 0)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import threading
 from typing import NoReturn
 
 from pipeline.errors import one_line
+from ray_jobs.guard import note_end, note_said
 
 LONGEST_LINE = 2000
 """Characters of an error that are printed."""
@@ -61,6 +62,11 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def note_fault() -> None:
+    """Keep exit code 1 for an error that Python is about to print with its traceback."""
+    _decide(1)
+
+
 def finish_command(code: int) -> NoReturn:
     """End with an exit code."""
     sys.exit(_decide(code))
@@ -72,9 +78,11 @@ def _decide(code: int, message: str = "") -> int:
     with _lock:
         if _code is None:
             _code = code
+            note_end(code, message)
             if message:
                 print(f"seenset: {one_line(message)}", file=sys.stderr)
             with contextlib.suppress(OSError, ValueError):  # closed, or full: Python says so when it ends
                 sys.stdout.flush()
                 sys.stderr.flush()
+            note_said()
         return _code

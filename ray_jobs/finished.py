@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pipeline.errors import ExitCode, UserError
-from ray_jobs import terminal
+from ray_jobs import guard, terminal
 from ray_jobs.options import (
     TRAINED_HELP,
     AsHuggingFace,
@@ -164,6 +164,7 @@ def _exit_with(state: str) -> NoReturn:
 def check_run(run: str, overrides: list[str] | None = None) -> None:
     """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
     from pipeline.audit.description import build_config
+    from pipeline.audit.machine import may_need_cluster
     from pipeline.audit.manifest import read_run
     from pipeline.store.files import Store
 
@@ -173,3 +174,4 @@ def check_run(run: str, overrides: list[str] | None = None) -> None:
             f"{run} compares documents of known membership, and asks nothing: the same seenset evaluate goes on with it"
         )
     build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
+    guard.guard(may_need_cluster(manifest.config.resources))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from ray_jobs import ending, interrupts
+from ray_jobs.guard import note_cluster
 
 PATIENCE_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 PATIENCE = 60.0
@@ -55,6 +56,7 @@ def watch_head() -> None:
     if not address or (address == _watched and _lost is None):
         return
     _lost, _watched = None, address
+    note_cluster(address)
     places = [_Place("its head node", address, max(MARGIN, _patience()) - MARGIN)]
     here = ray.get_runtime_context().get_node_id()
     for node in ray.nodes():

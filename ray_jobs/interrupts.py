@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Any
+
+ONCE_SECONDS = 1.0
+"""In which signals count as one: of Ctrl-C a process may get its own and that of the parent that guards it."""
 
 _stop_requested = False
 _listening = False
+_last = -ONCE_SECONDS
 
 
 def listen() -> None:
@@ -40,6 +45,8 @@ def check() -> None:
 
 
 def _interrupt(*_: Any) -> None:
-    global _stop_requested
-    _stop_requested = True
-    raise KeyboardInterrupt
+    global _stop_requested, _last
+    again = _stop_requested and time.monotonic() - _last < ONCE_SECONDS
+    _stop_requested, _last = True, time.monotonic()
+    if not again:
+        raise KeyboardInterrupt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from dataclasses import dataclass
 
 from pipeline.audit.plan import Plan
@@ -43,6 +45,22 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
         return False
     passes = sum(1 + entry.get("paraphrases", 0) + entry.get("draws", 0) for entry in plan.passes())
     return passes * sum(plan.estimated_tokens().values()) <= LOCAL_TOKENS["cuda" if gpus else "cpu"]
+
+
+def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bool:
+    """Whether a cluster may do the work, before anything that counts GPUs is imported; True where that is not known.
+
+    Args:
+        resources: of the audit, or of a trial.
+        plan: of the audit, if it has been made.
+
+    Raises:
+        UserError: as `runs_locally`.
+    """
+    if plan is None:
+        return resources.cluster != "local"
+    several = len(glob.glob("/dev/nvidia[0-9]*")) > 1
+    return not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 2 if several else 0)
 
 
 def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:

@@ -71,7 +71,7 @@ def look_at(process: psutil.Process, folder: Path, sighting: Sighting) -> None:
     for member in family:
         with contextlib.suppress(psutil.Error, OSError):
             name = " ".join(member.cmdline())[:80]
-            if member.pid != process.pid:
+            if member.pid != process.pid and member.cmdline() != process.cmdline():  # the command, or its child
                 sighting.children.add(member.pid)
                 if KEY.encode() in Path(f"/proc/{member.pid}/environ").read_bytes():
                     sighting.with_key.add(name)
