@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class _Reader:
     at_once: AtOnce
     first: int = 0  # row of the file at which the batch begins
     batch: pa.RecordBatch | None = None
-    batches: Iterator[tuple[int, pa.RecordBatch]] | None = None
+    batches: Generator[tuple[int, pa.RecordBatch], None, None] | None = None
 
     def reaches(self, row: int) -> bool:
         """Whether a row lies ahead, in the row group where the reader stopped."""
@@ -60,11 +61,15 @@ class _Reader:
         self.first, self.batch = next(self.batches, (0, None))
 
     def close(self) -> None:
+        """Close the file and let go of its buffers: the reader and its batches refer to each other."""
+        if self.batches is not None:
+            self.batches.close()
+        self.batches = self.batch = None
         self.parquet.close(force=True)
         if self.file is not None:
             self.file.close()
 
-    def _from(self, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _from(self, first: int) -> Generator[tuple[int, pa.RecordBatch], None, None]:
         for group in range(first, len(self.ends)):
             row = self.ends[group - 1] if group else 0
             rows = self.at_once(self.parquet.metadata, group)
@@ -222,6 +227,12 @@ def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -
         OSError: the footer is damaged.
         pyarrow.ArrowException: likewise.
     """
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_begin_reading, metadata, columns, size).result()
+
+
+def _begin_reading(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
+    """As `check_chunks`, in a thread: PyArrow keeps `_Unread` for ever, and that the frames of its callers."""
     parquet = pq.ParquetFile(pa.PythonFile(_Content(size), "r"), metadata=metadata, pre_buffer=True)
     try:
         next(parquet.iter_batches(1, columns=list(columns), use_threads=False), None)
