@@ -44,7 +44,7 @@ from ray_jobs import adapters, interrupts
 from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
-from ray_jobs.beginning import begin_model, check_meanwhile, machine_of
+from ray_jobs.beginning import Checks, begin_model, check_meanwhile, machine_of
 from ray_jobs.devices import device_of_run, device_on_file, note_device
 from ray_jobs.finetune import Adapter
 from ray_jobs.head import check_head, head_watched
@@ -81,12 +81,14 @@ class _Driver:
     reporter: Reporter
     machine: LocalMachine | None  # None: the work is done on a cluster
     early: SharedModels | None  # the audited model, being opened for the first local stage that scores
+    checks: Checks  # of the documents
 
     def check(self) -> None:
-        """Stop a driver whose lock was taken over, that was interrupted, or whose cluster is lost."""
+        """Stop a driver whose lock was taken over, that was interrupted, whose cluster is lost or documents no good."""
         self.lock.check()
         interrupts.check()
         check_head()
+        self.checks.look()
 
 
 def run_audit(
@@ -168,7 +170,7 @@ def _scoring(
     early = begin_model(plan, store, machine)
     with RunLock(store, reporter.say) as lock:
         store = lock.held
-        check_meanwhile(plan, store, reporter, machine, early)
+        checks = check_meanwhile(plan, store, reporter, machine, early)
         store.begin()
         forget_finished(store)
         unscored = pending(plan, STAGE, store)
@@ -184,12 +186,15 @@ def _scoring(
             reporter.say(line)
         unscored = pending(plan, STAGE, store)
         status = StatusFile(store, Counts(len(plan.shards)))
-        driver = _Driver(store, lock, status, reporter, machine, early)
+        driver = _Driver(store, lock, status, reporter, machine, early, checks)
         try:
             *before, scoring = work.stages
             finetuning = _finetuning(driver, config, work)
+            if finetuning is not None or before:
+                checks.wait()  # before what takes hours; scoring begins beside it
             _prepare(driver, finetuning, before, plan)
             _finish(driver, scoring, plan)
+            checks.wait()
             if unscored:
                 check_inputs_since(plan, work.stages, store, fold)
             scored = read_scored(store, plan.shards, plan.config.near_copies)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from pipeline.audit.before_scoring import check_before_scoring
-from pipeline.audit.checking import check_apart
+from pipeline.audit.checking import check_apart, check_aside
 from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.places import actor_shape
 from pipeline.audit.plan import Plan, pending
 from pipeline.audit.precheck import check_documents
+from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.models.libraries import uncollected
 from pipeline.models.load import open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
@@ -22,26 +28,86 @@ from ray_jobs.actors import check_cluster, cluster_is_named, connect
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter
 
+WAITING_TOKENS = 1 << 22
+"""Of all documents: no more are checked before a cluster begins with them, whatever the checks take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """The checks of the documents, under way in another process or done."""
+
+    under_way: Future[None]
+    lines: list[str]  # to be said: while a cluster starts, nobody sees what is written to standard error
+    reporter: Reporter
+
+    def look(self) -> None:
+        """Stop the run if the checks have ended and say so.
+
+        Raises:
+            UserError: as `check_before_scoring`.
+        """
+        if self.under_way.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the checks, and say what they found.
+
+        Raises:
+            UserError: as `check_before_scoring`.
+        """
+        try:
+            self.under_way.result()
+        finally:
+            while self.lines:
+                self.reporter.say(self.lines.pop(0))
+
 
 def check_meanwhile(
     plan: Plan, store: Store, reporter: Reporter, machine: LocalMachine | None, early: SharedModels | None
-) -> None:
-    """Check the documents, and start the cluster meanwhile where there is work for it.
+) -> Checks:
+    """Check the documents; where there is work for a cluster, start it meanwhile.
+
+    A corpus of which only a sample is checked is scored beside the checks.
 
     Raises:
         UserError: as `check_before_scoring` and `connect`, or an actor is larger than any node.
     """
+    checks = Checks(Future(), [], reporter)
     if machine is not None or not pending(plan, STAGE, store):
         check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
-        return
-    lines: list[str] = []  # said afterwards: while a cluster starts, nobody sees what is written to standard error
-    with ThreadPoolExecutor(1) as pool:
-        checking = pool.submit(check_before_scoring, plan, store, lines.append)
-        connect()
-        actor_shape(plan.config.resources, cluster_nodes())
-        checking.result()
-    for line in lines:
-        reporter.say(line)
+        checks.under_way.set_result(None)
+        return checks
+    _begin(partial(check_before_scoring, plan, store, checks.lines.append, check_aside), checks.under_way)
+    imports: Future[None] = Future()
+    _begin(partial(_import_for_cluster, plan.config), imports)
+    connect()
+    actor_shape(plan.config.resources, cluster_nodes())
+    imports.exception()  # whoever imports it again says what is wrong
+    if sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
+        checks.wait()
+    return checks
+
+
+def _begin(work: Callable[[], None], result: Future[None]) -> None:
+    """Do something in a thread that does not hold up the end of the process."""
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            result.set_result(None)
+
+    threading.Thread(target=run, name="seenset-beginning", daemon=True).start()
+
+
+def _import_for_cluster(config: AuditConfig) -> None:
+    """Import what the driver needs next, which takes seconds, while a cluster starts."""
+    with uncollected():
+        if isinstance(config.model, ModelConfig):
+            from transformers.models.auto import configuration_auto, modeling_auto  # noqa: F401
+        import ray.data  # noqa: F401
 
 
 def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:

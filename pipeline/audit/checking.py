@@ -17,21 +17,30 @@ from pipeline.audit.plan import Plan
 from pipeline.audit.precheck import Effort, Precheck, check_documents
 from pipeline.models.libraries import collect_rarely
 
+NICENESS = 10
+"""Of a check beside work that has begun: workers that start have most of the cores."""
+
 _SIZE = 8  # bytes that say how long a message is
 
 
-def check_apart(plan: Plan, effort: Effort) -> Precheck:
+def check_apart(plan: Plan, effort: Effort, niceness: int = 0) -> Precheck:
     """`check_documents` in a process that ends with this one; where there can be none, in this process.
 
     Args:
         plan: of the audit.
         effort: how much to read.
+        niceness: how far the process stands back where others want its core, in [0, 19].
 
     Raises:
         UserError: as `check_documents`.
     """
-    answer = _answer(pickle.dumps((plan, effort)))
+    answer = _answer(pickle.dumps((plan, effort, niceness)))
     return check_documents(plan, effort) if answer is None else answer
+
+
+def check_aside(plan: Plan, effort: Effort) -> Precheck:
+    """`check_apart` beside work that has begun and does not wait for it."""
+    return check_apart(plan, effort, NICENESS)
 
 
 def _answer(work: bytes) -> Precheck | None:
@@ -88,7 +97,8 @@ def answer_check() -> None:
     if work is None:
         return
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    plan, effort = pickle.loads(work)
+    plan, effort, niceness = pickle.loads(work)
+    os.nice(niceness)
     _send(answers, pickle.dumps(check_documents(plan, effort)))
 
 
