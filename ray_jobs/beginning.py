@@ -19,12 +19,12 @@ from pipeline.audit.precheck import check_documents
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
-from pipeline.models.libraries import uncollected
+from pipeline.models.libraries import import_models, uncollected
 from pipeline.models.load import open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
-from ray_jobs.actors import check_cluster, cluster_is_named, connect
+from ray_jobs.actors import actors, check_cluster, cluster_is_named, connect
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter
 
@@ -80,8 +80,11 @@ def check_meanwhile(
     _begin(partial(check_before_scoring, plan, store, checks.lines.append, check_aside), checks.under_way)
     imports: Future[None] = Future()
     _begin(partial(_import_for_cluster, plan.config), imports)
+    mine = not cluster_is_named()
     connect()
-    actor_shape(plan.config.resources, cluster_nodes())
+    count, shape = actors(plan.config.resources, cluster_nodes(), len(pending(plan, STAGE, store)))
+    if mine and not shape.gpus:
+        _warm(count)
     imports.exception()  # whoever imports it again says what is wrong
     if sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
         checks.wait()
@@ -100,6 +103,15 @@ def _begin(work: Callable[[], None], result: Future[None]) -> None:
             result.set_result(None)
 
     threading.Thread(target=run, name="seenset-beginning", daemon=True).start()
+
+
+def _warm(workers: int) -> None:
+    """Let idle workers of a cluster on this machine import what their actors will need: Ray makes these of them."""
+    import ray
+
+    load = ray.remote(num_cpus=1, max_retries=0)(import_models)
+    for _ in range(workers):
+        load.remote()
 
 
 def _import_for_cluster(config: AuditConfig) -> None:
