@@ -28,7 +28,7 @@ from ray_jobs.actors import actors, check_cluster, cluster_is_named, connect
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter
 
-WAITING_TOKENS = 1 << 22
+WAITING_TOKENS = 1 << 21
 """Of all documents: no more are checked before a cluster begins with them, whatever the checks take."""
 
 
@@ -67,7 +67,7 @@ def check_meanwhile(
 ) -> Checks:
     """Check the documents; where there is work for a cluster, start it meanwhile.
 
-    A corpus of which only a sample is checked is scored beside the checks.
+    Shards of a large corpus are scored beside the checks.
 
     Raises:
         UserError: as `check_before_scoring` and `connect`, or an actor is larger than any node.
