@@ -27,8 +27,8 @@ assert os.getpid() != first
 """
 CONNECTED = "guard.note_cluster('10.0.0.7:6379')\n"
 WORKING = """
-print(os.getpid(), flush=True)
 try:
+    print(os.getpid(), flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     ending.fail('stopped', 130)
