@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
