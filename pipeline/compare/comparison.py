@@ -22,7 +22,7 @@ from pipeline.compare.finished_runs import (
     shared_selections,
     sorted_documents,
 )
-from pipeline.compare.joining import Shared, check_shared, count_shared, joined
+from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.selection.conformal import mix
@@ -155,7 +155,7 @@ def compare_runs(
     with contextlib.ExitStack() as stack:
         sides = [_Sides(one, other, stack, a, b) for one, other in summaries]
         shared = count_shared(sides[0].rows)
-        check_shared(shared, True)
+        refuse_different(shared, True)
         write_pieces(store, CHANGES_FILE, CHANGES_SCHEMA, (piece for side in sides for piece in side.changes()))
         for side in sides:
             pairs = side.scores(shared.n_shared)
@@ -207,7 +207,7 @@ class _Sides:
 
     def changes(self) -> Iterator[pa.Table]:
         """The gained and the lost, by id; all documents are counted."""
-        for part in joined(self.rows):
+        for part in side_by_side(self.rows):
             one, other = part.shared
             before, after = (table["selected"].to_numpy() for table in (one, other))
             self.counts["kept"] += int((before & after).sum())
@@ -229,7 +229,7 @@ class _Sides:
         """The scores of documents that both runs scored, of at most about MOST_POINTS."""
         share = min(1.0, MOST_POINTS / max(1, n_shared))
         columns: list[list[list[np.ndarray]]] = [[[], []] for _ in self.pairs]
-        for part in joined(self.rows):
+        for part in side_by_side(self.rows):
             one, other = part.shared
             keep = one["scored"].to_numpy() & other["scored"].to_numpy()
             if share < 1:

@@ -36,7 +36,7 @@ def differences(a: FinishedRun, b: FinishedRun, selections: list[str]) -> list[D
     """
     parts = [
         ("configuration", _settings(a), _settings(b)),
-        ("selection", _asked(a, selections), _asked(b, selections)),
+        ("selection", _questions(a, selections), _questions(b, selections)),
         ("fingerprint", a.manifest.fingerprint, b.manifest.fingerprint),
         ("model", a.manifest.model.plain(), b.manifest.model.plain()),
         ("version", a.manifest.versions, b.manifest.versions),
@@ -53,7 +53,7 @@ def _settings(run: FinishedRun) -> dict[str, Any]:
     return {**kept, "limit": run.manifest.limit}
 
 
-def _asked(run: FinishedRun, selections: list[str]) -> dict[str, Any]:
+def _questions(run: FinishedRun, selections: list[str]) -> dict[str, Any]:
     return {name: run.settings(name) for name in selections}
 
 

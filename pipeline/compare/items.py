@@ -19,7 +19,7 @@ from pipeline.compare.finished_runs import (
     shared_ids,
     sorted_documents,
 )
-from pipeline.compare.joining import joined
+from pipeline.compare.joining import side_by_side
 from pipeline.compare.joint import decide_jointly, joint_documents
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
@@ -110,7 +110,7 @@ def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tu
     clean: set[str] = set()
     with joint_documents(runs, name, False) as (summaries, rows, shared):
         answer = decide_jointly(runs, summaries, rows, shared, alpha)
-        for part in joined(rows):
+        for part in side_by_side(rows):
             p = np.stack([table["p_value"].to_numpy() for table in part.shared])
             keep = joint_levels(answer.evidence, p) <= answer.proved.level
             clean.update(part.shared[0]["doc_id"].filter(pa.array(keep)).to_pylist())

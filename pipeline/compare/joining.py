@@ -45,7 +45,7 @@ class Shared(Record):
         return f"the runs audited {each} documents and share {self.n_shared:,}{other}"
 
 
-def joined(runs: Sequence[SortedRows]) -> Iterator[JoinedPart]:
+def side_by_side(runs: Sequence[SortedRows]) -> Iterator[JoinedPart]:
     """The documents of several runs side by side, in the order of their ids; may be asked for several times.
 
     Args:
@@ -145,7 +145,7 @@ def count_shared(runs: Sequence[SortedRows]) -> Shared:
     """How many documents runs have in common: one pass over their rows."""
     shared = other = 0
     repeated = np.zeros(len(runs), dtype=np.int64)
-    for part in joined(runs):
+    for part in side_by_side(runs):
         shared += len(part.shared[0])
         other += part.n_other_text
         repeated += part.n_repeated
@@ -153,7 +153,7 @@ def count_shared(runs: Sequence[SortedRows]) -> Shared:
     return Shared(n_documents=counts, n_repeated=repeated.tolist(), n_shared=shared, n_other_text=other)
 
 
-def check_shared(shared: Shared, on_shared: bool) -> None:
+def refuse_different(shared: Shared, on_shared: bool) -> None:
     """Refuse runs that audited different documents, unless the shared ones alone are wanted.
 
     Raises:

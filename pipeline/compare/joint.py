@@ -22,7 +22,7 @@ from pipeline.compare.finished_runs import (
     same_models,
     sorted_documents,
 )
-from pipeline.compare.joining import Shared, check_shared, count_shared, joined
+from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.selection.joint import (
@@ -149,7 +149,7 @@ def joint_documents(
             rows.append(sorted_documents(run, summary))
             stack.callback(rows[-1].close)
         shared = count_shared(rows)
-        check_shared(shared, on_shared)
+        refuse_different(shared, on_shared)
         yield summaries, rows, shared
 
 
@@ -201,7 +201,7 @@ def decide_jointly(
     ]
     plain = [one.plain() for one in evidence]
     counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-    for part in joined(rows):
+    for part in side_by_side(rows):
         p = np.stack([table["p_value"].to_numpy() for table in part.shared])
         _check_places(p, runs, summaries)
         for total, kind in zip(counts, (evidence, plain), strict=True):
@@ -318,7 +318,7 @@ def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -
         ):
             selected = SortedRows(_schema(len(evidence)), ["largest_p", "doc_id"])
             stack.callback(selected.close)
-            for part in joined(rows):
+            for part in side_by_side(rows):
                 p = np.stack([table["p_value"].to_numpy() for table in part.shared])
                 keep = joint_levels(kind, p) <= cut.level
                 e = e_values(joint_levels(evidence, p[:, keep]), evidence[0].m, evidence[0].alpha)

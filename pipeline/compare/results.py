@@ -144,9 +144,9 @@ def _sample_files(path: str) -> list[str]:
         raise UserError(f"cannot read results {path}: {one_line(str(error))}") from None
     last: dict[tuple[str, str], tuple[str, str]] = {}
     for file in files:
-        if found := _SAMPLES.search(file.rsplit("/", 1)[-1]):
-            key = (file.rsplit("/", 1)[0], found["task"])
-            last[key] = max(last.get(key, ("", "")), (found["date"], file))
+        if match := _SAMPLES.search(file.rsplit("/", 1)[-1]):
+            key = (file.rsplit("/", 1)[0], match["task"])
+            last[key] = max(last.get(key, ("", "")), (match["date"], file))
     if not last:
         raise UserError(f"{path} holds no sample files (samples_TASK_DATE.jsonl): run lm-eval with --log_samples")
     return [fs.unstrip_protocol(file) if "://" in path else file for _, file in last.values()]

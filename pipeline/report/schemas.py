@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.audit.evaluation import Evaluation
@@ -30,18 +31,18 @@ RECORDS: dict[str, type[VersionedRecord]] = {
 """The files by name, and what they hold."""
 
 
-def render_schemas() -> dict[str, bytes]:
+def render_schemas(records: Mapping[str, type[VersionedRecord]] = RECORDS) -> dict[str, bytes]:
     """File name -> JSON schema (draft 2020-12) of every record."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return {
-        f"{name}.schema.json": to_json({**dialect, **record.model_json_schema()}) for name, record in RECORDS.items()
+        f"{name}.schema.json": to_json({**dialect, **record.model_json_schema()}) for name, record in records.items()
     }
 
 
-def write_schemas(folder: Path) -> None:
+def write_schemas(folder: Path, records: Mapping[str, type[VersionedRecord]] = RECORDS) -> None:
     """Write the schemas into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, schema in render_schemas().items():
+    for name, schema in render_schemas(records).items():
         (folder / name).write_bytes(schema)
 
 

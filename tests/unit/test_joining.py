@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import common_folder
-from pipeline.compare.joining import check_shared, count_shared, joined
+from pipeline.compare.joining import count_shared, refuse_different, side_by_side
 from pipeline.errors import UserError
 from pipeline.store import pieces
 from pipeline.store.pieces import SortedRows
@@ -58,7 +58,7 @@ def test_runs_share_the_documents_whose_id_and_text_are_the_same(runs: list[list
     keys = [of_id(run) for run in runs]
     common = set.intersection(*map(set, keys))
     shared = {name for name in common if len({one[name] for one in keys if one[name]}) <= 1}
-    parts = list(joined([rows_of(run) for run in runs]))
+    parts = list(side_by_side([rows_of(run) for run in runs]))
     met = [name for part in parts for name in part.shared[0]["doc_id"].to_pylist()]
     assert met == sorted(shared)
     for index, one in enumerate(keys):
@@ -82,7 +82,7 @@ def test_rows_that_are_sorted_on_disk_are_joined_as_in_memory(monkeypatch: pytes
     for one in (first, second):
         rng.shuffle(one)
     runs = [rows_of(first), rows_of(second)]
-    parts = list(joined(runs))
+    parts = list(side_by_side(runs))
     assert len(parts) > 10
     assert max(len(table) for part in parts for table in part.shared) < 700
     assert [name for part in parts for name in part.shared[1]["doc_id"].to_pylist()] == [
@@ -96,11 +96,11 @@ def test_rows_that_are_sorted_on_disk_are_joined_as_in_memory(monkeypatch: pytes
 def test_runs_of_different_documents_are_refused_with_the_number_that_they_share() -> None:
     counts = count_shared([rows_of([("a", 1), ("b", 1), ("c", 1)]), rows_of([("a", 1), ("b", 2)])])
     with pytest.raises(UserError, match=r"audited 3 and 2 documents and share 1; 1 more have the same id and another"):
-        check_shared(counts, False)
-    check_shared(counts, True)
+        refuse_different(counts, False)
+    refuse_different(counts, True)
     none = count_shared([rows_of([("a", 1)]), rows_of([("b", 1)])])
     with pytest.raises(UserError, match="share 0: nothing can be compared; give both corpora an id column"):
-        check_shared(none, True)
+        refuse_different(none, True)
 
 
 @pytest.mark.parametrize(
