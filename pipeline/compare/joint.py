@@ -279,7 +279,7 @@ def _report(
         largest_p=lists[1],
         supported=False if False in standing else (None if None in standing else True),
         reasons=[f"{run.store.url}: {reason}" for run, summary, _ in named for reason in summary.reasons],
-        warnings=_warnings(runs, shared, small),
+        warnings=_warnings(runs, summaries, shared, small),
         fewest=small.fewest,
         needed_for_any=small.needed_for_any,
         needed_for_1_percent=small.needed_for_1_percent,
@@ -287,8 +287,11 @@ def _report(
     )
 
 
-def _warnings(runs: Sequence[FinishedRun], shared: Shared, small: JointResolution) -> list[str]:
+def _warnings(
+    runs: Sequence[FinishedRun], summaries: Sequence[Summary], shared: Shared, small: JointResolution
+) -> list[str]:
     warnings = same_models(runs)
+    warnings += untested(runs, summaries)
     if not shared.alike:
         warnings.append(f"{shared.sentence()}; only those are judged")
     limits = [run for run in runs if run.manifest.limit is not None]
@@ -296,6 +299,12 @@ def _warnings(runs: Sequence[FinishedRun], shared: Shared, small: JointResolutio
     if small.fewest > shared.n_shared:
         warnings.append("nothing can be selected at this alpha with so few calibration documents")
     return warnings
+
+
+def untested(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
+    """What was not tested, or not conclusively, of runs whose checks contradict nothing."""
+    named = zip(runs, summaries, strict=True)
+    return [f"{run.store.url}: {remark}" for run, one in named if one.supported is None for remark in one.remarks]
 
 
 def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -> None:

@@ -52,7 +52,7 @@ def error(selected: np.ndarray, seen: np.ndarray) -> float:
     return float((selected & seen.any(axis=0)).sum() / max(1, selected.sum()))
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.95])
+@pytest.mark.parametrize("alike", [pytest.param(0.0, marks=pytest.mark.slow), 0.95])
 @pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
 @pytest.mark.parametrize("kind", ["one model each", "all the same", "by chance"])
 @pytest.mark.parametrize(("n", "m"), [(199, 20), pytest.param(499, 200, marks=pytest.mark.slow)])
@@ -62,7 +62,7 @@ def test_e_bh_on_the_smallest_e_value_keeps_alpha_however_models_and_documents_d
     rng = np.random.default_rng(61)
     evidence = [JointEvidence.of(n, m, ALPHA)] * MODELS
     joint, largest = [], []
-    for _ in range(200):
+    for _ in range(150):
         seen = members(rng, m, kind)
         p = clean_p_values(rng, seen, n, 3.0, alike, copies)
         joint.append(error(joint_select(evidence, p), seen))

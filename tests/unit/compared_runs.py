@@ -44,6 +44,14 @@ def first_run(
     return folder / "run"
 
 
+def benchmark_run(base: Path, model: Path) -> Path:
+    """The run of direction clean over ITEMS items that several modules copy, made once a session; an item is empty."""
+    folder = base / "benchmark"
+    if not (folder / "run").exists():
+        first_run(folder, model, [*(sentence(i) for i in range(ITEMS - 1)), ""])
+    return folder / "run"
+
+
 def copied(source: Path, place: Path, seen: np.ndarray, seed: int, model: str, sets: Sequence[str] = ()) -> Path:
     """A copy of a run, as if another model had scored its documents: those that it has `seen` score 6 higher.
 

@@ -6,12 +6,11 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from compared_runs import ITEMS, amend, copied, first_run
+from compared_runs import ITEMS, amend, benchmark_run, copied, first_run
 from made_up import sentence
 
 from ray_jobs.cli import main
@@ -27,10 +26,9 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     An item is empty, so that it is in quarantine.
     """
     folder = tmp_path_factory.mktemp("compared")
-    items: list[Any] = [sentence(i) for i in range(ITEMS)]
-    items[-1] = ""
-    source = first_run(folder / "first", tiny_model_folder, items)
-    other = first_run(folder / "other", tiny_model_folder, [*items[:39], "Something else was written here."])
+    source = benchmark_run(tmp_path_factory.getbasetemp(), tiny_model_folder)
+    others = [*(sentence(i) for i in range(39)), "Something else was written here."]
+    other = first_run(folder / "other", tiny_model_folder, others)
     return {
         "a": copied(source, folder / "a", SEEN_BY_A, 1, "model a"),
         "b": copied(source, folder / "b", SEEN_BY_B, 2, "model b"),
@@ -78,7 +76,7 @@ def test_the_joint_list_holds_what_both_models_speak_for(
     assert report["largest_p"]["n_selected"] == len(wider)
     largest = np.maximum(selected["p_value_1"].to_numpy(), selected["p_value_2"].to_numpy())
     assert selected["largest_p"].to_pylist() == largest.tolist() == sorted(largest)
-    assert report["warnings"] == []
+    assert [line.split(": ")[1].split(".")[0].split(":")[0] for line in report["warnings"]] == ["Inconclusive"] * 2
 
 
 def test_the_same_runs_give_the_same_bytes_in_text_too(
@@ -103,7 +101,7 @@ def test_runs_of_different_documents_share_so_many_and_answer_for_those_if_told(
     report = json.loads(command(capsys, *arguments)[1])
     assert report["n_audit"] == 39
     assert report["documents"]["n_other_text"] == 1
-    assert "share 39" in report["warnings"][0]
+    assert any("share 39" in line for line in report["warnings"])
 
 
 def test_where_nothing_can_be_selected_the_answer_says_what_it_would_take(

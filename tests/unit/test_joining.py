@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import common_folder
@@ -50,6 +50,7 @@ def of_id(documents: Sequence[tuple[str, int]]) -> dict[str, int]:
     return keys
 
 
+@settings(max_examples=50)
 @given(st.lists(documents, min_size=2, max_size=3))
 def test_runs_share_the_documents_whose_id_and_text_are_the_same(runs: list[list[tuple[str, int]]]) -> None:
     # of an id, a run scores one row at most: the others repeat it

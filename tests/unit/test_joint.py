@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
@@ -52,6 +52,7 @@ def e_value(p: Fraction, evidence: JointEvidence) -> Fraction:
     return Fraction(m) / (alpha * j) if j <= m else Fraction(0)
 
 
+@settings(max_examples=40)
 @given(several(), alphas)
 def test_the_joint_selection_is_e_bh_on_the_smallest_e_value(
     audit: tuple[list[int], list[list[int]]], alpha: Fraction
@@ -73,7 +74,8 @@ def test_the_joint_selection_is_e_bh_on_the_smallest_e_value(
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@given(st.integers(1, 80), st.integers(1, 40), alphas)
+@settings(max_examples=30)
+@given(st.integers(1, 60), st.integers(1, 40), alphas)
 def test_each_e_value_has_a_mean_of_at_most_one_for_every_null(grouped: bool, n: int, m: int, alpha: Fraction) -> None:
     """The worst null has mass v_k - v_(k-1) at each value; of groups, at each value of any group's grid."""
     evidence = JointEvidence.of(n, m, alpha, grouped)
@@ -84,6 +86,7 @@ def test_each_e_value_has_a_mean_of_at_most_one_for_every_null(grouped: bool, n:
     assert worst <= 1
 
 
+@settings(max_examples=40)
 @given(several(), alphas)
 def test_under_one_model_the_joint_selection_is_that_of_ebh_and_the_plain_one_is_bh(
     audit: tuple[list[int], list[list[int]]], alpha: Fraction
@@ -96,6 +99,7 @@ def test_under_one_model_the_joint_selection_is_that_of_ebh_and_the_plain_one_is
     assert joint_select([evidence.plain()], p).sum() == decide("bh", counts, alpha).n_selected
 
 
+@settings(max_examples=40)
 @given(several(), alphas)
 def test_bh_on_the_largest_p_value_is_bh_on_it_and_holds_the_proved_list(
     audit: tuple[list[int], list[list[int]]], alpha: Fraction

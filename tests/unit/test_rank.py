@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from compared_runs import ITEMS, amend, copied, first_run
+from compared_runs import ITEMS, amend, benchmark_run, copied
 from made_up import sentence
 from test_compare import command, refusal
 
@@ -31,7 +31,7 @@ RIGHT = {
 def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs over one benchmark; the second model has seen other items too."""
     folder = tmp_path_factory.mktemp("ranked")
-    source = first_run(folder / "first", tiny_model_folder)
+    source = benchmark_run(tmp_path_factory.getbasetemp(), tiny_model_folder)
     return [
         copied(source, folder / "a", SEEN, 1, "model a"),
         copied(source, folder / "b", np.arange(ITEMS) < 35, 2, "b"),
@@ -222,3 +222,13 @@ def test_where_nothing_is_clean_there_is_no_accuracy_on_clean_items(
     assert task["changes"] == []
     assert {one["accuracy_clean"] for one in task["models"]} == {None}
     assert command(capsys, "rank", results, *nothing)[0] == 0
+
+
+def test_a_selection_that_a_check_contradicts_is_told_before_its_numbers(
+    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    void = tmp_path / "void"
+    shutil.copytree(runs[0], void)
+    amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
+    _, out, _ = command(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
+    assert out.startswith("NOT SUPPORTED, do not act on it: The words tell them apart.")
