@@ -240,7 +240,7 @@ def map_shards(
             max_concurrency=SHARDS_AT_A_TIME,
             num_cpus=shape.cpus,
             num_gpus=shape.gpus,
-            **_environment(resources, shape.gpus),
+            **task_environment(resources, shape.gpus),
         )
     for row in _with_ticks(dataset.iter_rows()):
         if row is None:
@@ -251,8 +251,8 @@ def map_shards(
             yield Failure(**json.loads(row["failure"]))
 
 
-def _environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
-    """What an actor's process must have before it begins with CUDA."""
+def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
+    """What the process of an actor or a task must have before it begins with CUDA, as an option of Ray."""
     if not (gpus and resources.deterministic):
         return {}
     return {"runtime_env": {"env_vars": ENVIRONMENT}}

@@ -22,6 +22,7 @@ from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.settle import check_inputs_since, note_gradient, settle
 from pipeline.audit.status import Counts, RunState, Status, StatusFile
+from pipeline.audit.strongest import Reread
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.work import Work, work_of
 from pipeline.config.audit import AuditConfig
@@ -46,6 +47,7 @@ from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.beginning import Checks, begin_model, check_meanwhile, machine_of
 from ray_jobs.devices import device_of_run, device_on_file, note_device
+from ray_jobs.evidence import reader_here, reader_on_cluster
 from ray_jobs.finetune import Adapter
 from ray_jobs.head import check_head, head_watched
 from ray_jobs.neighbours import cluster_warning
@@ -80,7 +82,7 @@ class _Driver:
     status: StatusFile
     reporter: Reporter
     machine: LocalMachine | None  # None: the work is done on a cluster
-    early: SharedModels | None  # the audited model, being opened for the first local stage that scores
+    models: SharedModels | None  # of local scoring, which stay open for whoever reads documents once more
     checks: Checks  # of the documents
 
     def check(self) -> None:
@@ -117,9 +119,9 @@ def run_audit(
     if earlier is not None and earlier.fingerprint == work_of(config, plan.shards, device).stages[-1].fingerprint:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
-    with scoring(config, reporter, limit, plan, retried) as (scored, status, fold):
+    with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):
         reporter.say("selecting")
-        summaries = select_all(config, scored, limit, fold, texts=texts)
+        summaries = select_all(config, scored, limit, fold, texts=texts, reread=reread, say=reporter.say)
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         report = write_report(scored.store, texts=texts)
@@ -134,7 +136,7 @@ def scoring(
     limit: int | None = None,
     plan: Plan | None = None,
     retried: Collection[str] = (),
-) -> Iterator[tuple[Scored, StatusFile, Each]]:
+) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
     """Score what is not scored yet of every role; the run is held until the block ends.
 
     What the block raises is noted in status.json, as what scoring raises is. That the run is complete, the block says.
@@ -148,7 +150,7 @@ def scoring(
         retried: why documents are in quarantine that are tried again.
 
     Returns:
-        All scores, the status, and how to read every score shard.
+        All scores, the status, how to read every score shard, and what reads single documents once more.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
@@ -160,7 +162,7 @@ def scoring(
 @contextmanager
 def _scoring(
     config: AuditConfig, reporter: Reporter, limit: int | None, plan: Plan | None, retried: Collection[str]
-) -> Iterator[tuple[Scored, StatusFile, Each]]:
+) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
     plan = make_plan(config, limit) if plan is None else plan
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = machine_of(plan)
@@ -186,7 +188,8 @@ def _scoring(
             reporter.say(line)
         unscored = pending(plan, STAGE, store)
         status = StatusFile(store, Counts(len(plan.shards)))
-        driver = _Driver(store, lock, status, reporter, machine, early, checks)
+        models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
+        driver = _Driver(store, lock, status, reporter, machine, models, checks)
         try:
             *before, scoring = work.stages
             finetuning = _finetuning(driver, config, work)
@@ -200,7 +203,7 @@ def _scoring(
             scored = read_scored(store, plan.shards, plan.config.near_copies)
             note_gradient(store, scored)
             check_budget(config, scored)
-            yield scored, status, fold
+            yield scored, status, fold, _reread(driver, config)
         except KeyboardInterrupt:
             status.end("incomplete", ExitCode.INTERRUPTED)
             raise
@@ -211,6 +214,13 @@ def _scoring(
         except BaseException as error:
             status.end("failed", 1, f"{type(error).__name__}: {error}")
             raise
+
+
+def _reread(driver: _Driver, config: AuditConfig) -> Reread:
+    """Who puts selected documents through the model once more."""
+    if driver.machine is None:
+        return reader_on_cluster(config.resources, driver.reporter.say, driver.check)
+    return reader_here(driver.store, driver.machine, driver.models, driver.reporter.say, driver.check)
 
 
 def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> Finetuning | None:
@@ -352,7 +362,7 @@ def _events(driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard]) 
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")
-        models = driver.early if stage.name == STAGE else None
+        models = driver.models if stage.name == STAGE else None
         return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
     reporter.say(f"{stage.name}: starting actors on the cluster")
     return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner)

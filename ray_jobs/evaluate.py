@@ -35,7 +35,7 @@ def run_evaluation(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    with scoring(config, reporter, limit, plan) as (scored, status, _):
+    with scoring(config, reporter, limit, plan) as (scored, status, *_):
         evaluated = evaluate_scores(config, scored, limit)
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,16 +13,19 @@ from pipeline.audit.allocation import KEYS_FILE, trained_text, training_index
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
 from pipeline.audit.diagnostics import diagnose, run_blind_test
+from pipeline.audit.evidence import kept_tokens
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.selected import ORDER, write_selected
+from pipeline.audit.strongest import Reread, strongest_of, write_evidence
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.excerpts import excerpts_of
 from pipeline.corpus.near_copies import sketches_of
@@ -39,6 +42,10 @@ EXCERPT = 200
 """Characters of a selected document's beginning, at most."""
 
 
+def _unsaid(line: str) -> None:
+    """Nobody listens."""
+
+
 def select_all(
     config: AuditConfig,
     scored: Scored,
@@ -46,6 +53,8 @@ def select_all(
     each: Each,
     command: Command = "run",
     texts: bool = True,
+    reread: Reread | None = None,
+    say: Callable[[str], None] = _unsaid,
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
@@ -55,7 +64,9 @@ def select_all(
         limit: the most documents of each role that were read; None when all were.
         each: reads the shards.
         command: what asks, for the history of questions.
-        texts: whether `selected.parquet` says how the selected documents begin.
+        texts: whether `selected.parquet` says how the selected documents begin, and their evidence is written.
+        reread: puts selected documents through the model once more; None: no model is asked.
+        say: prints a line.
 
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
@@ -90,12 +101,20 @@ def select_all(
         weighing = weights[role] if selection.calibration == "weighted" else None
         tests = (overlaps[role], (copies["audit"], copies[role]), blind_tests[role], weighing)
         questions.append(_Question(config, selection, scored, *tests, span, limit, texts))
+    shown = config.evidence if texts and isinstance(config.model, ModelConfig) else 0
+    kept = kept_tokens(scored) if shown else None
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
+    strongest = [
+        strongest_of(question.selection, answer, judged.selected.first(shown), question.overlap)
+        for question, answer, judged in answers
+    ]
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
     for (question, _, judged), summary in zip(answers, summaries, strict=True):
         question.write(summary, judged)
     _remove_others(config, scored)
+    if kept is not None:
+        write_evidence(scored, config, strongest, kept, reread, say)
     return summaries
 
 

@@ -16,6 +16,9 @@ from pipeline.config.yaml import Section
 LEAST_SHARE = 1e-4
 """Of a GPU: Ray tells no smaller parts apart."""
 
+MOST_EVIDENCE = 20_000
+"""Documents of a selection whose tokens are kept, at most: memory holds them together."""
+
 
 def _whole_or_share(gpus: float) -> float:
     """The same GPUs, if a cluster can place them: a share is one GPU's, more than one are whole.
@@ -116,6 +119,11 @@ class AuditConfig(Section):
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
+    evidence: Annotated[int, Field(ge=0, le=MOST_EVIDENCE)] = Field(
+        200,
+        description="The strongest selected documents of each selection that are read once more, to show which tokens "
+        "made their scores; 0 for none. It changes no score.",
+    )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from pipeline.corpus.documents import read_shard, text_key
@@ -29,18 +29,32 @@ def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characte
     Returns:
         One excerpt a row; None where the text is gone, or is no longer the one that was scored.
     """
-    wanted = dict(zip(rows, keys, strict=True))
+    excerpts = {
+        row: excerpt_of(text, characters) for row, text in same_texts(shard, dict(zip(rows, keys, strict=True)))
+    }
+    return [excerpts.get(row) for row in rows]
+
+
+def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+    """The texts of single documents of a shard that are still those that were scored. Memory holds one batch of texts.
+
+    Args:
+        shard: that holds them.
+        keys: number of the row in the input -> key of its text when it was scored (`text_key`).
+
+    Returns:
+        Row and text, in the order of the shard; it ends early where the file is gone or another.
+    """
+    wanted = dict(keys)
     if not wanted:
-        return []
-    texts: dict[int, str] = {}
+        return
     try:
         with closing(read_shard(shard)) as documents:
             for document in documents:
                 key = wanted.pop(document.row, None)
                 if key is not None and text_key(document.text) == key:
-                    texts[document.row] = excerpt_of(document.text, characters)
+                    yield document.row, document.text
                 if not wanted:
                     break
     except (UserError, LookupError, ValueError, OSError):  # gone, or another file: an answer needs no text
-        pass
-    return [texts.get(row) for row in rows]
+        return

@@ -17,6 +17,8 @@ from pipeline.passes.statistics import RENYI_ORDERS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipeline.passes.forward import TokenStatistics
+
 TINY = 1e-12
 LIKELIHOOD = {FORWARD: ["log_prob"]}
 
@@ -54,6 +56,17 @@ def mean_of_lowest(values: Tensor, mask: Tensor, k: float) -> Tensor:
     means = lowest.where(among, 0.0).sum(1) / taken
     broken = (values.isnan() & mask).any(1) | (counts == 0)
     return means.masked_fill(broken, math.nan)
+
+
+def standardised(statistics: TokenStatistics) -> Tensor:
+    """Token log-probabilities less their mean over the vocabulary, in its standard deviations: (documents, tokens - 1).
+
+    Args:
+        statistics: with `mean` and `variance`.
+    """
+    assert statistics.mean is not None
+    assert statistics.variance is not None
+    return (statistics.log_prob - statistics.mean) / statistics.variance.clamp_min(TINY).sqrt()
 
 
 @detector(needs=LIKELIHOOD)
@@ -96,9 +109,7 @@ def min_k(evidence: Evidence, k: Share = 0.2) -> Tensor:
 def min_k_plus_plus(evidence: Evidence, k: Share = 0.2) -> Tensor:
     """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4)."""
     t = evidence[FORWARD]
-    assert t.mean is not None
-    assert t.variance is not None
-    return mean_of_lowest((t.log_prob - t.mean) / t.variance.clamp_min(TINY).sqrt(), t.mask, k)
+    return mean_of_lowest(standardised(t), t.mask, k)
 
 
 @detector(needs={FORWARD: ["m_entropy"]})

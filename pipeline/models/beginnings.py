@@ -75,6 +75,11 @@ def first_length(max_tokens: int) -> int:
     return CHARACTERS_A_TOKEN * max_tokens
 
 
+def next_length(text: str, length: int) -> int:
+    """Characters that a text is cut to next, where the beginning of this length proves nothing."""
+    return length * _LONGER if len(text) > WHOLE_CHARACTERS else len(text)
+
+
 def settled(
     encode: Callable[[list[str]], list[Tokens]], vocabulary: Vocabulary, text: str, tokens: Tokens, max_tokens: int
 ) -> Tokens:
@@ -95,7 +100,7 @@ def settled(
             agreement = vocabulary.bounds_tokens and len(text) > WHOLE_CHARACTERS
             if agreement and _all_agree(encode, vocabulary.longest, text, tokens, length):
                 return tokens
-        length = length * _LONGER if len(text) > WHOLE_CHARACTERS else len(text)
+        length = next_length(text, length)
         (tokens,) = encode([text[:length]])
     return tokens
 

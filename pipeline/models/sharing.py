@@ -23,8 +23,13 @@ class SharedModels:
     A thread may hook into its layers or exchange them (gradient norms and adapters do); the weights are never changed.
     """
 
-    def __init__(self) -> None:
-        """Hold no model yet."""
+    def __init__(self, alone: bool = False) -> None:
+        """Hold no model yet.
+
+        Args:
+            alone: whether one thread at a time asks for models: it has them themselves, without copies.
+        """
+        self.alone = alone
         self._lock = threading.Lock()
         self._opened: dict[str, Any] = {}
 
@@ -38,7 +43,7 @@ class SharedModels:
         threading.Thread(target=work, name="seenset-model", daemon=True).start()
 
     def copy_of(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
-        """A model with layers of its own over the shared weights.
+        """A model with layers of its own over the shared weights, or for one thread alone the model itself.
 
         Args:
             opener: `open_model` or `open_paraphraser`.
@@ -49,7 +54,8 @@ class SharedModels:
             UserError: as the opener.
         """
         with self._lock:  # one copy after the other: the first thread works while the second's is made
-            return own_layers(self._open(opener, config, gpus))
+            opened = self._open(opener, config, gpus)
+            return opened if self.alone else own_layers(opened)
 
     def _open(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         key = f"{opener.__name__} {config.model_dump_json()}"

@@ -27,7 +27,7 @@ from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 from pipeline.selection.moments import Moments
-from pipeline.selection.passes import Answer, Ask, Asking, Batch, Judge
+from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge
 from pipeline.selection.procedures import Decision, decide, decide_by_scores, needs_known, strict
 from pipeline.selection.promises import (
     NOTHING_PROVED,
@@ -225,7 +225,8 @@ def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batc
     details = {**decision.details, **({} if halved else {"known_members": float(len(others.matrix))})}
     decision = replace(decision, assumption=terms.assumption, promise=terms.promise, details=details)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
-    return _of_decision(decision, counts, judge, "adadetect", halved=halved)
+    fused = FusedScore(lambda batch: learnt.score(batch.matrix), ~first)
+    return replace(_of_decision(decision, counts, judge, "adadetect", halved=halved), fused=fused)
 
 
 def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
@@ -255,6 +256,7 @@ def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch,
         strict=repaired.strict,
         factor=1.0,
         weights=weights.tolist(),
+        fused=FusedScore(lambda batch: fusion.statistic(rank(batch), n, weights), np.ones(n, dtype=bool)),
     )
 
 
@@ -306,7 +308,8 @@ def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined:
     counts = yield from _count(place, statistics.size, quarantined)
     decision = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
     judge = partial(_judge_ranks, place, statistics.size, decision.rank)
-    return _of_decision(decision, counts, judge, "td4eval, reconformal", weights.tolist(), halved=True)
+    decided = _of_decision(decision, counts, judge, "td4eval, reconformal", weights.tolist(), halved=True)
+    return replace(decided, fused=FusedScore(lambda batch: fusion.statistic(rank(batch), n, weights), ~reference))
 
 
 def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:

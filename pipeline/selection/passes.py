@@ -50,6 +50,14 @@ Asking = Generator[Ask, Any, T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FusedScore:
+    """One score of several detectors, by which a selection ranks documents."""
+
+    of: Callable[[Batch], np.ndarray]  # float64, (documents,), higher is more evidence against the null
+    calibrating: np.ndarray  # bool, of the null role's documents: those that the others are ranked among
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """The decision on the audit documents, and its terms."""
 
@@ -73,6 +81,7 @@ class Answer:
     n_bh: int | None = None  # documents that bh selects, which bears clusters; None where nothing was estimated
     bound: Bound | None = None  # of the selected, those without scores left out
     effective: float | None = None  # number of calibration documents that as much rests on; of calibration weighted
+    fused: FusedScore | None = None  # where several detectors are ranked by one score
 
 
 def together(

@@ -51,7 +51,7 @@ def finish_shards(
         workers: batches at a time, >= 1.
         gpus: of this process, for all workers.
         threads: of the CPU, for a batch.
-        shared: models that may be open already, for several workers.
+        shared: models that may be open already, and stay so; for several workers unless they are `alone`.
 
     Returns:
         Receipts and failures in the order in which shards end, and between them how far the others are. Closing the
@@ -61,7 +61,7 @@ def finish_shards(
         UserError: a model cannot be opened.
         LostDeviceError: the device refuses all further work of this process.
     """
-    placement = Placement(gpus, threads, (shared or SharedModels()) if workers > 1 else None)
+    placement = Placement(gpus, threads, SharedModels() if shared is None and workers > 1 else shared)
     killed = interrupted_work(store, stage.name, LOCAL_DRIVER)
     suspects = [shard for shard in shards if shard.id in killed]
     others = [shard for shard in shards if shard.id not in killed]

@@ -123,6 +123,15 @@ class SortedRows:
         else:
             yield self._in_memory()
 
+    def first(self, count: int) -> pa.Table:
+        """The first rows in order, at most so many."""
+        rows = self.schema.empty_table()
+        for piece in self.pieces() if count else ():
+            rows = pa.concat_tables([rows, piece.slice(0, count - len(rows))])
+            if len(rows) == count:
+                break
+        return rows
+
     def close(self) -> None:
         """Remove the temporary files."""
         if self._folder is not None:

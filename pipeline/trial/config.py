@@ -207,6 +207,8 @@ def _config_at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialCon
 def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
     """The audit of a contaminated model, as a user would write it; it does not tell which documents were trained in.
 
+    Nobody looks at its single documents, so none is read once more for its evidence.
+
     Args:
         config: of the trial.
         model: the contaminated model.
@@ -236,6 +238,6 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
         }
     )
     try:
-        return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, **shared})
+        return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, "evidence": 0, **shared})
     except MissingRoleError as error:
         raise UserError(f"{error.problem}; set split.{error.role} above 0") from None

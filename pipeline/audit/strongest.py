@@ -1,0 +1,281 @@
+"""The strongest selected documents of a run's selections: what made their scores is gathered and written.
+
+`pipeline.audit.evidence` says what that is. Nothing here may end a run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.audit.evidence import EVIDENCE_SCHEMA, PLAIN, STANDARDISED, Kind, write_table_of
+from pipeline.audit.known_copies import NAMED, Place, families_of
+from pipeline.audit.neighbours import Neighbours, Ranking, groups_of
+from pipeline.audit.scored import Overlap, Scored
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
+from pipeline.config.models import ModelConfig
+from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import FORWARD
+from pipeline.detectors.registry import parse_detectors
+from pipeline.errors import BusyError
+from pipeline.selection.passes import Answer, Batch
+from pipeline.stages.tokens import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenReading, TokenRequest
+from pipeline.store.receipts import Receipt
+
+Reread = Callable[[TokenRequest], TokenReading | None]
+"""Reads documents once more; None where that failed as a whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strongest:
+    """The strongest selected documents of a selection, and how it came to them."""
+
+    name: str  # of the selection
+    rows: pa.Table  # the first of `selected.parquet`
+    detectors: tuple[str, ...]
+    weights: tuple[float, ...]  # of the detectors; empty where they have none
+    null_role: Role
+    ranking: Ranking
+    pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near copies of it
+
+    @property
+    def places(self) -> list[Place]:
+        """Input and row of each document."""
+        return list(zip(self.rows["source"].to_pylist(), self.rows["row"].to_pylist(), strict=True))
+
+
+def strongest_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, overlap: Overlap) -> Strongest:
+    """The strongest selected documents of a selection, and how it came to them.
+
+    Args:
+        selection: its configuration.
+        answer: to it.
+        rows: the first of `selected.parquet`.
+        overlap: of the role that calibrates.
+    """
+    weights = tuple(answer.weights or ())
+    calibrating = overlap.keep.copy()
+    if answer.fused is not None:
+        calibrating[calibrating] = answer.fused.calibrating
+    fused = None if answer.fused is None else answer.fused.of
+    name, score = ranking_of(selection.detectors, weights, selection.procedure, fused)
+    pairs: dict[str, list[str]] = {}
+    for pair in overlap.pairs:
+        pairs.setdefault(pair.audit, []).append(pair.calibration)
+    return Strongest(
+        selection.name,
+        rows,
+        tuple(selection.detectors),
+        weights,
+        NULL_ROLE[selection.direction],
+        Ranking(name, score, calibrating, selection.calibration == "by_group"),
+        pairs,
+    )
+
+
+def ranking_of(
+    detectors: Sequence[str], weights: Sequence[float], procedure: str, fused: Callable[[Batch], np.ndarray] | None
+) -> tuple[str, Callable[[Batch], np.ndarray]]:
+    """By what a selection ranks documents: its name, and the score of a batch.
+
+    Args:
+        detectors: of the selection.
+        weights: of the detectors; empty where they have none.
+        procedure: of the selection.
+        fused: the one score of all detectors, if there is one.
+    """
+    weighty = [column for column, weight in enumerate(weights) if weight]
+    if fused is None or len(weighty) == 1:  # a single one decides alone
+        column = weighty[0] if fused is not None else 0
+        return detectors[column], lambda batch: batch.matrix[:, column]
+    return procedure, fused
+
+
+def weighed_tokens(config: AuditConfig, detectors: Sequence[str], weights: Sequence[float]) -> tuple[str, Kind]:
+    """Whose numbers of tokens are shown of a selection, and of which kind.
+
+    Those of its detector of the largest weight, or else the first, that reads token log-probabilities of the target;
+    where none does, plain ones, which are those of `loss`.
+
+    Args:
+        config: of the audit.
+        detectors: of the selection.
+        weights: of the detectors; empty where they have none.
+    """
+    reads = {one.column: one.needs.get(FORWARD, frozenset()) for one in parse_detectors(config.detectors)}
+    order = sorted(range(len(detectors)), key=lambda index: -weights[index] if weights else 0)
+    for column in (detectors[index] for index in order):
+        if reads[column] >= STATISTICS:
+            return column, STANDARDISED
+        if "log_prob" in reads[column]:
+            return column, PLAIN
+    return "loss", PLAIN
+
+
+def write_evidence(
+    scored: Scored,
+    config: AuditConfig,
+    strongest: Sequence[Strongest],
+    kept: pa.Table,
+    reread: Reread | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write the evidence of all selections of a run, one file each; what goes wrong with it ends no run.
+
+    Args:
+        scored: the score shards.
+        config: of the audit, whose target model is at hand.
+        strongest: of each selection.
+        kept: what earlier answers read, from `kept_tokens`.
+        reread: reads the documents that are not among these; None: they have no evidence.
+        say: prints a line.
+
+    Raises:
+        BusyError: another driver has taken the run.
+    """
+    places = {place for one in strongest for place in one.places}
+    if not places:
+        return
+    try:
+        texts = _scored_texts(scored, places)
+        tokens = _all_tokens(scored, config, texts, kept, reread)
+        copies = families_of(scored.store, places)
+        neighbours = _neighbours(scored, strongest, texts)
+        index = {place: number for number, place in enumerate(_places(tokens))}
+        for one, near in zip(strongest, neighbours, strict=True):
+            table = _table(config, one, near, copies, tokens, index)
+            if len(table):
+                write_table_of(scored, one.name, table)
+        if reread is not None:
+            say(f"evidence: of {len(index.keys() & places):,} of {len(places):,} documents")
+    except BusyError:
+        raise
+    except Exception as error:  # the answers stand without it
+        say(f"no evidence of single documents: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Where a document stands among the scores."""
+
+    shard: Shard
+    scored: ScoredText
+    group: str | None
+
+
+def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, _Text]:
+    """What is known of documents, from the few score shards that hold them."""
+    receipts = {receipt.shard: receipt for receipt in scored.of("audit")}
+    shards: dict[str, list[Shard]] = {}
+    for shard_id in receipts:
+        shard = scored.shards[shard_id]
+        shards.setdefault(shard.name, []).append(shard)
+    for some in shards.values():
+        some.sort(key=lambda shard: shard.first_row)
+    rows: dict[str, set[int]] = {}
+    for source, row in places:
+        place = bisect_right(shards[source], row, key=lambda shard: shard.first_row) - 1
+        rows.setdefault(shards[source][place].id, set()).add(row)
+    texts: dict[Place, _Text] = {}
+    for shard_id in sorted(rows):
+        shard = scored.shards[shard_id]
+        table = scored.table(receipts[shard_id], ["row", "text_key", "n_tokens", "group"])
+        table = table.filter(pa.array(np.isin(table["row"].to_numpy(), list(rows[shard_id]))))
+        for one in table.to_pylist():
+            text = ScoredText(one["row"], one["text_key"], one["n_tokens"])
+            texts[shard.name, one["row"]] = _Text(shard, text, one["group"])
+    return texts
+
+
+def _places(tokens: pa.Table) -> Iterable[Place]:
+    return zip(tokens["source"].to_pylist(), tokens["row"].to_pylist(), strict=True)
+
+
+def _all_tokens(
+    scored: Scored, config: AuditConfig, texts: Mapping[Place, _Text], kept: pa.Table, reread: Reread | None
+) -> pa.Table:
+    """The tokens of documents: kept ones of the same text, and those that are read now."""
+    keys = zip(_places(kept), kept["text_key"].to_pylist(), strict=True)
+    same = [place in texts and texts[place].scored.key == key for place, key in keys]
+    kept = kept.filter(pa.array(same, pa.bool_()))
+    known = set(_places(kept))
+    by_shard: dict[str, tuple[Shard, list[ScoredText]]] = {}
+    for place in sorted(texts.keys() - known):
+        text = texts[place]
+        by_shard.setdefault(text.shard.id, (text.shard, []))[1].append(text.scored)
+    if reread is None or not by_shard or not isinstance(config.model, ModelConfig):
+        return kept
+    wanted = tuple((shard, tuple(some)) for shard, some in by_shard.values())
+    reading = reread(TokenRequest(wanted, config.model, str(scored.receipts[0].fingerprint["device"])))
+    return kept if reading is None else pa.concat_tables([kept, reading.table])
+
+
+def _neighbours(
+    scored: Scored, strongest: Sequence[Strongest], texts: Mapping[Place, _Text]
+) -> list[list[list[tuple[str, float]]]]:
+    """Of each selection, the neighbours of each of its documents; every calibration shard is read once."""
+    folds = [_fold(one, texts) for one in strongest]
+    for role in dict.fromkeys(one.null_role for one in strongest):
+        of_role = [(one, fold) for one, fold in zip(strongest, folds, strict=True) if one.null_role == role]
+        columns = sorted({column for one, _ in of_role for column in one.detectors})
+        start = 0
+        for receipt in scored.of(role):
+            table = scored.table(receipt, ["doc_id", "group", "id_key", *columns])
+            for one, fold in of_role:
+                calibrating = np.flatnonzero(one.ranking.calibrating[start : start + len(table)])
+                _add(one, fold, table.take(pa.array(calibrating)), receipt)
+            start += len(table)
+    return [fold.pairs() for fold in folds]
+
+
+def _fold(one: Strongest, texts: Mapping[Place, _Text]) -> Neighbours:
+    groups = [texts[place].group for place in one.places] if one.ranking.grouped else None
+    matrix = _matrix(one.rows, one.detectors)
+    scores = one.ranking.of(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
+    return Neighbours.of(scores, None if groups is None else np.array(groups, dtype=object))
+
+
+def _matrix(table: pa.Table, detectors: Sequence[str]) -> np.ndarray:
+    return np.stack([table[name].to_numpy() for name in detectors], axis=1)
+
+
+def _add(one: Strongest, fold: Neighbours, known: pa.Table, receipt: Receipt) -> None:
+    """Take in the documents of a shard that calibrate."""
+    scores = one.ranking.of(Batch(_matrix(known, one.detectors), None, known["id_key"].to_numpy()))
+    groups = groups_of(known) if one.ranking.grouped else None
+    fold.add(scores, groups, lambda places: known["doc_id"].take(pa.array(places)).to_pylist())
+
+
+def _table(
+    config: AuditConfig,
+    one: Strongest,
+    neighbours: Sequence[Sequence[tuple[str, float]]],
+    copies: Mapping[Place, list[str]],
+    tokens: pa.Table,
+    index: Mapping[Place, int],
+) -> pa.Table:
+    """The evidence of a selection: of its documents whose tokens are known, in their order."""
+    detector, kind = weighed_tokens(config, one.detectors, one.weights)
+    matrix = _matrix(one.rows, one.detectors)
+    scores = one.ranking.of(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
+    ids, places = one.rows["doc_id"].to_pylist(), one.places
+    here = [number for number, place in enumerate(places) if place in index]
+    table = tokens.take(pa.array([index[places[number]] for number in here], pa.int64()))
+    columns: dict[str, list[Any]] = {
+        "doc_id": [ids[number] for number in here],
+        "kind": [kind] * len(here),
+        "detector": [detector] * len(here),
+        "ranked_by": [one.ranking.name] * len(here),
+        "score": [float(scores[number]) for number in here],
+        "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
+        "near_copies": [[*one.pairs.get(ids[number], []), *copies.get(places[number], [])][:NAMED] for number in here],
+    }
+    parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in EVIDENCE_SCHEMA.names}
+    return pa.table(parts, schema=EVIDENCE_SCHEMA).combine_chunks()
