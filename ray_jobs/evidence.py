@@ -16,7 +16,7 @@ from pipeline.models.memory import cap_memory
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement
 from pipeline.stages.process import LOCAL_DRIVER
-from pipeline.stages.tokens import TokenReading, TokenRequest, read_tokens
+from pipeline.stages.tokens import TokenReading, TokenRequest, is_deadly, read_tokens
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
 from ray_jobs.actors import actors, connect, task_environment
@@ -57,7 +57,10 @@ def reader_here(
         except BaseException:
             journal.abandon()
             raise
-        journal.close()
+        if is_deadly(journal):  # it stays known
+            journal.abandon()
+        else:
+            journal.close()
         return reading
 
     return partial(_forgiving, read, say, check)
@@ -116,5 +119,5 @@ def _forgiving(
         say(f"no evidence of these: {' '.join(str(error).split()) or type(error).__name__}")
         return None
     if reading.problems:
-        say(f"evidence: none of {len(reading.problems):,} documents; the first: {reading.problems[0]}")
+        say(f"evidence: {len(reading.problems):,} could not be read; the first: {reading.problems[0]}")
     return reading

@@ -154,7 +154,7 @@ def write_evidence(
             if len(table):
                 write_table_of(scored, one.name, table)
         if reread is not None:
-            say(f"evidence: of {len(index.keys() & places):,} of {len(places):,} documents")
+            say(f"evidence: {len(index.keys() & places):,} of {len(places):,} documents have it")
     except BusyError:
         raise
     except Exception as error:  # the answers stand without it

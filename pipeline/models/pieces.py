@@ -17,7 +17,8 @@ _LONGEST = 4  # bytes of a character
 def pieces_of(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[str]:
     """Cut the kept part of a text into its tokens.
 
-    Of a character whose bytes several tokens share the first has all, and the others have "", as special tokens do.
+    Of a character that several tokens share (its bytes, mostly) the first has all; the others have "", as special
+    tokens do.
     What no token covers (blanks, where a tokenizer drops them) stands before the next one, or behind the last.
 
     Args:

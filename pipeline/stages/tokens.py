@@ -211,9 +211,15 @@ def _columns(
 
 
 def _awaited(future: Future[_Numbers], check: Callable[[], None]) -> _Numbers:
+    check()
     while not wait([future], timeout=TICK_SECONDS).done:
         check()
     return future.result()
+
+
+def is_deadly(journal: Journal) -> bool:
+    """Whether a journal knows of a document that is left out because it kills its process."""
+    return any(journal.guilt(name) >= DEADLY for name in journal.deaths)
 
 
 def _of_document(
