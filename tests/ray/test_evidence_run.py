@@ -1,12 +1,10 @@
-"""The evidence of a run's selected documents: the same bytes wherever, kept while it holds, and never worth a failure."""
+"""The evidence of selected documents: the same bytes wherever, kept while it holds, and never worth a failure."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from finished import run
 from made_up import sentence, write_audit
-from openai_server import openai_server
-from rich.console import Console
 
-from pipeline.audit.description import load_config
+from pipeline.audit.description import build_config
 from pipeline.audit.evidence import DocumentEvidence, evidence_file, read_evidence
+from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import read_scored
+from pipeline.audit.scored import each_in_turn, read_scored
+from pipeline.audit.select import select_all
 from pipeline.stages import tokens
 from pipeline.store.files import Store
-from ray_jobs.audit import run_audit
-from ray_jobs.progress import Reporter
+from pipeline.store.receipts import read_receipts, withdraw_receipt
+from pipeline.trial.config import TrialConfig, audit_of
+from ray_jobs.evidence import reader_here
 from ray_jobs.select import select_again
 
 AUDIT = [sentence(i, 60 if i % 3 == 0 else 12) for i in range(60)]
@@ -40,8 +39,6 @@ SELECTIONS: list[dict[str, Any]] = [
 ]
 EVIDENCE = [evidence_file(name) for name in ("members", "fused")]
 
-Rerun = Callable[..., Any]
-
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("selection/*/evidence*"))}
@@ -51,27 +48,37 @@ def files(folder: Path) -> dict[str, bytes]:
 def once(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The folder of an audit that has run: tests that go on with it take a copy."""
     folder = tmp_path_factory.mktemp("evidence")
-    settings = {"detectors": DETECTORS, "selections": SELECTIONS}
+    settings = {"detectors": DETECTORS, "selections": SELECTIONS, "resources": {"shard_bytes": 6000}}
     run(write_audit(folder, tiny_model_folder, AUDIT, UNSEEN, **settings))
     return folder
 
 
 @pytest.fixture
-def again(once: Path, tmp_path: Path) -> Rerun:
-    """Runs the finished audit again in a copy of its run directory: (*overrides, **arguments) -> outcome."""
-    shutil.copytree(once / "run", tmp_path / "run")
-    return partial(run, once / "audit.yaml", f"run={tmp_path / 'run'}")
+def copied(once: Path, tmp_path: Path) -> Path:
+    """A copy of the run directory."""
+    return Path(shutil.copytree(once / "run", tmp_path / "run"))
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Models that are opened for evidence while the test runs."""
-    opened: list[str] = []
+    paths: list[str] = []
     before = tokens.open_model
     monkeypatch.setattr(
-        tokens, "open_model", lambda config, **rest: opened.append(config.path) or before(config, **rest)
+        tokens, "open_model", lambda config, **rest: paths.append(config.path) or before(config, **rest)
     )
-    return opened
+    return paths
+
+
+def answer(folder: Path, *overrides: str, asks: bool = True, texts: bool = True) -> list[str]:
+    """Answer the selections of a run anew, as `seenset run` does or, without asking a model, `select`; what is said."""
+    store, lines = Store(str(folder)), []
+    manifest, shards = read_run(store)
+    config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
+    reader = reader_here(store, LocalMachine(1, 0.0, 1), None, lines.append, lambda: None)
+    scored = read_scored(store, shards)
+    select_all(config, scored, None, each_in_turn, texts=texts, reread=reader if asks else None, say=lines.append)
+    return lines
 
 
 def evidence(folder: Path, selection: str = "members") -> dict[str, DocumentEvidence]:
@@ -133,101 +140,121 @@ def test_where_nothing_is_selected_there_is_none(once: Path) -> None:
     assert not (once / "run" / evidence_file("nobody")).exists()
 
 
-def test_a_finished_run_opens_no_model_and_a_lost_file_comes_back_to_the_same_bytes(
-    again: Rerun, tmp_path: Path, unread: list[str]
-) -> None:
-    before = files(tmp_path / "run")
+def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:
+    assert run(once / "audit.yaml").exit_code == 0
+    assert opened == []
+
+
+def test_a_run_whose_evidence_is_lost_or_damaged_makes_it_again_to_the_same_bytes(once: Path, copied: Path) -> None:
+    before = files(copied)
     assert list(before) == sorted(EVIDENCE)
-    again()  # which notes that the run directory has moved
-    assert again().exit_code == 0
-    assert unread == []
-    (tmp_path / "run" / EVIDENCE[0]).unlink()
-    again()
-    assert files(tmp_path / "run") == before
-    (tmp_path / "run" / EVIDENCE[1]).write_bytes(b"not Parquet")
-    again()
-    assert files(tmp_path / "run") == before
+    (copied / EVIDENCE[0]).unlink()
+    (copied / EVIDENCE[1]).write_bytes(b"not Parquet")
+    run(once / "audit.yaml", f"run={copied}")
+    assert files(copied) == before
 
 
-def test_selecting_again_keeps_what_was_read_and_reads_nothing(again: Rerun, tmp_path: Path, unread: list[str]) -> None:
-    before, shown = files(tmp_path / "run"), evidence(tmp_path / "run")
+def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, opened: list[str]) -> None:
+    before = files(copied)
+    shown = evidence(copied, "fused") | evidence(copied)
     other = {"name": "other", "detectors": ["min_k_plus_plus"], "alpha": 0.9, "procedure": "bh"}
-    run_folder = str(tmp_path / "run")
-    select_again(run_folder, [f"selections={json.dumps([*SELECTIONS[:1], other])}"])
-    assert files(tmp_path / "run")[EVIDENCE[0]] == before[EVIDENCE[0]]
-    seen = evidence(tmp_path / "run", "other")
-    selected = pq.read_table(tmp_path / "run/selection/other/selected.parquet")["doc_id"].to_pylist()
+    select_again(str(copied), [f"selections={json.dumps([*SELECTIONS[:1], other])}"])
+    assert files(copied)[EVIDENCE[0]] == before[EVIDENCE[0]]
+    selected = pq.read_table(copied / "selection/other/selected.parquet")["doc_id"].to_pylist()
+    seen = evidence(copied, "other")
+    assert list(seen) == [doc_id for doc_id in selected if doc_id in shown]
     assert 0 < len(seen) < len(selected)
     assert {one.kind for one in seen.values()} == {"standardised log-probability"}
-    both = next(name for name in seen if name in shown)
-    assert seen[both].pieces == shown[both].pieces
-    assert unread == []
-    again()
-    assert files(tmp_path / "run") == before, "the run makes it as it was"
+    assert all(one.pieces == shown[doc_id].pieces for doc_id, one in seen.items())
+    assert opened == []
+    lines = answer(copied)
+    assert lines[0].startswith("evidence: reading ")
+    assert files(copied) == before, "a run makes it as it was"
 
 
-def test_no_text_leaves_none(again: Rerun, tmp_path: Path) -> None:
-    again(texts=False)
-    assert files(tmp_path / "run") == {}
-    again()
-    select_again(str(tmp_path / "run"), [], texts=False)
-    assert files(tmp_path / "run") == {}
+def test_no_text_leaves_none(copied: Path) -> None:
+    assert answer(copied, texts=False) == []
+    assert files(copied) == {}
 
 
-def test_the_number_of_documents_is_a_setting_that_changes_no_score(again: Rerun, tmp_path: Path) -> None:
-    receipts = {path: path.read_bytes() for path in (tmp_path / "run/receipts").rglob("*.json")}
-    every = evidence(tmp_path / "run")
-    again("evidence=3")
-    assert evidence(tmp_path / "run") == dict(list(every.items())[:3])
-    again("evidence=0")
-    assert files(tmp_path / "run") == {}
-    assert {path: path.read_bytes() for path in receipts} == receipts
+def test_the_number_of_documents_is_a_setting(copied: Path) -> None:
+    every = evidence(copied)
+    answer(copied, "evidence=3")
+    assert evidence(copied) == dict(list(every.items())[:3])
+    assert answer(copied, "evidence=0") == []
+    assert files(copied) == {}
 
 
-def test_an_older_run_has_none_and_a_damaged_file_counts_as_none(again: Rerun, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "run"))
-    path = tmp_path / "run" / EVIDENCE[0]
+def test_an_older_run_has_none_and_a_damaged_file_counts_as_none(copied: Path) -> None:
+    path = copied / EVIDENCE[0]
     for spoil in (
         lambda: path.write_bytes(path.read_bytes()[:-9]),
         lambda: pq.write_table(pa.table({"doc_id": ["audit-0"]}), path),
         path.unlink,
     ):
         spoil()
-        assert read_evidence(store, "members") == {}
-    assert read_evidence(Store(str(tmp_path / "nowhere")), "members") == {}
+        assert evidence(copied) == {}
+    assert evidence(copied / "nowhere") == {}
 
 
-def test_tokens_of_another_model_are_not_kept(again: Rerun, tmp_path: Path) -> None:
-    path = tmp_path / "run" / EVIDENCE[0]
+def test_tokens_of_another_model_are_not_kept(copied: Path) -> None:
+    path = copied / EVIDENCE[0]
     table = pq.read_table(path)
-    shutil.rmtree(tmp_path / "run/selection/fused")
+    (copied / EVIDENCE[1]).unlink()
     pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"seenset_made_by": b"another"}), path)
-    select_again(str(tmp_path / "run"), [])
-    assert files(tmp_path / "run") == {}
+    answer(copied, asks=False)
+    assert files(copied) == {}
 
 
-def test_a_text_that_is_gone_has_none_and_the_run_ends_well(once: Path, tmp_path: Path, again: Rerun) -> None:
+def test_texts_that_are_gone_have_none_and_the_answers_stand(once: Path, copied: Path) -> None:
     for name in EVIDENCE:
-        (tmp_path / "run" / name).unlink()
-    path = once / "audit.jsonl"
-    shutil.move(path, once / "away.jsonl")
+        (copied / name).unlink()
+    shutil.move(once / "audit.jsonl", once / "away.jsonl")
     try:
-        select_again(str(tmp_path / "run"), [])
+        lines = answer(copied)
     finally:
-        shutil.move(once / "away.jsonl", path)
-    assert files(tmp_path / "run") == {}
+        shutil.move(once / "away.jsonl", once / "audit.jsonl")
+    assert lines[-1].startswith("evidence: 0 of ")
+    assert "its text is gone" in lines[-2]
+    assert files(copied) == {}
+    assert (copied / "selection/members/summary.json").exists()
 
 
-def test_the_log_says_how_many_have_it(once: Path, tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as log:
-        reporter = Reporter(Console(file=log, width=200))
-        run_audit(load_config(str(once / "audit.yaml"), [f"run={tmp_path / 'run'}"]), reporter)
-    union = {*evidence(once / "run"), *evidence(once / "run", "fused")}
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert f"evidence: {len(union)} of {len(union)} documents have it" in lines
-    assert files(tmp_path / "run") == files(once / "run")
+def test_the_log_says_how_many_have_it(copied: Path) -> None:
+    (copied / EVIDENCE[0]).unlink()
+    (copied / EVIDENCE[1]).unlink()
+    lines = answer(copied)
+    count = len(evidence(copied, "fused") | evidence(copied))
+    assert lines == [
+        f"evidence: reading {count} selected documents once more",
+        f"evidence: {count} of {count} documents have it",
+    ]
 
 
+def test_a_model_behind_an_endpoint_gives_none(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["config"]["model"] = {"endpoint": "http://127.0.0.1:1/v1", "name": "stub"}
+    manifest["config"] |= {"detectors": DETECTORS[:2], "selections": SELECTIONS[:1]}
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    answer(copied)
+    assert files(copied) == {}
+
+
+def test_a_trial_reads_no_document_once_more(tiny_model_folder: Path) -> None:
+    source = {"path": "documents.jsonl"}
+    trial = TrialConfig.model_validate(
+        {
+            "run": "r",
+            "model": {"path": str(tiny_model_folder)},
+            "documents": source,
+            "detectors": ["loss"],
+            "selections": [{"name": "members", "detectors": ["loss"]}],
+        }
+    )
+    assert audit_of(trial, trial.model, dict.fromkeys(("audit", "unseen", "seen"), "a.parquet")).evidence == 0
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_and_threads_come_to_the_same_bytes(once: Path, tmp_path: Path) -> None:
     wanted = files(once / "run")
@@ -236,27 +263,23 @@ def test_a_cluster_and_threads_come_to_the_same_bytes(once: Path, tmp_path: Path
         assert files(tmp_path / name) == wanted, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_cluster_that_cannot_read_them_costs_the_evidence_alone(
-    again: Rerun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cluster_that_does_not_read_them_costs_the_evidence_alone(
+    once: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_jobs.evidence.MOST_SECONDS", 0.0)
     for name in EVIDENCE:
-        (tmp_path / "run" / name).unlink()
-    assert again("resources.cluster=ray").exit_code == 0
-    assert files(tmp_path / "run") == {}
+        (copied / name).unlink()
+    assert run(once / "audit.yaml", f"run={copied}", "resources.cluster=ray").exit_code == 0
+    assert files(copied) == {}
 
 
-def test_a_model_behind_an_endpoint_gives_none(tmp_path: Path, tiny_model_folder: Path) -> None:
-    with openai_server(models=["stub"]) as server:
-        path = write_audit(
-            tmp_path,
-            tiny_model_folder,
-            AUDIT[:20],
-            UNSEEN[:14],
-            model={"endpoint": server.url, "name": "stub"},
-            detectors=[{"samia": {"draws": 2}}],
-            selections=[{"name": "members", "detectors": ["samia(draws=2)"], "alpha": 0.9}],
-        )
-        assert run(path).exit_code == 0
-    assert files(tmp_path / "run") == {}
+@pytest.mark.slow
+def test_documents_that_are_tried_again_keep_the_evidence_of_the_others(once: Path, copied: Path) -> None:
+    """What `seenset retry` does: a shard is scored again, and every selection answered anew."""
+    before = files(copied)
+    for receipt in list(read_receipts(Store(str(copied)), "score"))[:1]:
+        withdraw_receipt(Store(str(copied)), "score", receipt.shard)
+    run(once / "audit.yaml", f"run={copied}", retried=["model_error"])
+    assert files(copied) == before
