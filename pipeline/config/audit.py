@@ -121,8 +121,8 @@ class AuditConfig(Section):
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
     evidence: Annotated[int, Field(ge=0, le=MOST_EVIDENCE)] = Field(
         200,
-        description="The strongest selected documents of each selection that are read once more, to show which tokens "
-        "made their scores; 0 for none. It changes no score.",
+        description="The first selected documents of each selection that are read once more, to show token by token "
+        "what its detector weighed; 0 for none. It changes no score.",
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
