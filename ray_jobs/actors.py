@@ -235,9 +235,11 @@ def map_shards(
             cast(Any, ShardActor),
             fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board),
             compute=ActorPoolStrategy(
-                size=size, max_tasks_in_flight_per_actor=QUEUED, enable_true_multi_threading=True
+                size=size,
+                max_tasks_in_flight_per_actor=QUEUED,
+                max_concurrent_calls_per_actor=SHARDS_AT_A_TIME,
+                enable_true_multi_threading=True,
             ),
-            max_concurrency=SHARDS_AT_A_TIME,
             num_cpus=shape.cpus,
             num_gpus=shape.gpus,
             **task_environment(resources, shape.gpus),
