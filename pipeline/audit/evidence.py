@@ -6,27 +6,19 @@ those of any other. No answer depends on it, and a document or a run that has no
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from pipeline.audit.known_copies import Place
-from pipeline.audit.scored import Scored
 from pipeline.errors import UserError
-from pipeline.stages.tokens import TOKEN_SCHEMA
+from pipeline.stages.token_table import TOKEN_SCHEMA
 from pipeline.store.files import Store
 
 Kind = Literal["log-probability", "standardised log-probability"]
 PLAIN: Kind = "log-probability"
 STANDARDISED: Kind = "standardised log-probability"
-_DECIDING = ("model", "tokenizer", "dtype", "quantization", "device", "text_transform", "max_tokens", "code")
-"""Of a score's fingerprint: what the tokens of a document and their numbers depend on."""
-
-_MADE_BY = b"seenset_made_by"
 _NEIGHBOUR = pa.struct([("doc_id", pa.string()), ("score", pa.float64())])
 EVIDENCE_SCHEMA = pa.schema(
     [
@@ -88,45 +80,3 @@ def _evidence(row: Mapping[str, Any]) -> DocumentEvidence:
         ranked_by=row["ranked_by"],
         score=row["score"],
     )
-
-
-def kept_tokens(scored: Scored) -> pa.Table:
-    """The tokens of documents that an earlier answer of this run read, of the same model: no document twice.
-
-    Returns:
-        Of `TOKEN_SCHEMA`.
-    """
-    store, tables, seen = scored.store, [TOKEN_SCHEMA.empty_table()], set[Place]()
-    wanted = _maker(scored)
-    for selection in store.names("selection"):
-        try:
-            if not store.exists(evidence_file(selection)):
-                continue
-            table = store.read_table(evidence_file(selection))
-            if (table.schema.metadata or {}).get(_MADE_BY) != wanted:
-                continue
-            table = table.select(TOKEN_SCHEMA.names).cast(TOKEN_SCHEMA)
-        except (UserError, OSError, ValueError, LookupError):  # as `read_evidence`
-            continue
-        places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
-        tables.append(table.filter(pa.array([place not in seen for place in places], pa.bool_())))
-        seen.update(places)
-    return pa.concat_tables(tables)
-
-
-def _maker(scored: Scored) -> bytes:
-    """A digest of what the tokens of this run's documents depend on."""
-    fingerprint = scored.receipts[0].fingerprint
-    parts = {key: fingerprint.get(key) for key in _DECIDING}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest().encode()
-
-
-def write_table_of(scored: Scored, selection: str, table: pa.Table) -> None:
-    """Write the evidence of a selection.
-
-    Args:
-        scored: the score shards.
-        selection: its name.
-        table: of `EVIDENCE_SCHEMA`.
-    """
-    scored.store.write_table(evidence_file(selection), table.replace_schema_metadata({_MADE_BY: _maker(scored)}))

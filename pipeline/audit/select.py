@@ -13,13 +13,12 @@ from pipeline.audit.allocation import KEYS_FILE, trained_text, training_index
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
 from pipeline.audit.diagnostics import diagnose, run_blind_test
-from pipeline.audit.evidence import kept_tokens
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap
 from pipeline.audit.selected import ORDER, write_selected
-from pipeline.audit.strongest import Reread, strongest_of, write_evidence
+from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.evidence import EVIDENCE_SCHEMA, PLAIN, STANDARDISED, Kind, write_table_of
+from pipeline.audit.evidence import EVIDENCE_SCHEMA, PLAIN, STANDARDISED, Kind, evidence_file
 from pipeline.audit.known_copies import NAMED, Place, families_of
 from pipeline.audit.neighbours import Neighbours, Ranking, groups_of
 from pipeline.audit.scored import Overlap, Scored
@@ -24,13 +26,19 @@ from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
-from pipeline.errors import BusyError
+from pipeline.errors import BusyError, UserError
 from pipeline.selection.passes import Answer, Batch
-from pipeline.stages.tokens import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenReading, TokenRequest
+from pipeline.stages.token_table import TOKEN_SCHEMA
+from pipeline.stages.tokens import STATISTICS, ScoredText, TokenReading, TokenRequest
 from pipeline.store.receipts import Receipt
 
 Reread = Callable[[TokenRequest], TokenReading | None]
 """Reads documents once more; None where that failed as a whole."""
+
+_DECIDING = ("model", "tokenizer", "dtype", "quantization", "device", "text_transform", "max_tokens", "code")
+"""Of a score's fingerprint: what the tokens of a document and their numbers depend on."""
+
+_MADE_BY = b"seenset_made_by"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +127,37 @@ def weighed_tokens(config: AuditConfig, detectors: Sequence[str], weights: Seque
     return "loss", PLAIN
 
 
+def kept_tokens(scored: Scored) -> pa.Table:
+    """The tokens of documents that an earlier answer of this run read, of the same model: no document twice.
+
+    Returns:
+        Of `TOKEN_SCHEMA`.
+    """
+    store, tables, seen = scored.store, [TOKEN_SCHEMA.empty_table()], set[Place]()
+    wanted = _maker(scored)
+    for selection in store.names("selection"):
+        try:
+            if not store.exists(evidence_file(selection)):
+                continue
+            table = store.read_table(evidence_file(selection))
+            if (table.schema.metadata or {}).get(_MADE_BY) != wanted:
+                continue
+            table = table.select(TOKEN_SCHEMA.names).cast(TOKEN_SCHEMA)
+        except (UserError, OSError, ValueError, LookupError):  # as `read_evidence`
+            continue
+        places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+        tables.append(table.filter(pa.array([place not in seen for place in places], pa.bool_())))
+        seen.update(places)
+    return pa.concat_tables(tables)
+
+
+def _maker(scored: Scored) -> bytes:
+    """A digest of what the tokens of this run's documents depend on."""
+    fingerprint = scored.receipts[0].fingerprint
+    parts = {key: fingerprint.get(key) for key in _DECIDING}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest().encode()
+
+
 def write_evidence(
     scored: Scored,
     config: AuditConfig,
@@ -152,7 +191,7 @@ def write_evidence(
         for one, near in zip(strongest, neighbours, strict=True):
             table = _table(config, one, near, copies, tokens, index)
             if len(table):
-                write_table_of(scored, one.name, table)
+                _write(scored, one.name, table)
         if reread is not None:
             say(f"evidence: {len(index.keys() & places):,} of {len(places):,} documents have it")
     except BusyError:
@@ -279,3 +318,7 @@ def _table(
     }
     parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in EVIDENCE_SCHEMA.names}
     return pa.table(parts, schema=EVIDENCE_SCHEMA).combine_chunks()
+
+
+def _write(scored: Scored, selection: str, table: pa.Table) -> None:
+    scored.store.write_table(evidence_file(selection), table.replace_schema_metadata({_MADE_BY: _maker(scored)}))

@@ -31,19 +31,8 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import Placement
 from pipeline.stages.careful import refusal_of
+from pipeline.stages.token_table import TOKEN_SCHEMA
 from pipeline.store.attempts import Journal
-
-TOKEN_SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("row", pa.int64()),
-        ("text_key", pa.int64()),
-        ("pieces", pa.list_(pa.string())),
-        ("log_prob", pa.list_(pa.float32())),
-        ("standardised", pa.list_(pa.float32())),
-    ]
-)
-"""A row a document: the pieces of its text, and two numbers a piece, which are null where the model gives none."""
 
 STATISTICS = frozenset({"log_prob", "mean", "variance"})
 AT_ONCE = 128
