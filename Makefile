@@ -7,8 +7,8 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical slow faults fuzz \
-	lint format docs clean
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical test-browser slow \
+	faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -45,7 +45,8 @@ UNIT_TESTS_1 := $(wildcard tests/unit/test_[a-m]*.py)
 PYTEST := OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical \
+		test-browser
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1) -m "not slow"
@@ -61,6 +62,10 @@ test-unit-2: dev
 
 test-statistical: dev
 	$(PYTEST) tests/statistical
+
+# In Debian's Chromium (apt-get install chromium); without one these tests skip and say so.
+test-browser: dev
+	$(PYTEST) tests/browser -m "not slow"
 
 # What takes too long to try at every change, but the faults.
 slow: dev

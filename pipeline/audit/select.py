@@ -13,6 +13,7 @@ from pipeline.audit.allocation import KEYS_FILE, trained_text, training_index
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
 from pipeline.audit.diagnostics import diagnose, run_blind_test
+from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
@@ -109,8 +110,8 @@ def select_all(
     ]
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
-    for (question, _, judged), summary in zip(answers, summaries, strict=True):
-        question.write(summary, judged)
+    for (question, made, judged), summary in zip(answers, summaries, strict=True):
+        question.write(summary, made, judged)
     _remove_others(config, scored)
     if kept is not None:
         write_evidence(scored, config, strongest, kept, reread, say)
@@ -301,7 +302,8 @@ class _Question:
         part = table.append_column("p_value", pa.array(p)).filter(pa.array(selected))
         source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
         counts = np.bincount(places - 1, minlength=size)
-        return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges))
+        groups = GroupTally.of(table["group"], selected)
+        return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges), groups)
 
     def ordered(self, judged: _Judged) -> _Judged:
         """The verdicts on a shard with the columns of `selected.parquet` alone, in their order."""
@@ -321,7 +323,7 @@ class _Question:
         n_selected = len(judged.selected)
         return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
 
-    def write(self, summary: Summary, judged: _Total) -> None:
+    def write(self, summary: Summary, answer: Answer, judged: _Total) -> None:
         """Write the selected, what the report draws and the summary."""
         write_selected(self.scored.store, self.folder, judged.selected, self.selection.direction == "clean")
         judged.selected.close()
@@ -333,6 +335,11 @@ class _Question:
         roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         self.scored.store.write_json(f"{self.folder}/scores.json", scores.plain())
+        answer = answer if summary.bound is not None else replace(answer, bound=None)
+        curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
+        for name, record in (("alphas", curve), ("groups", judged.groups.record())):
+            if record is not None:
+                self.scored.store.write_json(f"{self.folder}/{name}.json", record.plain())
         write_summary(self.scored.store, summary)
 
     def unscored(self, receipt: Receipt) -> pa.Table:
@@ -369,6 +376,7 @@ class _Judged:
     selected: pa.Table  # one row a selected document
     ranks: np.ndarray  # int64 counts of p-values at k / (n_calibration + 1)
     histogram: np.ndarray  # int64 counts of the first detector's scores
+    groups: GroupTally
 
 
 @dataclass(slots=True)
@@ -378,15 +386,17 @@ class _Total:
     selected: SortedRows
     ranks: np.ndarray
     histogram: np.ndarray
+    groups: GroupTally
 
     @classmethod
     def like(cls, part: _Judged) -> _Total:
         """Nothing yet, in the shape of a part."""
         rows = SortedRows(part.selected.schema, ORDER)
-        return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram))
+        return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally({}))
 
     def add(self, part: _Judged) -> None:
         """Add the documents of a shard."""
         self.selected.add(part.selected)
         self.ranks = self.ranks + part.ranks
         self.histogram = self.histogram + part.histogram
+        self.groups = self.groups + part.groups

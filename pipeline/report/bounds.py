@@ -37,8 +37,8 @@ def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
     if not any(summary.bound and summary.supported is not False for summary in summaries):
         return []
     return [
-        "What is said with a confidence in section 1 is about this one list and these audited documents. It says how "
-        "many are wrong at most and not which, and the confidence is that of the whole statement, not of any document. "
+        "What is said with a confidence is about this one list and these audited documents. It says how many are "
+        "wrong at most and not which, and the confidence is that of the whole statement, not of any document. "
         "It rests on the calibration documents as the average does, and fails too where audited documents are near "
         "copies of one another."
     ]

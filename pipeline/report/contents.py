@@ -42,6 +42,33 @@ class Check(Record):
     sentence: str = Field(description="What was checked and what came of it.")
 
 
+class Light(Record):
+    """One diagnostic in short."""
+
+    name: str = Field(description="Name of the diagnostic.")
+    label: str = Field(description="What it asks, in two or three words.")
+    colour: Literal["red", "amber", "grey", "green"] = Field(
+        description="red: failed; amber: not known, or nothing could be found; grey: a number to know; green: passed."
+    )
+    reason: str | None = Field(description="Why it is not green; null where it is.")
+
+
+class BriefAnswer(Record):
+    """The answer of one selection as the first screen shows it, in sentences of one line each."""
+
+    question: str = Field(description="What was asked, and of which detectors.")
+    selected: str = Field(description="How many documents were selected, of how many.")
+    bound: str = Field(description="How many of them are wrong at most, or that nothing is said of that.")
+    standing: str = Field(description="What the checks say of the promise, in a word or two.")
+    reason: str | None = Field(description="Why the promise is not supported, or not known to be; null where it is.")
+    claim: str = Field(description="What was selected; where a check contradicts the promise it says that first.")
+    condition: str = Field(description="Under what the next three sentences are said, or that nothing is promised.")
+    average: str = Field(description="What then holds on average over audits.")
+    this_list: str = Field(description="What then holds of this one list.")
+    collection: str = Field(description="What then holds of all audited documents.")
+    lights: list[Light] = Field(description="The diagnostics in short, red ones first.")
+
+
 class SelectedDocument(Record):
     """One selected document."""
 
@@ -57,6 +84,7 @@ class SelectionReport(Record):
     """One selection: its answer, its numbers and the first of its documents."""
 
     answer: AnswerText = Field(description="The answer in sentences.")
+    brief: BriefAnswer = Field(description="The answer in short.")
     summary: Summary = Field(description="The numbers, as summary.json holds them.")
     checks: list[Check] = Field(description="The diagnostics, failed ones first.")
     figures: list[str] = Field(description="Files of its figures, below report/.")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pipeline.audit.evaluation import BLIND, Evaluated
+from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation
 from pipeline.audit.manifest import read_run
-from pipeline.report.figures import FigureImage
-from pipeline.report.roc import roc_figure
-from pipeline.report.tables import evaluation_table, page_table
-from pipeline.report.templates import data_uri, render
-from pipeline.report.wording import model_name
+from pipeline.config.models import display_name
+from pipeline.report.names import model_name
+from pipeline.report.roc import roc_figures
+from pipeline.report.tables import PageTable, evaluation_table, page_table
+from pipeline.report.templates import render
 from pipeline.store.files import Store
 
 FOLDER = "evaluation"
 
 
 def write_evaluation(store: Store, evaluated: Evaluated) -> str:
-    """Write evaluation/evaluation.json, evaluation/roc.png and evaluation/evaluation.html into a run directory.
+    """Write evaluation.json, roc.svg, roc-small.svg and evaluation.html into the folder evaluation/ of a run directory.
 
     No text of a document is written. The same scores and seed give the same bytes.
 
@@ -32,25 +32,39 @@ def write_evaluation(store: Store, evaluated: Evaluated) -> str:
     evaluation = evaluated.evaluation
     manifest, _ = read_run(store)
     areas = {row.detector: row.auc.value for row in evaluation.rows if row.group is None}
-    names = ", ".join(f"{name} {area:.3f}" for name, area in areas.items() if area is not None)
-    figure = FigureImage(
-        file="roc.png",
-        title="ROC curves",
-        alt=f"Share of seen documents at or above each threshold, over that of unseen ones; AUC: {names}.",
-        caption="All documents; on the right the same with logarithmic axes, where small false positive rates show. "
-        "The dotted line is chance, the dashed curve the classifier on the words.",
-        png=roc_figure(evaluated.curves, areas, ("seen", "unseen"), dashed=BLIND),
-    )
+    figures = roc_figures(evaluated.curves, areas, ("seen", "unseen"), dashed=BLIND)
+    grouped = any(row.group is not None for row in evaluation.rows)
     page = render(
         "evaluation.html",
         evaluation=evaluation,
         model=model_name(manifest.config.model),
-        table=page_table(evaluation_table(evaluation)),
-        figure=figure,
-        uri=data_uri(figure.png),
+        path=display_name(manifest.config.model),
+        headline=headline(evaluation),
+        table=_table(evaluation, of_groups=False),
+        groups=_table(evaluation, of_groups=True) if grouped else None,
+        figures=figures,
         provenance=manifest,
     )
-    store.write(f"{FOLDER}/{figure.file}", figure.png)
+    for figure in figures:
+        store.write(f"{FOLDER}/{figure.file}", figure.svg.encode())
+    store.remove(f"{FOLDER}/roc.png")  # of an earlier version
     store.write(f"{FOLDER}/evaluation.html", page.encode("utf-8", "replace"))
     store.write_json(f"{FOLDER}/evaluation.json", evaluation.plain())
     return f"{store.url}/{FOLDER}/evaluation.html"
+
+
+def headline(evaluation: Evaluation) -> str:
+    """The detector with the highest AUC over all documents, with its interval."""
+    rows = [row for row in evaluation.rows if row.group is None and row.detector != BLIND]
+    defined = [(row.auc.value, row) for row in rows if row.auc.value is not None]
+    if not defined:
+        return "No figure is defined: documents of one kind alone are compared."
+    value, row = max(defined, key=lambda pair: pair[0])
+    interval = "" if row.auc.low is None else f", 95% interval {row.auc.low:.3f} to {row.auc.high:.3f}"
+    of = f"{len(rows):,} detector{'' if len(rows) == 1 else 's'}"
+    return f"The highest AUC of {of}: {row.detector} {value:.3f}{interval}."
+
+
+def _table(evaluation: Evaluation, of_groups: bool) -> PageTable:
+    rows = [row for row in evaluation.rows if (row.group is not None) == of_groups]
+    return page_table(evaluation_table(evaluation.model_copy(update={"rows": rows})))

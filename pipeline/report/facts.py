@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
-from pipeline.audit.records import parse_part
+from pipeline.audit.records import Record, parse_part
 from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
 from pipeline.audit.status import SCORING, RunState, read_status
 from pipeline.audit.summary import Summary, read_summary
@@ -29,9 +30,10 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed
 
+R = TypeVar("R", bound=Record)
 LISTED = 50
 EXAMPLES = 20
-_NOT_SCORES = {"doc_id", "p_value", "source", "row", "group", "role", "selected", "excerpt"}
+NOT_SCORES = {"doc_id", "p_value", "source", "row", "group", "role", "selected", "excerpt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class SelectionFacts:
     scores: ScoreHistogram | None
     documents: tuple[SelectedDocument, ...]  # the first LISTED, by p-value
     n_rows: int  # selected documents that have a score; fewer than n_selected if quarantined ones are selected
+    alphas: AlphaCurve | None = None
+    groups: GroupCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,14 @@ def _selection(store: Store, name: str) -> SelectionFacts | None:
         scores=_scores(store, f"{folder}/scores.json"),
         documents=documents,
         n_rows=n_rows,
+        alphas=_record(store, AlphaCurve, f"{folder}/alphas.json"),
+        groups=_record(store, GroupCounts, f"{folder}/groups.json"),
     )
+
+
+def _record(store: Store, kind: type[R], name: str) -> R | None:
+    value = store.read_json(name)
+    return None if value is None else parse_part(kind, value, f"{store.url}/{name}")
 
 
 def _ranks(store: Store, name: str) -> RankHistogram | None:
@@ -155,13 +166,14 @@ def _first_documents(store: Store, name: str) -> tuple[tuple[SelectedDocument, .
 
 
 def _document(row: dict[str, Any]) -> SelectedDocument:
-    scores = {name: value for name, value in row.items() if name not in _NOT_SCORES}
+    scores = {name: value for name, value in row.items() if name not in NOT_SCORES}
     return SelectedDocument(
         doc_id=str(row["doc_id"]),
         p_value=float(row["p_value"]),
         scores={name: finite(value) for name, value in scores.items()},
         source=str(row["source"]),
         row=int(row["row"]),
+        excerpt=row.get("excerpt"),
     )
 
 

@@ -1,91 +1,53 @@
 """The figures of a selection, drawn from counts: as fast for a million documents as for a hundred.
 
-Matplotlib's object API and the Agg canvas only; the same counts give the same bytes.
+The same counts give the same bytes.
 """
 
 from __future__ import annotations
 
-import io
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.score_shards import ScoreHistogram
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
+from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
 from pipeline.report.wording import documents, null_share, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#333333"  # Okabe & Ito: told apart by every eye
 ROLE_STYLES = {"audit": (BLUE, "-", 0.18), "unseen": (ORANGE, "--", 0.0), "seen": (GREEN, "-.", 0.0)}
 ROLE_LABELS = {"audit": "audited", "unseen": "known unseen", "seen": "known seen"}
-MAX_POINTS = 2000
+MAX_POINTS, FEW_POINTS = 200, 40
+MAX_BARS, BAR_HEIGHT = 20, 0.2
 P_BINS = 20
 TAIL = 0.001
-SETTINGS = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.usetex": False,
-    "text.parse_math": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "path.simplify": True,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class FigureImage:
-    """A figure: its file name, what it shows in words, and the PNG."""
-
-    file: str
-    title: str
-    alt: str
-    caption: str
-    png: bytes
 
 
 def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
     """The figures of a selection for which the run directory holds the counts."""
-    figures = []
+    figures, summary = [], selection.summary
     if selection.scores is not None and _drawable(selection.scores):
-        figures.append(_score_figure(selection, selection.scores))
+        figures.append(
+            _w_figure(selection, selection.scores)
+            if summary.procedure == "ktd" and "audit" in selection.scores.roles
+            else _score_figure(selection, selection.scores)
+        )
     if selection.ranks is not None:
         figures.append(_p_value_figure(selection, selection.ranks))
-        if selection.summary.procedure != "ktd":  # which decides on W, not on p-values
-            figures.append(_step_up_figure(selection, selection.ranks))
+        figures.append(_quantile_figure(selection, selection.ranks))
+    if selection.alphas is not None:
+        figures.append(_alpha_figure(selection, selection.alphas))
+    if selection.groups is not None and len(selection.groups.n_scored) > 1:
+        figures.append(_group_figure(selection, selection.groups))
+    if summary.weights is not None and len(summary.weights) == len(summary.detectors) > 1:
+        figures.append(_weight_figure(selection, summary.weights))
     return figures
-
-
-def _render(paint: Callable[[Axes], None]) -> bytes:
-    import matplotlib  # costs a second, and nothing but a page needs it
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
-        figure = Figure(figsize=(5.4, 3.7), layout="constrained", facecolor="white")
-        axes = figure.add_subplot()
-        paint(axes)
-        figure.legend(loc="outside upper left", alignment="left", ncols=1)
-        buffer = io.BytesIO()
-        faster = {"compress_type": zlib.Z_FILTERED}  # and no larger
-        figure.savefig(buffer, format="png", dpi=180, metadata={"Software": None}, pil_kwargs=faster)
-    return buffer.getvalue()
-
-
-def _count_axis(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 # --- scores
@@ -95,28 +57,70 @@ def _score_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureIm
     edges, roles = _bins(scores)
     totals = {role: sum(scores.roles[role]) for role in roles}
 
-    def paint(axes: Axes) -> None:
+    def paint(figure: Figure, axes: Axes) -> None:
         for role, counts in roles.items():
             colour, line, fill = ROLE_STYLES.get(role, (INK, ":", 0.0))
             height = counts / (totals[role] * np.diff(edges))
-            label = f"{ROLE_LABELS.get(role, role)} ({totals[role]:,})"
-            axes.stairs(height, edges, color=colour, linestyle=line, linewidth=1.8, label=label)
+            name = f"{ROLE_LABELS.get(role, role)} ({totals[role]:,})"
+            axes.stairs(height, edges, color=colour, linestyle=line, linewidth=1.8, label=name)
             if fill:
                 axes.stairs(height, edges, color=colour, alpha=fill, fill=True)
-        axes.set_xlabel(f"score: {scores.column} (higher: more member-like)")
+        axes.set_xlabel(f"score: {label(scores.column)} (higher: more member-like)")
         axes.set_ylabel("share of the role per unit of score")
         axes.set_ylim(bottom=0)
+        put_legend(figure)
 
-    sizes = ", ".join(f"{ROLE_LABELS.get(role, role)}: {documents(total)}" for role, total in totals.items())
+    medians = " and ".join(
+        f"{_median(scores, role):.3g} for {total:,} {ROLE_LABELS.get(role, role)}" for role, total in totals.items()
+    )
     outside = sum(total - int(roles[role].sum()) for role, total in totals.items())
     hidden = f" {documents(outside)} with extreme scores lie outside the drawn range." if outside else ""
-    return FigureImage(
-        file=f"{selection.name}-scores.png",
-        title="Scores by role",
-        alt=f"Distribution of the score {scores.column} by role; {sizes}.",
-        caption=f"Each curve encloses an area of one, so roles of different sizes can be compared.{hidden}",
-        png=_render(paint),
+    return draw(
+        "scores",
+        f"{selection.name}-scores.svg",
+        "Scores by role",
+        f"Distribution of the score {label(scores.column)} by role; the medians are about {medians} documents.",
+        f"Each curve encloses an area of one, so roles of different sizes can be compared.{hidden}",
+        paint,
     )
+
+
+def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
+    edges, roles = _bins(scores.model_copy(update={"roles": {"audit": scores.roles["audit"]}}))
+    counts, total = roles["audit"], sum(scores.roles["audit"])
+    least = selection.summary.details.get("smallest_w_selected")
+    n_selected = selection.summary.n_selected
+
+    def paint(figure: Figure, axes: Axes) -> None:
+        axes.stairs(counts, edges, color=BLUE, linewidth=1.4, label=f"audited ({total:,})")
+        axes.stairs(counts, edges, color=BLUE, alpha=0.18, fill=True)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        if least is not None:
+            axes.axvline(least, color=ORANGE, linestyle="--", label=f"selected from W = {least:.3g} on")
+            axes.axvline(-least, color=ORANGE, linestyle=":", label="as far below 0: what stands for the wrong ones")
+        axes.set_xlabel(f"W: {label(scores.column)}")
+        axes.set_ylabel("audited documents")
+        axes.set_ylim(bottom=0)
+        count_axis(axes)
+        put_legend(figure)
+
+    outcome = f"{n_selected:,} selected, from W = {least:.3g} on" if least is not None else "none is selected"
+    return draw(
+        "w",
+        f"{selection.name}-w.svg",
+        "W of the audited documents",
+        f"Distribution of W over {documents(total)}, with a median of about {_median(scores, 'audit'):.3g}; {outcome}.",
+        "Where signs are fair coins for documents that are not of the kind sought, as many of these lie left of the "
+        "dotted line as right of the dashed one.",
+        paint,
+    )
+
+
+def _median(scores: ScoreHistogram, role: str) -> float:
+    """The middle of the bin that holds it."""
+    counts = np.array(scores.roles[role])
+    at = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
+    return (scores.edges[at] + scores.edges[at + 1]) / 2
 
 
 def _drawable(scores: ScoreHistogram) -> bool:
@@ -149,31 +153,30 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
     reached = np.concatenate(([0], np.cumsum(ranks.count)))
     counts = np.diff(reached[np.searchsorted(ranks.rank, cuts, side="right")])
     edges = cuts / (n + 1)
-    label = f"null share {'estimated as' if estimated else 'taken as'} {pi0:.3g}"
+    null = f"null share {'estimated as' if estimated else 'taken as'} {pi0:.3g}"
 
-    def paint(axes: Axes) -> None:
+    def paint(figure: Figure, axes: Axes) -> None:
         axes.stairs(counts / (m * np.diff(edges)), edges, fill=True, color=BLUE, alpha=0.35)
         axes.stairs(counts / (m * np.diff(edges)), edges, color=BLUE, linewidth=1.2, label=f"audited ({m:,})")
-        axes.axhline(pi0, color=ORANGE, linestyle="--", linewidth=1.8, label=label)
+        axes.axhline(pi0, color=ORANGE, linestyle="--", linewidth=1.8, label=null)
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("p-value")
         axes.set_ylabel("density (1 = uniform)")
+        put_legend(figure)
 
-    return FigureImage(
-        file=f"{selection.name}-p-values.png",
-        title="p-values of the audited documents",
-        alt=f"Histogram of {m:,} p-values; {label}, drawn as a level line.",
-        caption=(
-            "Documents that are just like the calibration documents spread evenly from 0 to 1; the dashed line is "
-            f"their share, {'estimated by the procedure' if estimated else 'which this procedure takes to be all'}. "
-            "Documents that could not be scored stand at p = 1."
-        ),
-        png=_render(paint),
+    small = int(ranks.count[ranks.rank * 10 <= n + 1].sum())
+    return draw(
+        "p-values",
+        f"{selection.name}-p-values.svg",
+        "p-values of the audited documents",
+        f"Histogram of {m:,} p-values, {small:,} of them at most 0.1, where {m / 10:,.0f} are expected if all are "
+        f"evenly spread; {null}, drawn as a level line.",
+        "Documents that are just like the calibration documents spread evenly from 0 to 1; the dashed line is "
+        f"their share, {'estimated by the procedure' if estimated else 'which this procedure takes to be all'}. "
+        "Documents that could not be scored stand at p = 1.",
+        paint,
     )
-
-
-# --- the step-up decision
 
 
 def _slope(summary: Summary, m: int) -> float | None:
@@ -181,59 +184,167 @@ def _slope(summary: Summary, m: int) -> float | None:
     return None if summary.factor is None else summary.factor * m / summary.alpha
 
 
-def _step_up_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureImage:
-    n, m = selection.summary.n_calibration, int(ranks.count.sum())
-    threshold, slope = selection.summary.threshold, _slope(selection.summary, m)
+def _quantile_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureImage:
+    """A QQ plot; the step-up rule selects up to the last point on or below a line that is parallel to the diagonal."""
+    summary, n, m = selection.summary, selection.summary.n_calibration, int(ranks.count.sum())
+    threshold, slope = summary.threshold, _slope(summary, m)
     p, reached = ranks.rank / (n + 1), np.cumsum(ranks.count)
-    right = _right_edge(threshold, slope, m, n)
-    x, y = _thinned(p, reached, right, threshold)
+    expected, observed = _thinned(reached / m, p, threshold)
+    low = min(1 / (n + 1), expected[0])
 
-    def paint(axes: Axes) -> None:
-        axes.step(x, y, where="post", color=BLUE, linewidth=1.8, label="audited documents")
+    def paint(figure: Figure, axes: Axes) -> None:
+        points = ".-" if expected.size <= FEW_POINTS else "-"
+        axes.plot(expected, observed, points, color=BLUE, linewidth=1.8, markersize=4, label=f"audited ({m:,})")
+        ends = np.array([low, 1.0])
+        axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", label="evenly spread p-values")
         if slope is not None:
-            label = f"line to reach (alpha = {percent(selection.summary.alpha)})"
-            axes.plot([0, right], [0, slope * right], color=ORANGE, linestyle="--", linewidth=1.8, label=label)
+            name = f"selected up to the last point below: alpha = {percent(summary.alpha)}"
+            axes.plot(ends, ends * m / slope, color=ORANGE, linestyle="--", linewidth=1.5, label=name)
         if threshold is not None:
-            label = f"threshold p = {threshold:.3g}: {selection.summary.n_selected:,} selected"
-            axes.axvline(threshold, color=INK, linestyle=":", linewidth=1.5, label=label)
-        top = max(float(y.max()), 0.0 if slope is None else min(slope * right, 1.6 * float(y.max())), 1.0)
-        axes.set_xlim(0, right)
-        axes.set_ylim(0, 1.05 * top)
-        axes.set_xlabel("p-value")
-        axes.set_ylabel("audited documents at or below it")
-        _count_axis(axes)
+            axes.axhline(
+                threshold, color=GREEN, linestyle="-.", linewidth=1.2, label=f"largest selected: {threshold:.3g}"
+            )
+        axes.set(xscale="log", yscale="log", xlim=(0.8 * low, 1.2), ylim=(0.8 / (n + 1), 1.2))
+        axes.set_xlabel("share of documents with such a p-value or a smaller one")
+        axes.set_ylabel("p-value")
+        plain_logs(axes)
+        put_legend(figure)
 
-    outcome = f"{selection.summary.n_selected:,} selected" if threshold is not None else "nothing is selected"
-    line = "a line that the curve must reach" if slope is not None else "no line, as this procedure has none"
-    caption = "All documents up to the last point where the curve is on or above the line are selected."
-    if slope is None:
-        caption = "How many audited documents have at most a given p-value."
-    return FigureImage(
-        file=f"{selection.name}-step-up.png",
-        title="How the selection was made",
-        alt=f"Audited documents counted up to each p-value, and {line}; {outcome}.",
-        caption=caption if threshold is not None or slope is None else f"{caption} Here it never is.",
-        png=_render(paint),
+    outcome = "nothing is selected"
+    if threshold is not None:
+        below = int(ranks.count[p <= threshold].sum())
+        outcome = (
+            f"{below:,} of {m:,} are at most the threshold {threshold:.3g}, where {threshold * m:,.0f} are expected if "
+            "all are evenly spread"
+        )
+    caption = "Below the dotted diagonal there are more small p-values than evenly spread ones."
+    if slope is not None:
+        never = "" if threshold is not None else " Here no point is."
+        caption += f" All documents up to the last point on or below the dashed line are selected.{never}"
+    return draw(
+        "quantiles",
+        f"{selection.name}-quantiles.svg",
+        "p-values against evenly spread ones (QQ plot)",
+        f"Sorted p-values against the share of documents up to each, on logarithmic axes; {outcome}.",
+        caption,
+        paint,
     )
 
 
-def _right_edge(threshold: float | None, slope: float | None, m: int, n: int) -> float:
-    """The largest p-value worth drawing: past m / slope the line is above every document."""
-    least = 12 / (n + 1)
-    if threshold is not None:
-        return min(1.0, max(2.5 * threshold, least))
-    return min(1.0, max(1.2 * m / slope, least)) if slope else 1.0
+def plain_logs(axes: Axes) -> None:
+    """Ticks of logarithmic axes as plain numbers, few of them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_minor_locator(LogLocator(subs=(2, 5), numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
-def _thinned(
-    p: np.ndarray, reached: np.ndarray, right: float, threshold: float | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """At most about MAX_POINTS steps of the curve on [0, right], the threshold's among them."""
-    inside = int(np.searchsorted(p, right, side="right"))
-    keep = np.arange(inside)
-    if inside > MAX_POINTS:
-        even = np.linspace(0, inside - 1, MAX_POINTS).astype(np.int64)
-        at = np.searchsorted(p, threshold if threshold is not None else right, side="right") - 1
-        keep = np.unique(np.append(even, min(max(int(at), 0), inside - 1)))
-    last = reached[inside - 1] if inside else 0
-    return np.concatenate(([0.0], p[keep], [right])), np.concatenate(([0], reached[keep], [last]))
+def _thinned(x: np.ndarray, y: np.ndarray, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """About MAX_POINTS points, evenly on a logarithmic axis, the last with y at most the threshold among them."""
+    if x.size > MAX_POINTS:
+        even = np.searchsorted(x, np.geomspace(x[0], x[-1], MAX_POINTS))
+        at = np.searchsorted(y, 1.0 if threshold is None else threshold, side="right") - 1
+        keep = np.unique(np.clip(np.append(even, at), 0, x.size - 1))
+        return x[keep], y[keep]
+    return x, y
+
+
+# --- what other alphas, groups and detectors come to
+
+
+def _alpha_figure(selection: SelectionFacts, curve: AlphaCurve) -> FigureImage:
+    alpha, at = selection.summary.alpha, curve.alphas.index(selection.summary.alpha)
+    size, void = curve.n_selected[at], selection.summary.supported is False
+    bounds = None if void or selection.summary.bound is None else curve.right_at_least
+    sure = percent(curve.confidence) if curve.confidence is not None else ""
+
+    def paint(figure: Figure, axes: Axes) -> None:
+        step = partial(axes.step, where="post", linewidth=1.6)
+        step(curve.alphas, curve.n_selected, color=BLUE, label="selected")
+        if bounds is not None:
+            step(
+                curve.alphas,
+                bounds,
+                color=ORANGE,
+                linestyle="--",
+                label=f"of these right at least, with {sure} confidence",
+            )
+        axes.axvline(alpha, color=INK, linestyle=":", linewidth=1.2)
+        axes.plot([alpha], [size], "o", color=BLUE, label=f"the answer: alpha = {percent(alpha)}, {size:,} selected")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0, top=1.05 * max(1, *curve.n_selected))
+        axes.set_xlabel("alpha")
+        axes.set_ylabel("documents")
+        count_axis(axes)
+        put_legend(figure)
+
+    right = "" if bounds is None else f"; with {sure} confidence at least {bounds[at]:,} of these are right"
+    right += ", if what this assumes holds" if bounds is not None else ""
+    kept = "The promise is of the alpha that was asked for, and is lost where alpha is chosen by this figure"
+    if bounds is not None:
+        kept += "; the bound, if what it assumes holds, is of all points at once"
+    if void:
+        kept = "Nothing is promised at any alpha: a check contradicts what the promise rests on"
+    most, widest = curve.n_selected[-1], percent(curve.alphas[-1])
+    return draw(
+        "alphas",
+        f"{selection.name}-alphas.svg",
+        "Selected at other values of alpha",
+        f"Documents selected against alpha: {size:,} at the {percent(alpha)} that was asked for{right}; {most:,} at "
+        f"{widest}.",
+        f"{kept}.",
+        paint,
+    )
+
+
+def _group_figure(selection: SelectionFacts, groups: GroupCounts) -> FigureImage:
+    names = sorted(groups.n_scored, key=lambda name: (-groups.n_selected[name], -groups.n_scored[name], name))
+    shown, left = names[:MAX_BARS], len(names) - MAX_BARS
+    place = np.arange(len(shown))[::-1]
+    selected, scored = (np.array([counts[name] for name in shown]) for counts in (groups.n_selected, groups.n_scored))
+
+    def paint(figure: Figure, axes: Axes) -> None:
+        axes.barh(place, scored, color=BLUE, alpha=0.25, label="audited, with a score")
+        axes.barh(place, selected, color=BLUE, height=0.5, label="selected")
+        axes.set_yticks(place, [label(name) for name in shown])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("documents")
+        put_legend(figure)
+        figure.set_figheight(max(figure.get_figheight(), BAR_HEIGHT * len(shown) + 1))
+
+    most = ", ".join(f"{label(n)} {groups.n_selected[n]:,} of {groups.n_scored[n]:,}" for n in shown[:5])
+    rest = f" {left:,} more groups are not drawn." if left > 0 else ""
+    return draw(
+        "groups",
+        f"{selection.name}-groups.svg",
+        "Selected by group",
+        f"Selected documents by group, {len(names):,} groups; most in: {most}.",
+        f"The promise is of all selected documents together, not of a group.{rest}",
+        paint,
+    )
+
+
+def _weight_figure(selection: SelectionFacts, weights: list[float]) -> FigureImage:
+    pairs = sorted(zip(weights, selection.summary.detectors, strict=True), key=lambda pair: (-pair[0], pair[1]))
+    shown, left = pairs[:MAX_BARS], len(pairs) - MAX_BARS
+    place = np.arange(len(shown))[::-1]
+
+    def paint(figure: Figure, axes: Axes) -> None:
+        axes.barh(place, [weight for weight, _ in shown], color=BLUE, height=0.6)
+        axes.set_yticks(place, [label(name) for _, name in shown])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("weight")
+        figure.set_figheight(min(figure.get_figheight(), BAR_HEIGHT * len(shown) + 1))
+
+    rest = f" {left:,} more are not drawn." if left > 0 else ""
+    return draw(
+        "weights",
+        f"{selection.name}-weights.svg",
+        "Weights of the fused detectors",
+        f"Weights of {len(pairs):,} detectors: {', '.join(f'{label(name)} {weight:.3g}' for weight, name in shown)}.",
+        f"How much each detector counts in the fused statistic.{rest}",
+        paint,
+    )

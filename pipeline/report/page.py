@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from markupsafe import Markup
+
+from pipeline.audit.history import several_questions
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.models import EndpointConfig, display_name
 from pipeline.corpus.documents import fetch_texts
 from pipeline.corpus.excerpts import excerpt_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, visible
 from pipeline.report import wording
+from pipeline.report.brief import assumptions, brief_answer
 from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
-from pipeline.report.figures import FigureImage, draw_figures
-from pipeline.report.templates import data_uri, render
+from pipeline.report.figures import draw_figures
+from pipeline.report.names import Folders, model_name
+from pipeline.report.rows import read_listings
+from pipeline.report.scripts import page_script, script_hash
+from pipeline.report.svg import FigureImage
+from pipeline.report.templates import render
 from pipeline.store.files import Store
 
 EXCERPT = 300
 NOT_AVAILABLE = "text not available"
+PAGE_SIZE = 4_800_000
+"""Characters of a page at most, where its figures leave that room to the documents."""
+LEAST_ROOM = 500_000
 CHANGED = "text not available: the file has changed since it was scored"
 _Place = tuple[str, int]
 
 
 def write_report(store: Store, texts: bool = True) -> str:
-    """Write report/report.html, report/report.json and report/figures/*.png from the run directory alone.
+    """Write report/report.html, report/report.json and report/figures/*.svg from the run directory alone.
 
     Figures of selections that are no longer there are removed. The same run directory gives the same bytes.
 
@@ -48,12 +59,12 @@ def write_report(store: Store, texts: bool = True) -> str:
     report = _report(run, excerpts, figures)
     drawn = [figure for group in figures.values() for figure in group]
     for figure in drawn:
-        store.write(f"report/figures/{figure.file}", figure.png)
-    for name in store.names("report/figures", ".png"):
+        store.write(f"report/figures/{figure.file}", figure.svg.encode())
+    for name in store.names("report/figures"):
         if name not in {figure.file for figure in drawn}:
             store.remove(f"report/figures/{name}")
     store.write_json("report/report.json", report.plain())
-    store.write("report/report.html", _html(report, figures).encode("utf-8", "replace"))
+    store.write("report/report.html", _html(store, run, report, figures).encode("utf-8", "replace"))
     return f"{store.url}/report/report.html"
 
 
@@ -94,7 +105,7 @@ def _model(run: RunFacts) -> ModelReport:
     weights = None if isinstance(model, EndpointConfig) else model
     fingerprint = json.dumps(run.manifest.fingerprint, sort_keys=True)
     return ModelReport(
-        name=wording.model_name(model),
+        name=model_name(model),
         path=display_name(model),
         revision=None if weights is None else weights.revision,
         adapter=None if weights is None else weights.adapter_shown or None,
@@ -112,20 +123,22 @@ def _model(run: RunFacts) -> ModelReport:
 def _selection(
     run: RunFacts, selection: SelectionFacts, excerpts: dict[_Place, str] | None, figures: Sequence[FigureImage]
 ) -> SelectionReport:
-    selected = list(selection.documents)
-    if excerpts is not None:
-        selected = [_with_excerpt(document, excerpts) for document in selected]
+    answer = wording.answer_text(run, selection)
     return SelectionReport(
-        answer=wording.answer_text(run, selection),
+        answer=answer,
+        brief=brief_answer(selection.summary, answer, model_name(run.manifest.config.model)),
         summary=selection.summary,
         checks=wording.checks(selection.summary),
         figures=[f"figures/{figure.file}" for figure in figures],
-        selected=selected,
+        selected=[_with_excerpt(document, excerpts) for document in selection.documents],
     )
 
 
-def _with_excerpt(document: SelectedDocument, excerpts: dict[_Place, str]) -> SelectedDocument:
-    excerpt = excerpts.get((document.source, document.row), NOT_AVAILABLE)
+def _with_excerpt(document: SelectedDocument, excerpts: dict[_Place, str] | None) -> SelectedDocument:
+    """How it begins, as it was noted when it was selected or else as it is read now."""
+    excerpt = None
+    if excerpts is not None:
+        excerpt = document.excerpt or excerpts.get((document.source, document.row), NOT_AVAILABLE)
     return document.model_copy(update={"excerpt": excerpt})
 
 
@@ -142,7 +155,7 @@ def _excerpts(run: RunFacts) -> dict[_Place, str]:
     """The beginnings of the listed documents; a source that is gone or has changed says so instead."""
     rows_of: dict[str, set[int]] = {}
     for selection in run.selections:
-        for document in selection.documents:
+        for document in (document for document in selection.documents if not document.excerpt):
             rows_of.setdefault(document.source, set()).add(document.row)
     excerpts: dict[_Place, str] = {}
     for source, rows in sorted(rows_of.items()):
@@ -176,6 +189,34 @@ def _unchanged(shard: Shard) -> bool:
 # --- the page
 
 
-def _html(report: Report, figures: dict[str, list[FigureImage]]) -> str:
-    images = {name: [(figure, data_uri(figure.png)) for figure in group] for name, group in figures.items()}
-    return render("report.html", report=report, figures=images)
+def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Sequence[FigureImage]]) -> str:
+    """The page: everything but the table of documents, and as many of these as there is room for."""
+    folders = Folders.of(run.manifest.inputs)
+    markup = {name: figure_markup(name, group) for name, group in figures.items()}
+    script = page_script() if any(selection.n_rows for selection in run.selections) else ""
+    summaries = [entry.summary for entry in report.selections]
+    values = {
+        "report": report,
+        "figures": markup,
+        "folders": folders,
+        "assumptions": assumptions(summaries),
+        "only_clean": bool(summaries) and all(summary.direction == "clean" for summary in summaries),
+        "remarks": [remark for remark in (several_questions(run.history),) if remark is not None],
+        "script": script,
+        "script_hash": script_hash(f"{script}"),
+    }
+    drawn = sum(len(one) for group in markup.values() for one in group.values())
+    room = max(LEAST_ROOM, PAGE_SIZE - len(script) - drawn - 12_000 * len(summaries))
+    listings = read_listings(store, run.selections, folders, report.texts, room)
+    return render("report.html", listings=listings, **values)
+
+
+def figure_markup(selection: str, figures: Sequence[FigureImage]) -> dict[str, Markup]:
+    """The figures of a selection as the page shows them, by name: `scores`, `p-values` and so on."""
+    template = "<figure>\n{svg}\n<figcaption><b>{title}.</b> {caption}</figcaption>\n</figure>"
+    return {
+        figure.file.removeprefix(f"{selection}-").rpartition(".")[0]: Markup(template).format(
+            svg=figure.svg, title=figure.title, caption=visible(figure.caption)
+        )
+        for figure in figures
+    }

@@ -1,30 +1,33 @@
-"""ROC curves of several detectors in one figure."""
+"""ROC curves of several detectors: on plain axes, and on logarithmic ones for small false positive rates."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.report.figures import INK, SETTINGS
+from pipeline.report.figures import plain_logs
+from pipeline.report.svg import COLOURS, INK, FigureImage, draw, label, put_legend
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito
 LEAST_RATE = 1e-3
+SMALL_RATE = 0.01
+ALL_POINTS = 1200
+NAMED = 12
+"""Detectors that are drawn at most; the table has all of them."""
+
+Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
-def roc_figure(
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    areas: Mapping[str, float | None],
-    kinds: tuple[str, str],
-    dashed: str | None = None,
-) -> bytes:
-    """ROC curves of detectors, on plain axes and, for small false positive rates, on logarithmic ones: a PNG.
+def roc_figures(
+    curves: Curves, areas: Mapping[str, float | None], kinds: tuple[str, str], dashed: str | None = None
+) -> list[FigureImage]:
+    """The ROC curves of detectors, whole and at small false positive rates.
 
     Args:
         curves: detector -> FPR and TPR, each (thresholds + 1,); none where there are documents of one kind alone.
@@ -32,36 +35,68 @@ def roc_figure(
         kinds: what the documents to be told apart are called, members first.
         dashed: the detector that is drawn so, if any.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    members, others = kinds
+    undefined = f"not defined: there are no {members} documents, or no {others} ones"
+    best = sorted(curves, key=lambda name: (name != dashed, -(areas[name] or 0)))[:NAMED]
+    left = f", and of {len(curves) - NAMED} more" if len(curves) > NAMED else ""
+    curves = {name: curve for name, curve in curves.items() if name in best}
+    whole = ", ".join(f"{label(name)} {areas[name]:.3f}" for name in curves) + left
+    small = ", ".join(f"{label(name)} {_reached(*curve):.3f}" for name, curve in curves.items()) + left
+    chance = f"The dotted line is chance{'' if dashed is None else ', the dashed curve the classifier on the words'}."
+    if left:
+        chance += f" The {NAMED} detectors with the largest AUC are drawn; the table has all of them."
 
-    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
-        figure = Figure(figsize=(9.6, 4.8), layout="constrained", facecolor="white")
-        plain, small = figure.subplots(1, 2)
-        for (name, (fpr, tpr)), colour in zip(curves.items(), cycle(COLOURS)):
+    def paint(figure: Figure, axes: Axes, logarithmic: bool) -> None:
+        points = ALL_POINTS // max(1, len(curves))
+        for (name, curve), colour in zip(curves.items(), cycle(COLOURS)):
+            fpr, tpr = _thinned(*curve, points, logarithmic)
+            shown = f"{label(name)} {areas[name]:.3f}"
             style = "--" if name == dashed else "-"
-            label = f"{name} {areas[name]:.3f}"
-            plain.plot(fpr, tpr, style, color=colour, label=label, drawstyle="steps-post")
-            small.plot(fpr, tpr, style, color=colour, drawstyle="steps-post")
-        chance = np.geomspace(LEAST_RATE, 1, 50)
-        for axes, line in ((plain, np.array([0.0, 1.0])), (small, chance)):
-            axes.plot(line, line, color=INK, linewidth=0.8, linestyle=":")
-            axes.set_xlabel(f"FPR: {kinds[1]} documents at or above a threshold")
-        plain.set_ylabel(f"TPR: {kinds[0]} documents there")
-        small.set(xscale="log", yscale="log", xlim=(LEAST_RATE, 1), ylim=(LEAST_RATE, 1.1))
-        for axis in (small.xaxis, small.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
+            axes.plot(fpr, tpr, style, color=colour, label=shown, drawstyle="steps-post", linewidth=1.5)
+        line = np.geomspace(LEAST_RATE, 1, 50) if logarithmic else np.array([0.0, 1.0])
+        axes.plot(line, line, color=INK, linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"FPR: {others} documents at or above a threshold")
+        axes.set_ylabel(f"TPR: {members} documents there")
+        if logarithmic:
+            axes.set(xscale="log", yscale="log", xlim=(LEAST_RATE, 1), ylim=(LEAST_RATE, 1.1))
+            plain_logs(axes)
         if curves:
-            figure.legend(loc="outside upper left", ncols=3, alignment="left", title="AUC")
+            put_legend(figure, "AUC")
         else:
-            plain.set_title(f"not defined: there are no {kinds[0]} documents, or no {kinds[1]} ones")
-        return rendered(figure)
+            axes.set_title(undefined, fontsize=9)
+
+    return [
+        draw(
+            "roc",
+            "roc.svg",
+            "ROC curves",
+            f"Share of {members} documents at or above each threshold over that of {others} ones; "
+            f"{f'AUC: {whole}' if curves else undefined}.",
+            f"All documents. {chance}",
+            lambda figure, axes: paint(figure, axes, False),
+        ),
+        draw(
+            "roc-small",
+            "roc-small.svg",
+            "ROC curves at small false positive rates",
+            f"The same on logarithmic axes; {f'TPR at {SMALL_RATE:.0%} FPR: {small}' if curves else undefined}.",
+            f"Logarithmic axes, on which small false positive rates show. {chance}",
+            lambda figure, axes: paint(figure, axes, True),
+        ),
+    ]
 
 
-def rendered(figure: Figure) -> bytes:
-    """A figure as PNG; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
+def _reached(fpr: np.ndarray, tpr: np.ndarray) -> float:
+    """The largest TPR at an FPR of at most SMALL_RATE."""
+    return float(tpr[fpr <= SMALL_RATE].max(initial=0.0))
+
+
+def _thinned(fpr: np.ndarray, tpr: np.ndarray, points: int, logarithmic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """At most so many points of a curve, about as far from one another on the axes that they are drawn on."""
+    if fpr.size <= points:
+        return fpr, tpr
+    x, y = (np.log(np.maximum(rate, LEAST_RATE)) if logarithmic else rate for rate in (fpr, tpr))
+    way = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
+    keep = np.unique(np.searchsorted(way, np.linspace(0, way[-1], points - 1)))
+    keep = np.unique(np.append(np.clip(keep, 0, fpr.size - 1), [0, fpr.size - 1]))
+    return fpr[keep], tpr[keep]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from functools import cache
 from importlib import resources
@@ -12,7 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pydantic import BaseModel
 
 from pipeline.errors import visible
-from pipeline.report import wording
+from pipeline.report import brief, wording
+from pipeline.report.names import Folders
 
 
 def render(template: str, **values: Any) -> str:
@@ -37,14 +37,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=wording.percent, pretty=_pretty)
+    environment.filters.update(percent=wording.percent, pretty=_pretty, relative=_relative)
     environment.globals.update(null_share=wording.null_share, is_tested=wording.is_tested)
+    environment.globals.update(marks=brief.MARKS, terms_on_page=brief.terms_on_page)
     return environment
-
-
-def data_uri(png: bytes) -> str:
-    """A PNG as the address of an image that needs no file."""
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def _source(name: str) -> str:
@@ -57,6 +53,10 @@ def _shown(value: Any) -> Any:
     if value is None:
         return "\N{EN DASH}"
     return visible(value) if type(value) is str else value
+
+
+def _relative(name: str, folders: Folders) -> str:
+    return folders.relative(name)
 
 
 def _pretty(value: Any) -> str:

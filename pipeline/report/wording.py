@@ -10,12 +10,12 @@ from pydantic import JsonValue
 from pipeline.audit.blind import to_settle
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Diagnostic, Summary
-from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.config.selection import ESTIMATING, FUSING, SelectionConfig
 from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
+from pipeline.report.names import model_name
 from pipeline.selection.digits import percentage
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.promises import NOTHING_PROVED
@@ -30,14 +30,6 @@ def percent(share: float) -> str:
 def documents(count: int) -> str:
     """A count with its noun."""
     return f"{count:,} document{'' if count == 1 else 's'}"
-
-
-def model_name(model: ModelConfig | EndpointConfig) -> str:
-    """The audited model as the config names it."""
-    if isinstance(model, EndpointConfig):
-        return display_name(model)
-    name = display_name(model) + (f" ({model.gguf_file})" if model.gguf_file else "")
-    return f"{name} with adapter {model.adapter_shown}" if model.adapter else name
 
 
 def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:

@@ -9,54 +9,95 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.report.figures import INK, SETTINGS
-from pipeline.report.roc import COLOURS, rendered
-from pipeline.report.tables import Row, labels, readable
+from pipeline.report.svg import COLOURS, INK, FigureImage, draw, label, put_legend
+from pipeline.report.tables import Row, cell, labels, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
 """So many names fit side by side under an axis; more of them are rotated."""
+NAMED = 12
+"""Rows whose numbers the text alternative gives; those of all stand in the table."""
 
 
-def sweep_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
-    """FDR, with its target, and power of each selection over the first setting of the sweep: a PNG.
+def selection_figures(rows: Sequence[Row], settings: Sequence[str], scope: str) -> list[FigureImage]:
+    """FDR, with its target, and power of each selection over the first setting of the sweep.
 
     Without a sweep the selections stand side by side. Further settings make further lines.
+
+    Args:
+        rows: of the selections.
+        settings: of the sweep.
+        scope: what the intervals are over, in words.
     """
     axis = settings[0] if settings else "selection"
     lines = _lines(rows, settings, [*settings[1:], *(["selection"] if settings else [])])
-    import matplotlib
-    from matplotlib.figure import Figure
+    ticks = _ticks(rows, settings, axis)
+    over = f" over {labels(settings)[0]}" if settings else ""
 
-    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
-        figure = Figure(figsize=(10.8, 4.2), layout="constrained", facecolor="white")
-        left, right = figure.subplots(1, 2)
-        ticks = _ticks(rows, settings, axis)
-        _draw(left, lines, axis, ticks, "fdr", "realised FDR (95% interval)")
-        _draw_targets(left, rows, axis)
-        _draw(right, lines, axis, ticks, "power", "power (95% interval)")
-        right.set_ylim(-0.03, 1.03)
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=4, alignment="left")
-        return rendered(figure)
+    def paint_fdr(figure: Figure, axes: Axes) -> None:
+        _draw(axes, lines, axis, ticks, "fdr", "realised FDR (95% interval)")
+        _draw_targets(axes, rows, axis)
+        put_legend(figure)
+
+    def paint_power(figure: Figure, axes: Axes) -> None:
+        _draw(axes, lines, axis, ticks, "power", "power (95% interval)")
+        axes.set_ylim(-0.03, 1.03)
+        if settings:
+            put_legend(figure)
+
+    return [
+        draw(
+            "fdr",
+            "fdr.svg",
+            "Wrong documents among the selected, and the target",
+            f"Realised FDR of each selection{over}, {scope}: {_numbers(rows, settings, 'selection', 'fdr')}.",
+            "A target below the whole interval is contradicted by the repeats.",
+            paint_fdr,
+        ),
+        draw(
+            "power",
+            "power.svg",
+            "Documents sought that were selected",
+            f"Power of each selection{over}, {scope}: {_numbers(rows, settings, 'selection', 'power')}.",
+            "The share of the documents sought that was selected, on average over the repeats.",
+            paint_power,
+        ),
+    ]
 
 
-def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> bytes:
-    """AUC of each detector over the first setting of the sweep: a PNG."""
-    import matplotlib
-    from matplotlib.figure import Figure
+def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> FigureImage:
+    """AUC of each detector over the first setting of the sweep."""
+    lines = _lines(rows, settings, [*settings[1:], "detector"])
 
-    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
-        figure = Figure(figsize=(5.6, 4.2), layout="constrained", facecolor="white")
-        axes = figure.add_subplot()
-        lines = _lines(rows, settings, [*settings[1:], "detector"])
+    def paint(figure: Figure, axes: Axes) -> None:
         _draw(axes, lines, settings[0], _ticks(rows, settings, settings[0]), "auc", "AUC (95% interval)")
         axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
-        figure.legend(loc="outside upper left", ncols=3, alignment="left")
-        return rendered(figure)
+        put_legend(figure)
+
+    title = f"AUC of the detectors over {labels(settings)[0]}"
+    return draw(
+        "detectors",
+        "detectors.svg",
+        title,
+        f"{title}: {_numbers(rows, settings, 'detector', 'auc')}.",
+        "How well each detector tells trained from untrained documents; the dotted line is chance.",
+        paint,
+    )
+
+
+def _numbers(rows: Sequence[Row], settings: Sequence[str], name: str, figure: str) -> str:
+    """The figures of the first rows in words, each with its interval and its target if it has one."""
+    short = labels(settings)
+    shown = []
+    for row in readable(rows[:NAMED], settings):
+        at = "".join(f", {what} {row[setting]}" for what, setting in zip(short, settings, strict=True))
+        target = f" (target {row['target']:g})" if figure == "fdr" else ""
+        shown.append(f"{row[name]}{at} {cell(row, figure)}{target}")
+    return "; ".join(shown) + (f"; and {len(rows) - NAMED} more in the table" if len(rows) > NAMED else "")
 
 
 def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> dict[str, list[Row]]:
@@ -77,8 +118,8 @@ class _Ticks:
 
 
 def _ticks(rows: Sequence[Row], settings: Sequence[str], axis: str) -> _Ticks:
-    label = dict(zip(settings, labels(settings), strict=True)).get(axis, axis)
-    return _Ticks(label, list(dict.fromkeys(str(row[axis]) for row in readable(rows, settings))))
+    name = dict(zip(settings, labels(settings), strict=True)).get(axis, axis)
+    return _Ticks(name, list(dict.fromkeys(str(row[axis]) for row in readable(rows, settings))))
 
 
 def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
@@ -89,7 +130,7 @@ def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
     return {value: float(place) for place, value in enumerate(values)}
 
 
-def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Ticks, figure: str, label: str) -> None:
+def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Ticks, figure: str, name_y: str) -> None:
     places = _places([row for rows in lines.values() for row in rows], axis)
     numeric = all(value == place for value, place in places.items())
     width = (max(places.values()) - min(places.values())) / 25 if numeric else 0.4
@@ -116,15 +157,15 @@ def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Tic
             linestyle=style,
             elinewidth=0.9,
             capsize=2,
-            label=name or None,
+            label=label(name) or None,
         )
     if not numeric:
         crowded = len(places) > MOST_LEVEL
         rotation: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-        axes.set_xticks(list(places.values()), ticks.names, **rotation)
+        axes.set_xticks(list(places.values()), [label(name) for name in ticks.names], **rotation)
         axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_xlabel(ticks.label)
-    axes.set_ylabel(label)
+    axes.set_ylabel(name_y)
 
 
 def _draw_targets(axes: Axes, rows: Sequence[Row], axis: str) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 from rich.table import Table
 
-from pipeline.report.figures import FigureImage
-from pipeline.report.tables import Row, cell, labels, page_table, readable
-from pipeline.report.templates import data_uri, render
-from pipeline.report.wording import model_name
+from pipeline.config.models import display_name
+from pipeline.report.names import model_name
+from pipeline.report.svg import FigureImage
+from pipeline.report.tables import PageTable, Row, cell, labels, page_table, readable
+from pipeline.report.templates import render
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import LEAST_MODELS
 
 PAGE = "trial.html"
+MOST_ROWS = 12
+"""Rows of the overview; the table below it holds all of them."""
 UNVERIFIED = (
     "That the calibration documents of an audit resemble its audited ones. Here both are random parts of the same "
     "documents, so they are alike by construction; the promise rests on it, and only those documents can show it.",
@@ -127,13 +130,48 @@ def trial_page(
     return render(
         "trial.html",
         model=model_name(config.model),
+        path=display_name(config.model),
+        overview=overview(facts["selections"], settings),
         verification=verification(facts["selections"], settings, config.models, shifted),
         tables=[page_table(table) for table in tables],
-        figures=[(image, data_uri(image.png)) for image in images],
+        figures=images,
         facts=facts,
         left_out=", ".join(f"{why.replace('_', ' ')} {n:,}" for why, n in sorted(facts["left_out"].items())),
         reports=reports,
     )
+
+
+def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
+    """The selections at a glance; of more than MOST_ROWS those that the repeats contradict come first."""
+    shown = list(readable(rows, settings))
+    short = len(shown) > MOST_ROWS
+    if short:
+        shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
+    header = [*((name, False) for name in (*labels(settings), "selection", "procedure"))]
+    header += [*((name, True) for name in ("target", "FDR", "power")), ("the repeats", False)]
+    return PageTable(
+        title="The selections held against the truth, with 95% intervals",
+        header=header,
+        rows=[
+            [
+                *(str(row[setting]) for setting in settings),
+                row["selection"],
+                row["procedure"],
+                f"{row['target']:g}",
+                cell(row, "fdr"),
+                cell(row, "power"),
+                _outcome(row),
+            ]
+            for row in shown[:MOST_ROWS]
+        ],
+        caption=f"{MOST_ROWS} of {len(shown):,} rows, contradicted ones first; all are in section 3." if short else "",
+    )
+
+
+def _outcome(row: Row) -> str:
+    outcome = {None: "say nothing", True: "contradict the target", False: "do not contradict the target"}
+    bound = " and contradict the bound" if row.get("bound_contradicted") else ""
+    return outcome[row["contradicted"]] + bound
 
 
 def _over(models: int) -> str:

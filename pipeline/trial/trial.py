@@ -24,9 +24,9 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
-from pipeline.report.figures import FigureImage
-from pipeline.report.roc import roc_figure
-from pipeline.report.tables import Row, as_text, detector_rows, detector_table, labels
+from pipeline.report.roc import roc_figures
+from pipeline.report.svg import FigureImage
+from pipeline.report.tables import Row, as_text, detector_rows, detector_table
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
@@ -328,11 +328,13 @@ class _Trial:
                 self.store.write_table(f"{name}.parquet", table.to_arrow(table_rows))
         self.store.write("tables.txt", as_text(tables).encode())
         images = [
-            self.selection_image(selections, settings),
-            self.detector_image(detectors, varied, audited[0][0].pool),
+            *figures.selection_figures(selections, settings, table.interval_scope(selections)),
+            *self.detector_images(detectors, varied, audited[0][0].pool),
         ]
         for image in images:
-            self.store.write(f"figures/{image.file}", image.png)
+            self.store.write(f"figures/{image.file}", image.svg.encode())
+        for name in set(self.store.names("figures")) - {image.file for image in images}:
+            self.store.remove(f"figures/{name}")
         reports = [audit.report for audit in self.audits.values()]
         models = [{"audit": audit.key, **audit.model.model_dump()} for audit in self.audits.values()]
         facts = {
@@ -348,30 +350,13 @@ class _Trial:
         self.store.write(PAGE, page.encode("utf-8", "replace"))
         return TrialOutcome(facts, tables, self.store.url, reports, f"{self.store.url}/{PAGE}")
 
-    def selection_image(self, rows: Sequence[Row], settings: Sequence[str]) -> FigureImage:
-        """Realised FDR and power of the selections."""
-        over = f" over {labels(settings)[0]}" if settings else ""
-        scope = table.interval_scope(rows)
-        return FigureImage(
-            file="selections.png",
-            title="The selections held against the truth",
-            alt=f"Share of wrong documents, its target, and power, of each selection{over}: {scope}.",
-            caption="A target below the whole interval is contradicted by the repeats.",
-            png=figures.sweep_figure(rows, settings),
-        )
-
-    def detector_image(self, rows: Sequence[Row], varied: Sequence[str], pool: Pool) -> FigureImage:
+    def detector_images(self, rows: Sequence[Row], varied: Sequence[str], pool: Pool) -> list[FigureImage]:
         """AUC of the detectors over the sweep, or their ROC curves on the first model."""
         if varied:
-            title, png = f"AUC of the detectors over {labels(varied)[0]}", figures.detector_figure(rows, varied)
-        else:
-            areas = {row["detector"]: row["auc"] for row in rows}
-            defined = [column for column, area in areas.items() if area is not None]
-            curves = {column: roc(*_by_training(pool, column)) for column in defined}
-            title, png = "ROC curves of the detectors", roc_figure(curves, areas, ("trained", "untrained"))
-        caption = "How well each detector tells trained from untrained documents; the dotted line is chance."
-        names = ", ".join(dict.fromkeys(row["detector"] for row in rows))
-        return FigureImage(file="detectors.png", title=title, alt=f"{title}: {names}.", caption=caption, png=png)
+            return [figures.detector_figure(rows, varied)]
+        areas = {row["detector"]: row["auc"] for row in rows}
+        curves = {column: roc(*_by_training(pool, column)) for column, area in areas.items() if area is not None}
+        return roc_figures(curves, areas, ("trained", "untrained"))
 
     def show_step(self, step: TrainingStep) -> None:
         """About every tenth of a training."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.families import draw_families
 from pipeline.errors import UserError
-from pipeline.report.figures import FigureImage
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.selection import RankCounts, decide
 from pipeline.selection.in_memory import Scores
@@ -470,7 +468,11 @@ def test_every_kind_of_sweep_is_drawn() -> None:
     for point in points:
         rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))
     for settings_ in (list(swept), list(swept)[::-1], []):
-        assert figures.sweep_figure(rows, settings_).startswith(b"\x89PNG")
+        fdr, power = figures.selection_figures(rows, settings_, "over splits")
+        assert f"{rows[0]['fdr']:.3f} [{rows[0]['fdr_low']:.3f}, {rows[0]['fdr_high']:.3f}] (target 0.05)" in fdr.alt
+        assert f"{rows[0]['power']:.3f} [{rows[0]['power_low']:.3f}" in power.alt
+        assert fdr.svg.startswith("<svg ")
+        assert power.svg.startswith("<svg ")
 
 
 # --- the page
@@ -538,17 +540,15 @@ def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> No
 def test_the_page_of_a_trial_holds_its_tables_and_figures_and_loads_and_runs_nothing() -> None:
     config, rows, paths = swept_rows()
     config = config.model_copy(update={"model": ModelConfig(path=f"models/{SCRIPT}")})
-    png = figures.sweep_figure(rows, paths)
-    image = FigureImage("selections.png", "FDR and power", "of each selection", "A caption.", png)
+    images = figures.selection_figures(rows, paths, "over splits")
     tables = [selection_table(rows, paths)]
     report = f"runs/{SCRIPT}/report.html"
-    source = trial_page(config, facts_of(rows, config), paths, tables, [image], [report])
+    source = trial_page(config, facts_of(rows, config), paths, tables, images, [report])
     page = Page(source)
     assert page.text.count(SCRIPT) >= 3
-    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link", "a", "form", "base"}
-    addresses = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
-    assert len(addresses) == 1
-    assert base64.b64decode(str(addresses[0]).removeprefix("data:image/png;base64,")) == png
+    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link", "form", "base", "img"}
+    assert all(str(attrs["href"]).startswith("#") for _, attrs in page.tags if "href" in attrs)
+    assert all(image.svg in source for image in images)
     assert "default-src 'none'" in source
     cells = {cell for row in page_table(tables[0]).rows for cell in row}
     assert f"{rows[0]['fdr']:.3f} [{rows[0]['fdr_low']:.3f}, {rows[0]['fdr_high']:.3f}]" in cells

@@ -59,7 +59,9 @@ def test_a_trial_writes_a_page_that_needs_nothing_else(tmp_path: Path, tiny_mode
     outcome = carry_out(config, points, audit_here, lambda line: None)
     assert outcome.page == str(tmp_path / "trial/trial.html")
     page = Path(outcome.page).read_text()
-    assert page.count("<img ") == 2
+    names = ["fdr.svg", "power.svg", "roc-small.svg", "roc.svg"]
+    assert sorted(path.name for path in (tmp_path / "trial/figures").iterdir()) == names
+    assert all((tmp_path / "trial/figures" / name).read_text() in page for name in names)
     assert "What was verified, and what was not" in page
     assert "The repeats do not contradict the target of 1 of 1 selection." in page
     assert "Passage 3 of" not in page, "no text of a document"

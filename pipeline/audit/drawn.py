@@ -1,0 +1,130 @@
+"""What a report draws of a selection beyond its ranks and scores: other values of alpha, and the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.records import Record
+from pipeline.config.selection import ESTIMATING, SelectionConfig
+from pipeline.selection.bounds import ListBounds, bounds_of_lists
+from pipeline.selection.passes import Answer
+from pipeline.selection.procedures import decide
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.step_up import step_up
+
+ALPHAS = tuple(Fraction(k, 100) for k in (*range(1, 31), *range(35, 55, 5)))
+MOST_GROUPS = 1000
+"""More groups than this are no longer counted: no figure could show them."""
+
+
+class AlphaCurve(Record):
+    """What the same p-values give for other values of alpha: `selection/<name>/alphas.json`."""
+
+    alphas: list[float] = Field(description="Values of alpha, ascending; the one that was asked for is among them.")
+    n_selected: list[int] = Field(description="Documents selected at each, by the procedure of the selection.")
+    right_at_least: list[int] | None = Field(
+        description="Of these, the documents that are of the kind sought, at least; true of all of them at once with "
+        "the confidence of the bound. Null where no theorem covers the selection."
+    )
+    confidence: float | None = Field(description="Of `right_at_least`; null without it.")
+
+
+class GroupCounts(Record):
+    """How the selected are spread over the groups: `selection/<name>/groups.json`."""
+
+    n_scored: dict[str, int] = Field(description="Audited documents with a score, by group.")
+    n_selected: dict[str, int] = Field(description="Selected documents, by group.")
+
+
+def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, quarantined: int) -> AlphaCurve | None:
+    """The curve of an answer; None where p-values do not decide, or themselves depend on alpha.
+
+    Args:
+        selection: the question.
+        answer: its answer; its bound is None where no bound is to be drawn.
+        n_selected: documents selected at the alpha that was asked for.
+        quarantined: audited documents without a score, which are never selected.
+    """
+    counts = answer.counts
+    if counts is None:
+        return None
+    bounds = None if answer.bound is None else bounds_of_lists(counts, selection.exact_confidence)
+    last = _last_rank(selection, answer, counts)
+    if last is None:
+        return None
+    alphas = sorted({*ALPHAS, selection.exact_alpha})
+    ranks = [answer.rank if alpha == selection.exact_alpha else last(alpha) for alpha in alphas]
+    unlisted = [quarantined if rank == counts.grid.size else 0 for rank in ranks]
+    selected = [counts.at_most(rank) - without for rank, without in zip(ranks, unlisted, strict=True)]
+    selected[alphas.index(selection.exact_alpha)] = n_selected
+    right = None
+    if bounds is not None:
+        right = [max(0, size - bounds.wrong_at(rank)) for size, rank in zip(selected, ranks, strict=True)]
+    return AlphaCurve(
+        alphas=[float(alpha) for alpha in alphas],
+        n_selected=selected,
+        right_at_least=right,
+        confidence=None if right is None else selection.confidence,
+    )
+
+
+def _last_rank(selection: SelectionConfig, answer: Answer, counts: RankCounts) -> Callable[[Fraction], int] | None:
+    """A function from alpha to the last rank that is selected."""
+    procedure = selection.step_up if selection.procedure == "adadetect" else selection.procedure
+    if procedure in ("bh", "by", "ebh", "storey", "bky"):  # exact, and the factor of some depends on alpha
+        return lambda alpha: decide(procedure, counts, alpha, lambda_=selection.exact_lambda).rank
+    if procedure in ESTIMATING and answer.factor is not None:
+        factor = Fraction(answer.factor)
+        return lambda alpha: step_up(counts, alpha, factor)
+    if procedure == "bound":
+        lists = bounds_of_lists(counts, selection.exact_confidence)
+        return lambda alpha: _longest(lists, alpha)
+    return None  # td4eval weighs by alpha, ktd does not decide by p-values, and of plugins nothing is known
+
+
+def _longest(lists: ListBounds, alpha: Fraction) -> int:
+    """As `pipeline.selection.bounds.longest_list`, of bounds that are computed already."""
+    kept = np.flatnonzero((lists.reached > 0) & (lists.wrong <= float(alpha) * lists.reached))
+    return int(kept[-1]) + 1 if kept.size else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTally:
+    """Documents by group of the shards so far; None as soon as there are more than MOST_GROUPS groups."""
+
+    counts: dict[str, tuple[int, int]] | None  # scored, selected
+
+    @classmethod
+    def of(cls, groups: pa.ChunkedArray, selected: np.ndarray) -> GroupTally:
+        """Count one shard: the groups of its documents, null for none, and bool (documents,)."""
+        table = pa.table({"group": groups, "selected": pa.array(selected).cast(pa.int64())})
+        table = table.filter(table["group"].is_valid())
+        by_group = table.group_by("group").aggregate([("selected", "count"), ("selected", "sum")])
+        if len(by_group) > MOST_GROUPS:
+            return cls(None)
+        names, scored, chosen = (by_group[name].to_pylist() for name in ("group", "selected_count", "selected_sum"))
+        return cls(dict(zip(names, zip(scored, chosen, strict=True), strict=True)))
+
+    def __add__(self, other: GroupTally) -> GroupTally:
+        """The counts of both."""
+        if self.counts is None or other.counts is None:
+            return GroupTally(None)
+        merged = dict(self.counts)
+        for name, (scored, selected) in other.counts.items():
+            before = merged.get(name, (0, 0))
+            merged[name] = (before[0] + scored, before[1] + selected)
+        return GroupTally(merged if len(merged) <= MOST_GROUPS else None)
+
+    def record(self) -> GroupCounts | None:
+        """The counts by name of the group; None where there are no groups, or too many."""
+        if not self.counts:
+            return None
+        names = sorted(self.counts)
+        scored, selected = ({name: self.counts[name][which] for name in names} for which in (0, 1))
+        return GroupCounts(n_scored=scored, n_selected=selected)

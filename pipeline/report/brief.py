@@ -1,0 +1,187 @@
+"""An answer in sentences of one line each, and its diagnostics as lights: shorter than the report, and no surer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pipeline.audit.blind import to_settle
+from pipeline.audit.sentences import VOID, known_clause, sureness, wrong_clause
+from pipeline.audit.summary import Diagnostic, Summary
+from pipeline.report.bounds import bound_clause
+from pipeline.report.contents import AnswerText, BriefAnswer, Light
+from pipeline.report.wording import checks, percent
+
+LABELS = {
+    "blind": "Alike in words",
+    "resolution": "Enough calibration",
+    "overlap": "Roles share no document",
+    "near_copies": "No near copies",
+    "duplicates": "Distinct ids",
+    "truncated": "Read to the end",
+    "fine_tuned": "Adapters kept apart",
+    "sign_symmetry": "Fair signs",
+    "weighting": "Weights",
+}
+"""What each diagnostic asks, as a state of things that is good."""
+
+MARKS = {"red": "✗", "amber": "△", "grey": "\N{EN DASH}", "green": "✓"}
+_ORDER = list(MARKS)
+
+
+def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswer:
+    """The answer of a selection for the first screen.
+
+    Args:
+        summary: the numbers.
+        answer: the sentences of the whole answer.
+        model: its name, which stands above and is not said again.
+    """
+    shown = lights(summary)
+    return BriefAnswer(
+        question=f"{'trained on' if summary.direction == 'members' else 'not trained on'}, by "
+        f"{', '.join(summary.detectors)} ({summary.procedure})",
+        selected=f"{summary.n_selected:,} of {summary.n_audit:,}",
+        bound=_bound_cell(summary),
+        standing=summary.standing.lower(),
+        reason=_reason(summary, shown),
+        claim=answer.headline.removesuffix(f"{bound_clause(summary)}.").replace(f" of {model}", "") + ".",
+        condition=_condition(summary),
+        average=_average(summary),
+        this_list=_this_list(summary),
+        collection=_collection(summary),
+        lights=shown,
+    )
+
+
+def assumptions(summaries: Iterable[Summary]) -> dict[str, list[str]]:
+    """Each assumption once, with the names of the selections that rest on it."""
+    named: dict[str, list[str]] = {}
+    for summary in summaries:
+        named.setdefault(summary.assumption, []).append(summary.name)
+    return named
+
+
+def terms_on_page(terms: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
+    """The terms of an answer with its assumption by name: the page states each once."""
+    if not assumption:
+        return terms
+    place = f" of {', '.join(stated[assumption])}" if len(stated) > 1 else ""
+    return terms.replace(assumption, f"the assumption{place} in section 2.")
+
+
+def _bound_cell(summary: Summary) -> str:
+    bound = summary.bound
+    if summary.supported is False:
+        return "nothing is said"
+    if not summary.n_selected:
+        return "none selected"
+    if bound is None:
+        return "not bounded"
+    wrong = f"at most {bound.wrong_at_most:,}" if bound.wrong_at_most < summary.n_selected else "perhaps all"
+    return f"{wrong} ({sureness(bound).removesuffix(' confidence')})"
+
+
+def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
+    """Which lights speak against a promise, or leave it open."""
+    if summary.supported is None:
+        return LABELS["blind"].lower() + "?"
+    failed = [light.label.lower() for light in shown if light.colour == "red"]
+    return None if summary.supported or not failed else f"failed: {', '.join(failed)}"
+
+
+# --- the three sentences, and what all of them are said under
+
+
+def _condition(summary: Summary) -> str:
+    if summary.supported is False:
+        return "Nothing is promised: a check contradicts the assumption."
+    if summary.supported:
+        return "If the assumption holds, which no check contradicts:"
+    inconclusive = summary.diagnostics.blind.outcome == "inconclusive"
+    return f"If the assumption holds, which {'the test could not tell' if inconclusive else 'was not tested'}:"
+
+
+def _average(summary: Summary) -> str:
+    alpha = percent(summary.alpha)
+    trained = "was not" if summary.direction == "members" else "was"
+    if summary.supported is False:
+        return "The share of wrong documents can be anything."
+    if not summary.n_selected:
+        return f"An empty list is no evidence that the model {trained} trained on them."
+    if summary.guarantee == "finite-sample" and summary.procedure == "bound":
+        return "Nothing is said: this procedure bounds this one list."
+    if summary.guarantee == "finite-sample" and summary.calibration == "conditional":
+        return f"At most {alpha} of such a list is wrong, with the probability stated below."
+    if summary.guarantee == "finite-sample":
+        return f"At most {alpha} of such a list is wrong, over repeated audits."
+    if summary.guarantee == "asymptotic":
+        return f"About {alpha} of such a list is wrong at most, not guaranteed at this size."
+    return f"No guarantee is proved: it aims at {alpha} wrong, and can be higher."
+
+
+def _this_list(summary: Summary) -> str:
+    bound = summary.bound
+    if summary.supported is False:
+        return VOID
+    if not summary.n_selected:
+        return _empty_list(summary)
+    if bound is None:
+        return f"How many of these {summary.n_selected:,} are wrong is not bounded."
+    return f"With {sureness(bound)} {wrong_clause(summary, bound)}."
+
+
+def _empty_list(summary: Summary) -> str:
+    least = summary.minimum_selectable
+    if least > summary.n_audit:
+        return "It is empty: with these calibration documents nothing could be selected."
+    return f"It is empty; it could hold at least {least:,} documents or none." if least > 1 else "It is empty."
+
+
+def _collection(summary: Summary) -> str:
+    bound = summary.bound
+    if summary.supported is False:
+        return f"Nothing is said of the {summary.n_audit:,} audited documents."
+    if bound is None:
+        kind = "trained on" if summary.direction == "members" else "not trained on"
+        return f"How many of all {summary.n_audit:,} were {kind} is not bounded."
+    return f"With {sureness(bound)} {known_clause(summary, bound).replace(' audited documents', ' audited')}."
+
+
+# --- the lights
+
+
+def lights(summary: Summary) -> list[Light]:
+    """The diagnostics in short: failed ones first, those that passed last."""
+    diagnostics = summary.diagnostics.by_name()
+    shown = [_light(summary, check.name, check.verdict, diagnostics[check.name]) for check in checks(summary)]
+    return sorted(shown, key=lambda light: _ORDER.index(light.colour))
+
+
+def _light(summary: Summary, name: str, verdict: str, diagnostic: Diagnostic) -> Light:
+    label = LABELS.get(name, name.replace("_", " "))
+    if verdict == "passed":
+        return Light(name=name, label=label, colour="green", reason=None)
+    if verdict == "failed":
+        return Light(name=name, label=label, colour="red", reason=diagnostic.sentence)
+    if name == "blind":
+        return Light(name=name, label=label, colour="amber", reason=_unknown(summary))
+    reason = _fewest(summary) if name == "resolution" else _first_sentence(diagnostic.sentence)
+    return Light(name=name, label=label, colour="amber" if verdict == "limited" else "grey", reason=reason)
+
+
+def _unknown(summary: Summary) -> str:
+    """Why the blind test says nothing."""
+    blind = summary.diagnostics.blind
+    if blind.outcome == "not tested":
+        return "Not tested: that audited and calibration documents are alike is assumed."
+    return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would settle it."
+
+
+def _fewest(summary: Summary) -> str:
+    if summary.minimum_selectable > summary.n_audit:
+        return f"Too few: with {summary.n_calibration:,} calibration documents nothing could be selected."
+    return f"With {summary.n_calibration:,} documents a list holds at least {summary.minimum_selectable:,} or none."
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition(". ")[0].rstrip(".") + "."

@@ -1,0 +1,50 @@
+"""One browser a session: Debian's Chromium, driven by Playwright. Without either the tests skip and say why."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import write_evaluation_page, write_run_page, write_trial_page
+from visits import Visit, visitor
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    for package in ("playwright", "axe_playwright_python"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install -e '.[dev]'")
+    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.skip("no Chromium on the path: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+    contexts: list[Any] = []
+    yield visitor(browser, contexts)
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of each kind, made up, whose names and texts hold markup and scripts."""
+    folder = tmp_path_factory.mktemp("pages")
+    return {
+        "run": write_run_page(folder / "run"),
+        "trial": write_trial_page(folder / "trial"),
+        "evaluation": write_evaluation_page(folder / "evaluation"),
+    }

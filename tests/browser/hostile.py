@@ -1,0 +1,146 @@
+"""Made-up pages of a run, a trial and an evaluation, where every name and text that a user can choose runs a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from report_run import build_run
+
+from pipeline.audit.detection import Estimate
+from pipeline.audit.drawn import AlphaCurve, GroupCounts
+from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
+from pipeline.audit.manifest import read_run, write_manifest
+from pipeline.config.models import ModelConfig
+from pipeline.report import write_report
+from pipeline.report.evaluation_page import write_evaluation
+from pipeline.report.roc import roc_figures
+from pipeline.selection.in_memory import Scores
+from pipeline.store.files import Store
+from pipeline.trial.config import build_trial
+from pipeline.trial.figures import selection_figures
+from pipeline.trial.page import trial_page
+from pipeline.trial.repeats import Pool, measure
+from pipeline.trial.table import interval_scope, selection_rows, selection_table
+
+CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
+
+
+def script(place: str) -> str:
+    """Markup that runs a script in three ways, were it ever read as markup."""
+    call = CALL.format(place, place)
+    return f'</script><script>{call}</script><img src=x onerror="{call}"><svg onload="{call}"></svg>{{{{7*7}}}} {place}'
+
+
+def hostile_run(folder: Path) -> Store:
+    """A run whose model, inputs, ids, texts and groups are markup."""
+    folder.mkdir(parents=True)
+    store = build_run(folder, selections=({}, {"name": "wide", "alpha": 0.3}))
+    manifest, _ = read_run(store)
+    model = ModelConfig(path=f"models/{script('model')}")
+    inputs = [entry.model_copy(update={"name": f"{entry.name}{script('input')}"}) for entry in manifest.inputs]
+    config = manifest.config.model_copy(update={"model": model})
+    write_manifest(store, manifest.model_copy(update={"config": config, "inputs": inputs}))
+    for name in ("members", "wide"):
+        table = store.read_table(f"selection/{name}/selected.parquet")
+        rows = len(table)
+        columns = {
+            "doc_id": [f"{script('id')} {row}" for row in range(rows)],
+            "source": [f"folder/{script('file')}"] * rows,
+        }
+        for column, values in columns.items():
+            table = table.set_column(table.schema.get_field_index(column), column, pa.array(values))
+        texts = pa.array([f"{script('text')} number {row}" for row in range(rows)], pa.string())
+        store.write_table(f"selection/{name}/selected.parquet", table.append_column("excerpt", texts))
+        groups = GroupCounts(n_scored={script("group"): 120, "news": 116}, n_selected={script("group"): 60, "news": 50})
+        store.write_json(f"selection/{name}/groups.json", groups.plain())
+        curve = AlphaCurve(
+            alphas=[0.05, 0.1, 0.3], n_selected=[90, 110, 140], right_at_least=[80, 90, 85], confidence=0.95
+        )
+        store.write_json(f"selection/{name}/alphas.json", curve.plain())
+    return store
+
+
+def write_run_page(folder: Path) -> Path:
+    """The page of a run."""
+    return Path(write_report(hostile_run(folder)))
+
+
+def write_trial_page(folder: Path) -> Path:
+    """The page of a trial over two values of alpha."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    trained = np.arange(300) < 100
+    columns = {name: generator.normal(size=300) + 2.5 * trained for name in ("loss", "min_k")}
+    scores = Scores(columns, generator.integers(-(2**62), 2**62, 300), pa.nulls(300, pa.string()))
+    pool = Pool([f"d{i}" for i in range(300)], np.arange(300), trained, np.ones(300, dtype=bool), scores)
+    config, points = build_trial(
+        {
+            "run": str(folder),
+            "model": {"path": f"models/{script('model')}"},
+            "documents": {"path": f"{script('file')}.jsonl"},
+            "detectors": ["loss", "min_k"],
+            "selections": [{"name": "members", "detectors": ["loss"], "alpha": 0.2}],
+            "repeats": 20,
+            "sweep": {"selections.0.alpha": [0.1, 0.2]},
+        }
+    )
+    settings = ["selections.0.alpha"]
+    rows = []
+    for point in points:
+        rows += selection_rows(point.settings, point.config.selections, measure(pool, point.config, 0))
+    facts = {
+        "documents": 300,
+        "left_out": {"too_short": 2},
+        "config": config.model_dump(mode="json"),
+        "version": "0",
+        "models": [{"path": script("model")}],
+        "selections": rows,
+    }
+    curve = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
+    images = [
+        *selection_figures(rows, settings, interval_scope(rows)),
+        *roc_figures({"loss": curve}, {"loss": 2 / 3}, ("trained", "untrained")),
+    ]
+    page = trial_page(config, facts, settings, [selection_table(rows, settings)], images, [script("report")])
+    path = folder / "trial.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def write_evaluation_page(folder: Path) -> Path:
+    """The page of an evaluation in two groups."""
+    store = hostile_run(folder)
+    rows = [
+        DetectorEvaluation(
+            detector=detector,
+            group=group,
+            n_seen=60,
+            n_unseen=60,
+            auc=Estimate(0.5 + at / 10, 0.4 + at / 10, 0.6 + at / 10),
+            tpr={rate: Estimate(0.1, 0.05, 0.2) for rate in ("0.01", "0.05", "0.1")},
+        )
+        for group in (None, script("group"), "news")
+        for at, detector in enumerate((BLIND, "loss", "min_k(k=0.1)"))
+    ]
+    documents = [
+        ComparedDocuments(
+            role=role, n_in=62, n_compared=60, n_quarantined=2, reasons={"empty": 2}, n_finetuned=0, n_truncated=3
+        )
+        for role in ("seen", "unseen")
+    ]
+    evaluation = Evaluation(
+        run=store.url,
+        model=script("model"),
+        limit=None,
+        seed=0,
+        confidence=0.95,
+        resamples=100,
+        documents=documents,
+        n_shared=0,
+        notices=[f"A notice that quotes {script('notice')}."],
+        rows=rows,
+    )
+    curve = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
+    return Path(write_evaluation(store, Evaluated(evaluation, {BLIND: curve, "loss": curve, "min_k(k=0.1)": curve})))

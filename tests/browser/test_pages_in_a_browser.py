@@ -1,0 +1,178 @@
+"""Claims about the pages of a run, a trial and an evaluation as a real browser shows them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile import script
+from visits import PHONE, Visit, serious_violations
+
+import seenset
+from benchmarks.small_model import WORDS
+from pipeline.report.svg import LONGEST_LABEL
+
+MOST_WORDS = 300
+KINDS = ("run", "trial", "evaluation")
+Open = Callable[..., Visit]
+PLACES = {
+    "run": ("model", "input", "id", "file", "text"),
+    "trial": ("model", "file", "report"),
+    "evaluation": ("model", "group", "notice"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_markup_in_names_and_texts_stays_text_and_the_page_asks_for_nothing(
+    visit: Open, pages: dict[str, Path], kind: str
+) -> None:
+    visited = visit(pages[kind])
+    visited.open_folds()
+    page = visited.page
+    policy = page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
+    assert policy.startswith("default-src 'none'")
+    for loose in ("unsafe-eval", "http", "*", "script-src 'unsafe-inline'", "img-src data: *"):
+        assert loose not in policy
+    shown = page.evaluate(
+        "document.body.textContent + [...document.querySelectorAll('[aria-label]')].map(e => e.ariaLabel)"
+    )
+    for place in PLACES[kind]:
+        assert f"{{{{7*7}}}} {place}" in shown, place
+    if kind == "run":
+        assert script("group")[: LONGEST_LABEL - 1] in shown, "in a figure, where names are cut"
+    assert page.evaluate("document.documentElement.dataset.ran") is None
+    assert page.locator("img[src=x], svg[onload]").count() == 0
+    assert visited.problems == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_axe_names_no_serious_fault_in_light_and_dark(visit: Open, pages: dict[str, Path], kind: str) -> None:
+    visited = visit(pages[kind])
+    visited.open_folds()
+    for scheme in ("light", "dark"):
+        visited.page.emulate_media(color_scheme=scheme)
+        assert serious_violations(visited) == [], scheme
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_phone_shows_all_without_scrolling_sideways(visit: Open, pages: dict[str, Path], kind: str) -> None:
+    visited = visit(pages[kind], viewport=PHONE, is_mobile=True, has_touch=True)
+    visited.open_folds()
+    assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
+    for figure in visited.page.locator("figure svg").all():
+        if figure.is_visible():
+            assert figure.bounding_box()["width"] <= PHONE["width"]
+    assert serious_violations(visited) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_light_dark_and_print_differ_and_none_is_blank(
+    visit: Open, pages: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    visited, pictures = visit(pages[kind]), {}
+    for name in ("light", "dark", "print"):
+        scheme, media = ("dark", "screen") if name == "dark" else ("light", "print" if name == "print" else "screen")
+        visited.page.emulate_media(color_scheme=scheme, media=media)
+        pictures[name] = visited.picture(tmp_path / f"{kind}-{name}.png")
+    corner = {name: int(picture[3, -3].mean()) for name, picture in pictures.items()}
+    assert corner["light"] > 240
+    assert corner["print"] == 255
+    assert corner["dark"] < 60
+    for name, picture in pictures.items():
+        assert np.unique(picture.astype(np.int32) @ (65536, 256, 1)).size > 100, name
+        differing = np.abs(picture.astype(int) - picture[3, -3]).max(axis=2) > 60
+        assert 0.005 < differing.mean() < 0.6, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_have_the_colour_of_the_text(visit: Open, pages: dict[str, Path], kind: str) -> None:
+    page = visit(pages[kind]).page
+    shown = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        pairs = page.evaluate(
+            "[...document.querySelectorAll('figure svg text')].map(e => [getComputedStyle(e).fill,"
+            " getComputedStyle(e.closest('figure')).color])"
+        )
+        assert len(pairs) > 20
+        assert all(figure == text for figure, text in pairs)
+        shown[scheme] = pairs[0][0]
+    assert shown["light"] != shown["dark"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_figure_has_a_name_that_a_screen_reader_says(visit: Open, pages: dict[str, Path], kind: str) -> None:
+    page = visit(pages[kind]).page
+    figures = page.locator("figure svg")
+    assert figures.count() >= 2
+    assert page.get_by_role("img").count() >= page.locator("figure svg:visible").count()
+    for figure in figures.all():
+        assert any(digit in figure.get_attribute("aria-label") for digit in "0123456789")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_keyboard_reaches_every_fold_and_link_and_opens_folds(
+    visit: Open, pages: dict[str, Path], kind: str
+) -> None:
+    visited = visit(pages[kind])
+    page = visited.page
+    stops = visited.tab_stops()
+    for selector in ("summary", "nav a"):
+        for one in page.locator(f"{selector}:visible").all():
+            text = one.text_content().strip()
+            assert any(stop.endswith(text) for stop in stops), text
+    fold = page.locator("details:not([open]):not([name]) > summary:visible").first.element_handle()
+    fold.focus()
+    for key, opened in (("Enter", True), ("Space", False)):
+        page.keyboard.press(key)
+        assert fold.evaluate("e => e.parentElement.open") == opened
+
+
+@pytest.mark.parametrize("kind", ["trial", "evaluation"])
+def test_few_words_stand_outside_of_folds(visit: Open, pages: dict[str, Path], kind: str) -> None:
+    page = visit(pages[kind]).page
+    page.evaluate("for (const figure of document.querySelectorAll('svg, .mono')) figure.remove()")
+    assert 60 < len(page.inner_text("main").replace(script("model"), "").split()) < MOST_WORDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_lead_to_what_is_on_the_page(visit: Open, pages: dict[str, Path], kind: str) -> None:
+    page = visit(pages[kind]).page
+    targets = page.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+    assert targets
+    for target in targets:
+        assert target.startswith("#")
+        assert page.locator(f"[id='{target[1:]}']").count() == 1, target
+
+
+def test_the_page_of_a_real_run_does_nothing_that_it_should_not(
+    visit: Open, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    for name, first in (("audit", 0), ("unseen", 1000)):
+        lines = []
+        for row in range(first, first + 60):
+            words = " ".join(random.Random(row).choices(WORDS, k=12))
+            lines.append(json.dumps({"text": f"{script('text')} {words}", "kind": f"{script('group')}{row % 2}"}))
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    run = seenset.audit(
+        {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(tiny_model_folder)},
+            "corpus": {
+                name: {"path": str(tmp_path / f"{name}.jsonl"), "group": "kind"} for name in ("audit", "unseen")
+            },
+            "detectors": ["loss"],
+            "selections": [{"name": "members", "detectors": ["loss"], "alpha": 0.5}],
+        }
+    )
+    visited = visit(Path(tmp_path / "run/report/report.html"))
+    visited.open_folds()
+    assert f"{run.selections['members'].n_selected:,} of" in visited.page.inner_text("body")
+    labels = visited.page.eval_on_selector_all("figure svg", "all => all.map(one => one.ariaLabel)")
+    assert any(label.startswith("Documents selected against alpha") for label in labels)
+    assert any(label.startswith("Selected documents by group, 2 groups") for label in labels)
+    assert visited.problems == []

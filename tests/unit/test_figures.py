@@ -1,0 +1,258 @@
+"""Claims about the figures of a selection: what they say in words, what they are made of, and how small they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from report_run import SCRIPT, amend, build_run
+
+from pipeline.audit.drawn import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
+from pipeline.config.selection import SelectionConfig
+from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
+from pipeline.report.figures import draw_figures
+from pipeline.report.roc import roc_figures
+from pipeline.report.svg import LONGEST_LABEL, FigureImage, label
+from pipeline.selection.bounds import Bound
+from pipeline.selection.engine import answer
+from pipeline.selection.passes import NOBODY, Answer, Batch, together
+
+MOST_BYTES = 60_000
+ALLOWED = {"svg", "g", "defs", "path", "use", "text", "clipPath", "rect"}
+
+
+def known_scores(count: int, seed: int) -> Batch:
+    generator = np.random.default_rng(seed)
+    return Batch(generator.normal(size=(count, 1)), None, generator.integers(0, 2**60, size=count))
+
+
+def decided(selection: SelectionConfig, audited: Batch, known: Batch) -> Answer:
+    asking = answer(selection, 0, known, NOBODY, 2)
+    (one,) = together([asking], lambda asks: {index: ask.of_shard(audited) for index, ask in asks})
+    return one
+
+
+def audited_scores(count: int = 400) -> Batch:
+    batch = known_scores(count, 1)
+    return replace(batch, matrix=batch.matrix + 3.0 * (np.arange(count) < count // 2)[:, None])
+
+
+@pytest.fixture(scope="module")
+def selection(tmp_path_factory: pytest.TempPathFactory) -> SelectionFacts:
+    (facts,) = read_facts(build_run(tmp_path_factory.mktemp("figures"))).selections
+    curve = AlphaCurve(alphas=[0.05, 0.1, 0.2], n_selected=[90, 120, 150], right_at_least=[80, 95, 90], confidence=0.95)
+    groups = GroupCounts(
+        n_scored={SCRIPT: 60, "news": 40, "日本語": 30}, n_selected={SCRIPT: 7, "news": 31, "日本語": 0}
+    )
+    bound = Bound(0.95, 25, 95, 95, 30)
+    changes = {"weights": [0.75, 0.25], "detectors": ["loss", "min_k(k=0.1)"], "bound": bound}
+    summary = facts.summary.model_copy(update=changes)
+    return replace(facts, alphas=curve, groups=groups, summary=summary)
+
+
+@pytest.fixture(scope="module")
+def figures(selection: SelectionFacts) -> dict[str, FigureImage]:
+    return {figure.kind: figure for figure in draw_figures(selection)}
+
+
+def test_every_figure_says_in_words_what_it_shows_with_its_numbers(
+    figures: dict[str, FigureImage], selection: SelectionFacts
+) -> None:
+    summary = selection.summary
+    assert list(figures) == ["scores", "p-values", "quantiles", "alphas", "groups", "weights"]
+    assert re.search(
+        r"medians are about \S+ for 235 audited and \S+ for 100 known unseen documents", figures["scores"].alt
+    )
+    assert "Histogram of 240 p-values" in figures["p-values"].alt
+    assert selection.ranks is not None
+    below = int(selection.ranks.count[selection.ranks.rank <= round(101 * (summary.threshold or 0))].sum())
+    assert f"{below:,} of 240 are at most the threshold {summary.threshold:.3g}" in figures["quantiles"].alt
+    assert (
+        "120 at the 10% that was asked for; with 95% confidence at least 95 of these are right, if"
+        in figures["alphas"].alt
+    )
+    assert "most in: news 31 of 40, " in figures["groups"].alt
+    assert "loss 0.75, min_k(k=0.1) 0.25" in figures["weights"].alt
+    for figure in figures.values():
+        assert ElementTree.fromstring(figure.svg).get("aria-label") == figure.alt
+
+
+def test_a_figure_holds_nothing_that_a_policy_forbids_or_that_leaves_the_page(figures: dict[str, FigureImage]) -> None:
+    for figure in figures.values():
+        root = ElementTree.fromstring(figure.svg)
+        assert root.get("role") == "img"
+        for element in root.iter():
+            assert element.tag.rpartition("}")[2] in ALLOWED
+            assert not {"style", "class"} & set(element.attrib)
+            assert not [name for name in element.attrib if name.startswith("on")]
+            assert element.get("href", "#").startswith("#")
+            assert all(value.startswith("url(#") for value in element.attrib.values() if "url(" in value)
+        assert figure.svg.count("http") == 1, "the namespace alone"
+        assert "<script>" not in figure.svg
+
+
+def test_identifiers_are_of_one_figure_alone_and_all_that_are_referred_to_are_there(
+    figures: dict[str, FigureImage],
+) -> None:
+    ids = {kind: re.findall(r'\bid="([^"]+)"', figure.svg) for kind, figure in figures.items()}
+    everything = [name for names in ids.values() for name in names]
+    assert len(everything) == len(set(everything))
+    for kind, figure in figures.items():
+        assert set(re.findall(r'(?:href="|url\()#([^")]+)', figure.svg)) == set(ids[kind])
+
+
+def test_text_and_axes_have_the_colour_of_the_page(figures: dict[str, FigureImage]) -> None:
+    for figure in figures.values():
+        root = ElementTree.fromstring(figure.svg)
+        assert root.get("fill") == "currentColor"
+        assert {element.get("fill") for element in root.iter() if element.tag.endswith("text")} == {None}
+        colours = {element.get(name) for element in root.iter() for name in ("fill", "stroke")}
+        assert not colours & {"#333333", "#000000", "#ffffff", "black", "white"}
+
+
+def test_a_figure_is_small_whatever_it_is_of_and_the_same_bytes_again(selection: SelectionFacts) -> None:
+    n = 200_000
+    count = np.random.default_rng(0).integers(1, 20, size=n + 1)
+    summary = selection.summary.model_copy(update={"n_calibration": n, "threshold": 0.3})
+    many = GroupCounts(
+        n_scored={f"group {i}" * 20: 9 for i in range(900)}, n_selected={f"group {i}" * 20: i % 9 for i in range(900)}
+    )
+    large = replace(selection, summary=summary, ranks=RankHistogram(np.arange(1, n + 2), count), groups=many)
+    drawn = draw_figures(large)
+    assert max(len(figure.svg) for figure in drawn) < MOST_BYTES / 4
+    assert "880 more groups are not drawn" in drawn[4].caption
+    assert draw_figures(large) == drawn
+
+
+def test_a_hundred_detectors_still_fit_into_a_figure() -> None:
+    generator = np.random.default_rng(0)
+    curve = tuple(np.concatenate([[0.0], np.sort(generator.random(50_000)), [1.0]]) for _ in range(2))
+    curves = {f"detector {i}": (curve[0], curve[1]) for i in range(100)}
+    drawn = roc_figures(curves, dict.fromkeys(curves, 0.5), ("seen", "unseen"))
+    assert [figure.file for figure in drawn] == ["roc.svg", "roc-small.svg"]
+    assert max(len(figure.svg) for figure in drawn) < MOST_BYTES
+    assert "detector 11 0.500, and of 88 more" in drawn[0].alt
+    assert "The 12 detectors with the largest AUC are drawn" in drawn[0].caption
+
+
+def test_the_figures_of_ten_detectors_are_small_and_give_their_numbers() -> None:
+    fpr = np.linspace(0, 1, 100_001)
+    curves = {f"d{i}": (fpr, fpr**0.5) for i in range(10)}
+    whole, small = roc_figures(curves, dict.fromkeys(curves, 2 / 3), ("seen", "unseen"))
+    assert max(len(whole.svg), len(small.svg)) < MOST_BYTES
+    assert "d0 0.667" in whole.alt
+    assert "TPR at 1% FPR: d0 0.100" in small.alt
+
+
+@pytest.mark.parametrize("change", [{"supported": False}, {"bound": None}])
+def test_a_bound_that_does_not_stand_is_not_drawn(selection: SelectionFacts, change: dict[str, object]) -> None:
+    changed = replace(selection, summary=selection.summary.model_copy(update=change))
+    figure = next(one for one in draw_figures(changed) if one.kind == "alphas")
+    assert "confidence" not in figure.alt + figure.caption + figure.svg
+    assert ("Nothing is promised at any alpha" in figure.caption) == ("supported" in change)
+
+
+def test_the_knockoff_filter_is_drawn_by_w(tmp_path: Path) -> None:
+    store = build_run(tmp_path)
+    amend(store, "members", procedure="ktd", details={"smallest_w_selected": 2.25}, n_selected=77, factor=None)
+    (facts,) = read_facts(store).selections
+    figure = draw_figures(facts)[0]
+    assert (figure.kind, figure.file) == ("w", "members-w.svg")
+    assert figure.alt.endswith("77 selected, from W = 2.25 on.")
+    amend(store, "members", details={}, n_selected=0)
+    (facts,) = read_facts(store).selections
+    assert draw_figures(facts)[0].alt.endswith("none is selected.")
+
+
+def test_names_that_a_user_chose_are_cut_and_hide_nothing() -> None:
+    assert len(label("x" * 500)) == LONGEST_LABEL
+    assert label("a\u202eb\x00\n c") == "a⟨U+202E⟩b⟨U+0000⟩ c"
+
+
+# --- other values of alpha
+
+
+@pytest.mark.parametrize(
+    ("procedure", "settings"),
+    [
+        ("bh", {}),
+        ("by", {}),
+        ("ebh", {}),
+        ("storey", {}),
+        ("bky", {}),
+        ("ptdi", {}),
+        ("quantile", {}),
+        ("bound", {}),
+        ("bh", {"calibration": "conditional"}),
+        ("adadetect", {}),
+    ],
+)
+def test_the_curve_says_what_asking_with_another_alpha_says(procedure: str, settings: dict[str, str]) -> None:
+    known, audited = known_scores(199, 0), audited_scores()
+    asked_for = SelectionConfig.model_validate(
+        {"name": "s", "detectors": ["loss"], "procedure": procedure, "alpha": 0.123, **settings}
+    )
+    first = decided(asked_for, audited, known)
+    count = int(first.judge(audited)[1].sum())
+    curve = alpha_curve(asked_for, first, count, 2)
+    assert curve is not None
+    assert 0.123 in curve.alphas
+    assert curve.n_selected[curve.alphas.index(0.123)] == count
+    for alpha in (0.02, 0.1, 0.3, 0.5):
+        other = decided(asked_for.model_copy(update={"alpha": alpha}), audited, known)
+        at = curve.alphas.index(alpha)
+        assert curve.n_selected[at] == int(other.judge(audited)[1].sum()), alpha
+        if curve.right_at_least is not None:
+            assert other.bound is not None
+            assert curve.right_at_least[at] == other.bound.right_at_least, alpha
+    assert (curve.right_at_least is None) == (first.bound is None)
+
+
+def test_where_p_values_depend_on_alpha_or_do_not_decide_there_is_no_curve() -> None:
+    known, audited = known_scores(199, 0), audited_scores()
+    for procedure in ("td4eval", "ktd"):
+        config = SelectionConfig.model_validate({"name": "s", "detectors": ["loss"], "procedure": procedure})
+        one = decided(config, audited, known)
+        assert alpha_curve(config, one, int(one.judge(audited)[1].sum()), 2) is None
+
+
+def test_without_a_bound_the_curve_claims_nothing_of_a_list() -> None:
+    config = SelectionConfig.model_validate({"name": "s", "detectors": ["loss"]})
+    one = replace(decided(config, audited_scores(), known_scores(199, 0)), bound=None)
+    curve = alpha_curve(config, one, one.counts.at_most(one.rank) if one.counts else 0, 2)
+    assert curve is not None
+    assert (curve.right_at_least, curve.confidence) == (None, None)
+    assert Fraction(repr(curve.alphas[0])) == Fraction(1, 100)
+
+
+# --- groups
+
+
+def test_groups_are_counted_the_same_in_any_order_and_however_the_shards_are_cut() -> None:
+    names = ["b", "a", None, "b", "a", "a"]
+    selected = np.array([True, False, True, True, True, False])
+
+    def tally(rows: list[int]) -> GroupTally:
+        return GroupTally.of(pa.chunked_array([pa.array([names[i] for i in rows], pa.string())]), selected[rows])
+
+    whole = tally([0, 1, 2, 3, 4, 5]).record()
+    assert whole == GroupCounts(n_scored={"a": 3, "b": 2}, n_selected={"a": 1, "b": 2})
+    assert (tally([3, 4]) + tally([0]) + tally([2, 1, 5])).record() == whole
+    assert tally([2]).record() is None
+
+
+def test_more_groups_than_a_figure_could_show_are_not_held() -> None:
+    def tally(start: int, count: int) -> GroupTally:
+        names = pa.chunked_array([pa.array([str(i) for i in range(start, start + count)])])
+        return GroupTally.of(names, np.zeros(count, dtype=bool))
+
+    assert tally(0, MOST_GROUPS + 1).counts is None
+    assert (tally(0, MOST_GROUPS) + tally(5, 10)).record() is not None
+    assert (tally(0, MOST_GROUPS) + tally(MOST_GROUPS, 1)).record() is None
+    assert (tally(0, MOST_GROUPS + 1) + tally(0, 1)).record() is None
