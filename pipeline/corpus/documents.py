@@ -26,8 +26,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
 
-csv.field_size_limit(1 << 31)
-
 
 @dataclass(frozen=True, slots=True)
 class Document:

@@ -12,6 +12,8 @@ from typing import IO
 
 _PIECE = 1 << 20
 
+csv.field_size_limit(1 << 31)
+
 
 @dataclass(frozen=True, slots=True)
 class Overlong:

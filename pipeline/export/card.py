@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -14,10 +14,10 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline import __version__
-from pipeline.audit.history import read_history, several_questions
+from pipeline.audit.history import HistoryEntry, read_history, several_questions
 from pipeline.audit.sentences import bound_sentence
-from pipeline.audit.summary import Summary
 from pipeline.config.models import ModelConfig
+from pipeline.config.paths import MARK
 from pipeline.errors import visible
 from pipeline.export.request import FORMS, ExportQuestion
 
@@ -75,9 +75,7 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         data_files: of the one configuration of a dataset folder; empty where it is none.
     """
     summary = question.summary
-    settings = question.settings()
-    asked_for = {} if settings is None else settings.model_dump(mode="json", by_alias=True)
-    shown = {key: value for key, value in asked_for.items() if value is not None}
+    history = read_history(question.store)
     stated = {
         "selection": summary.name,
         "direction": summary.direction,
@@ -86,11 +84,11 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         "detectors": ", ".join(summary.detectors),
         "calibration": summary.calibration,
     }
-    others = {} if settings is None or not _is_the_question(summary, shown) else shown
+    others = {key: str(value) for key, value in _settings(history, summary.name).items() if key not in stated}
     facts = CardFacts(
         headline=headline(question, counts),
         sentences=[quarantine_sentence(question, counts), *remarks],
-        promise=_promise(question),
+        promise=_promise(question, history),
         supported=summary.supported,
         standing=summary.standing,
         reasons=summary.reasons,
@@ -99,7 +97,7 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
         counts=_count_rows(question, counts),
         files=counts.files,
-        settings=stated | {key: str(value) for key, value in others.items() if key not in (*stated, "name")},
+        settings=stated | others,
         provenance=_provenance(question),
     )
     front = _front(question, counts, data_files)
@@ -141,10 +139,10 @@ def quarantine_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     return f"{what}: nothing is known of them, and they are left out here, as --without-quarantined says."
 
 
-def _promise(question: ExportQuestion) -> list[str]:
+def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[str]:
     summary = question.summary
     bound = bound_sentence(summary)
-    repeated = several_questions(read_history(question.store))
+    repeated = several_questions(history)
     lines = list(summary.remarks)
     if not question.keeps_selected:
         lines.append("What is promised is promised of the selected documents, which are not here, and not of the rest.")
@@ -179,10 +177,11 @@ def _provenance(question: ExportQuestion) -> dict[str, str]:
     }
 
 
-def _is_the_question(summary: Summary, settings: Mapping[str, Any]) -> bool:
-    """Whether the run's own settings are those of the answer, and not of a selection that was asked for later."""
-    same = ("procedure", "direction", "alpha", "detectors", "calibration")
-    return all(settings.get(key) == getattr(summary, key) for key in same)
+def _settings(history: Sequence[HistoryEntry], name: str) -> dict[str, Any]:
+    """How a selection was asked for the last time; empty where nobody remembers."""
+    questions = [question for question in history[-1].questions if question.name == name] if history else []
+    settings = questions[0].settings if questions else {}
+    return {key: value for key, value in settings.items() if value is not None and key != "name"}
 
 
 def _model_name(question: ExportQuestion) -> str:
@@ -190,8 +189,13 @@ def _model_name(question: ExportQuestion) -> str:
     model = question.manifest.config.model
     if not isinstance(model, ModelConfig):
         return model.name
-    local = model.path.startswith(("/", "~", ".")) or "/./" in model.path or model.path.count("/") > 1
-    return model.path.rstrip("/").rsplit("/", 1)[-1] if local else model.path
+    name = _without_folders(model.path) + (f" ({model.gguf_file})" if model.gguf_file else "")
+    return f"{name} with adapter {_without_folders(model.adapter)}" if model.adapter else name
+
+
+def _without_folders(path: str) -> str:
+    local = path.startswith(("/", "~", ".")) or "://" in path or MARK in path or path.count("/") > 1
+    return path.rstrip("/").rsplit("/", 1)[-1] if local else path
 
 
 def _kind(question: ExportQuestion) -> str:

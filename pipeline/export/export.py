@@ -95,6 +95,8 @@ def write_export(request: ExportRequest) -> Exported:
     sources = sources_of(question)
     answered = read_answered(question)
     counts = _count(answered, sources)
+    if question.form == "huggingface" and not counts.kept:
+        raise UserError("no document is kept, and datasets opens no dataset folder without a row: nothing is written")
     with _in_one_line():
         inputs = [] if question.form == "list" else check_unchanged(question)
         for shard in question.shards if inputs else ():

@@ -118,7 +118,7 @@ def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
             schema = pa.unify_schemas([schema, pa.schema(fields)], promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise _mixed(shard, first, error) from None
-    return schema
+    return schema if schema.names else pa.schema([(shard.text, pa.string())])  # of no row
 
 
 def _type_of(shard: Shard, name: str, first: int, rows: Sequence[dict[str, Any]]) -> pa.DataType:

@@ -12,7 +12,6 @@ from typing import Literal
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.summary import Summary, read_summary
-from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError, nearest
 from pipeline.store.files import Store
@@ -74,11 +73,6 @@ class ExportQuestion:
     def fingerprint_digest(self) -> str:
         """A digest of all that could change a score of the run: 16 hexadecimal digits."""
         return _digest(json.dumps(self.manifest.fingerprint, sort_keys=True))
-
-    def settings(self) -> SelectionConfig | None:
-        """How the selection was asked for by the run; None where only seenset select asked for it."""
-        named = (one for one in self.manifest.config.selections if one.name == self.summary.name)
-        return next(named, None)
 
 
 def form_of(chosen: Mapping[Form, bool]) -> Form:

@@ -148,7 +148,7 @@ def test_records_of_csv_are_copied_as_they_are(tmp_path: Path, suffix: str) -> N
 fields = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(fields, fields), min_size=1, max_size=20),
     st.sampled_from(["\n", "\r\n"]),
@@ -178,6 +178,7 @@ def shard_of(path: Path, form: Any) -> Shard:
     )
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 200), unique=True), st.lists(st.integers(0, 30), max_size=12), st.booleans(), st.randoms()
 )

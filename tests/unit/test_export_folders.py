@@ -15,8 +15,11 @@ from export_runs import finished_run
 from made_up import sentence
 from report_run import amend
 
+from pipeline.audit.description import build_config
 from pipeline.audit.history import read_history
-from pipeline.audit.manifest import read_manifest, write_manifest
+from pipeline.audit.manifest import read_manifest, read_run, write_manifest
+from pipeline.audit.scored import read_scored
+from pipeline.audit.select import select_all
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
 from pipeline.export.export import Exported, write_export
@@ -305,6 +308,19 @@ def test_runs_without_an_answer_are_refused(tmp_path: Path) -> None:
     write_manifest(store, manifest.model_copy(update={"config": manifest.config.model_copy(update={"corpus": corpus})}))
     assert "compares documents of known membership" in refusal(run, tmp_path / "out")
     assert "is not a run directory" in refusal(str(tmp_path / "data"), tmp_path / "out")
+
+
+def test_the_card_has_the_settings_of_the_answer_and_not_those_of_the_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    manifest, shards = read_run(Store(run))
+    described = manifest.config.model_dump(mode="json", by_alias=True)
+    config = build_config(described, ["selections.0.alpha=0.3", "selections.0.confidence=0.9"])
+    select_all(config, read_scored(Store(run), shards), None, lambda receipts, f: map(f, receipts), "select")
+    export(run, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| alpha | 0.3 |" in card
+    assert "| confidence | 0.9 |" in card
+    assert "This run was asked 2 different questions, and not all at once" in card
 
 
 def test_a_run_of_another_form_is_refused(tmp_path: Path) -> None:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+
+from pipeline.config.corpus import LimitsConfig
+from pipeline.corpus.shard import Shard
+from pipeline.export.text_files import copy_rows
+from pipeline.export.verdicts import RowMarks
 
 SIZE = 160
 """MB of each file."""
@@ -66,16 +75,30 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-@pytest.mark.parametrize(
-    ("form", "most"),
-    [
-        ("jsonl", 16),
-        pytest.param("one line", 16, marks=pytest.mark.slow),
-        pytest.param("parquet", 250, marks=pytest.mark.slow),
-        pytest.param("saved", 250, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("size", [SIZE, pytest.param(6 * SIZE, marks=pytest.mark.slow)])
+def test_a_line_is_copied_in_pieces(tmp_path: Path) -> None:
+    """Python's own memory; that of libraries is measured in a process by itself."""
+    record = b'"' + (b"x" * 65_533 + b'""\n') * 384 + b'"'
+    for form, head, line in (("jsonl", b"", b"x" * (24 << 20)), ("csv", b"text\n", record)):
+        path = tmp_path / f"a.{form}"
+        path.write_bytes(head + line + b"\nlast\n")
+        values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
+        shard = Shard(
+            id="a", role="audit", name="a", path=str(path), format=form, id_column=None, group_column=None, **values
+        )
+        shard = replace(shard, limits=LimitsConfig(document_bytes=1 << 20))
+        written: list[int] = []
+        sink = SimpleNamespace(write=lambda data, written=written: written.append(len(data)))
+        tracemalloc.start()
+        copy_rows(shard, RowMarks([np.array([1])], False), sink)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sum(written) == len(head + line) + 1, form
+        assert peak < 12 << 20, form
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "most"), [("jsonl", 16), ("one line", 16), ("parquet", 250), ("saved", 250)])
+@pytest.mark.parametrize("size", [SIZE, 6 * SIZE])
 def test_memory_does_not_grow_with_a_file(tmp_path: Path, form: str, most: int, size: int) -> None:
     command = [sys.executable, "-c", PROGRAM, form, str(tmp_path), str(size)]
     subprocess.run([*command, "make"], check=True)

@@ -231,3 +231,33 @@ def test_the_card_of_a_dataset_folder_has_its_front_matter(tmp_path: Path) -> No
         {"config_name": "default", "data_files": [{"split": "train", "path": ["data/train-00000-of-00001.parquet"]}]}
     ]
     assert front["size_categories"] == ["n<1K"]
+
+
+def test_a_dataset_of_the_hub_becomes_one_parquet_file(tmp_path: Path) -> None:
+    """A folder stands for the hub: the library opens both by the same call."""
+    texts = [sentence(i) for i in range(12)]
+    (tmp_path / "hub").mkdir()
+    pq.write_table(pa.table({"text": texts, "n": pa.array(range(12), pa.int16())}), tmp_path / "hub/train.parquet")
+    run = finished_run(tmp_path / "w", {"dataset": str(tmp_path / "hub"), "split": "train"})
+    assert export(run, tmp_path / "out").files == ["hub-train.parquet"]
+    written = pq.read_table(tmp_path / "out/hub-train.parquet")
+    assert written["n"].type == pa.int16()
+    assert written["text"].to_pylist() == [text for i, text in enumerate(texts) if i % 3]
+
+
+def test_a_dataset_folder_of_no_row_is_refused_as_nothing_opens_it(tmp_path: Path) -> None:
+    path = benchmark(tmp_path, ["a"] * 12)
+    run = finished_run(tmp_path / "w", {"path": str(path)}, lambda document: False, direction="clean")
+    with pytest.raises(UserError, match="no document is kept"):
+        export(run, tmp_path / "out", form="huggingface")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_of_which_no_row_is_kept_has_the_columns_of_the_others(tmp_path: Path) -> None:
+    benchmark(tmp_path, ["a"] * 12, n=list(range(12)))
+    other = tmp_path / "data/other.jsonl"
+    other.write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(50, 56)))
+    folder = {"path": str(tmp_path / "data/*.jsonl")}
+    run = finished_run(tmp_path / "w", folder, lambda document: "items" in document.doc_id, direction="clean")
+    export(run, tmp_path / "out", form="huggingface")
+    assert opened(tmp_path / "out", tmp_path / "cache")["n"] == list(range(12))
