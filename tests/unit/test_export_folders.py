@@ -223,6 +223,7 @@ def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_p
     assert after[0] == "# Documents: chosen"
     assert after[1].startswith("> **NOT SUPPORTED: do not act on this list.**")
     assert "expected share" not in card
+    assert "finite-sample" not in card
 
 
 def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
