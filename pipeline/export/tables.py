@@ -205,4 +205,4 @@ def _json(path: str) -> Any:
 
 def _write_json(open_file: OpenFile, name: str, value: Any) -> None:
     with open_file(name) as sink:
-        sink.write(json.dumps(value, indent=2, sort_keys=True).encode())
+        sink.write(json.dumps(value, indent=2).encode())
