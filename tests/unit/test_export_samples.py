@@ -94,6 +94,7 @@ def test_an_item_of_an_unknown_task_stops_the_count(tmp_path: Path) -> None:
     assert samples_in(tmp_path / "out") == {"a": [1, 2, 4, 5, 7, 8, 10, 11]}
 
 
+@pytest.mark.slow
 def test_the_harness_evaluates_exactly_these_items(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval==0.4.13")
     from lm_eval import simple_evaluate
