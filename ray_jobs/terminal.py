@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.audit.verdict import CollectionVerdict
     from pipeline.compare.comparison import Comparison
     from pipeline.compare.joint import JointReport
-    from pipeline.compare.ranking import Ranking
+    from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
     from pipeline.trial.progress import TrialStatus
 
@@ -275,7 +275,7 @@ def print_comparison(comparison: Comparison, page: str) -> None:
     print_line(f"page: {page}")
 
 
-def print_ranking(ranking: Ranking, folder: str) -> None:
+def print_ranking(ranking: RankingReport, folder: str) -> None:
     """Models on all items and on the clean ones, who changes places, and what the numbers rest on."""
     from pipeline.compare.tables import ranking_table_of
 

@@ -20,7 +20,7 @@ from pipeline.compare.finished_runs import (
     sorted_documents,
 )
 from pipeline.compare.joining import side_by_side
-from pipeline.compare.joint import decide_jointly, joint_documents, untested
+from pipeline.compare.joint import decide_jointly, joint_documents, untested_runs
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
@@ -100,7 +100,7 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
         runs=[run_record(run)],
         selection=name,
         n_clean=len(clean),
-        warnings=[*untested([run], [summary]), *limited],
+        warnings=[*untested_runs([run], [summary]), *limited],
         **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
     )
     return record, clean

@@ -291,7 +291,7 @@ def _warnings(
     runs: Sequence[FinishedRun], summaries: Sequence[Summary], shared: Shared, small: JointResolution
 ) -> list[str]:
     warnings = same_models(runs)
-    warnings += untested(runs, summaries)
+    warnings += untested_runs(runs, summaries)
     if not shared.alike:
         warnings.append(f"{shared.sentence()}; only those are judged")
     limits = [run for run in runs if run.manifest.limit is not None]
@@ -301,7 +301,7 @@ def _warnings(
     return warnings
 
 
-def untested(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
+def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
     """What was not tested, or not conclusively, of runs whose checks contradict nothing."""
     named = zip(runs, summaries, strict=True)
     return [f"{run.store.url}: {remark}" for run, one in named if one.supported is None for remark in one.remarks]

@@ -97,7 +97,7 @@ class TaskRanking(Record):
     changes: list[RankChange] = Field(description="Pairs of models that change places.")
 
 
-class Ranking(VersionedRecord):
+class RankingReport(VersionedRecord):
     """A benchmark's ranking on all items and on the clean ones: `ranking.json`."""
 
     clean: CleanItems = Field(description="Which items were selected as clean, and what that promises.")
@@ -114,7 +114,7 @@ def rank_models(
     inputs: Mapping[str, str],
     store: Store,
     notices: Sequence[str],
-) -> Ranking:
+) -> RankingReport:
     """Rank models on all items and on the clean ones, and write `items.parquet` and `ranking.json`.
 
     Args:
@@ -143,7 +143,7 @@ def rank_models(
         rankings.append(_task(task, of_task, ordered, values))
         tables += [_table(task, one.model, ordered, row) for one, row in zip(of_task, values, strict=True)]
     write_pieces(store, ITEMS_FILE, ITEMS_SCHEMA, tables)
-    ranking = Ranking(clean=clean, tasks=rankings, notices=list(notices))
+    ranking = RankingReport(clean=clean, tasks=rankings, notices=list(notices))
     store.write_json(RANKING_FILE, ranking.plain())
     return ranking
 

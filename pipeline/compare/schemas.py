@@ -11,13 +11,13 @@ from pathlib import Path
 from pipeline.audit.records import VersionedRecord
 from pipeline.compare.comparison import Comparison
 from pipeline.compare.joint import JointReport
-from pipeline.compare.ranking import Ranking
+from pipeline.compare.ranking import RankingReport
 from pipeline.report.schemas import write_schemas
 
 COMPARISON_RECORDS: dict[str, type[VersionedRecord]] = {
     "comparison": Comparison,
     "joint": JointReport,
-    "ranking": Ranking,
+    "ranking": RankingReport,
 }
 """The files by name, and what they hold."""
 
