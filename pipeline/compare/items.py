@@ -27,6 +27,7 @@ from pipeline.errors import UserError, nearest
 from pipeline.selection.joint import joint_levels
 from pipeline.store.tables import read_filed
 
+NOTHING_CLEAN = "nothing is selected as clean, so no accuracy on clean items can be told"
 _LEAST_CHECKED = 5
 _LEAST_CHARACTERS = 12
 
@@ -100,7 +101,7 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
         runs=[run_record(run)],
         selection=name,
         n_clean=len(clean),
-        warnings=[*untested_runs([run], [summary]), *limited],
+        warnings=[*untested_runs([run], [summary]), *limited, *([] if clean else [NOTHING_CLEAN])],
         **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
     )
     return record, clean
@@ -125,7 +126,7 @@ def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tu
         promise=report.proved.promise,
         supported=report.supported,
         reasons=report.reasons,
-        warnings=report.warnings,
+        warnings=[*report.warnings, *([] if clean else [f"{NOTHING_CLEAN}. {report.resolution()}"])],
     )
     return record, clean
 

@@ -97,14 +97,15 @@ class JointReport(VersionedRecord):
             f"{self.proved.n_selected:,} of {self.n_audit:,} documents are selected as {sought} every one of "
             f"{len(self.models)} models at alpha {self.alpha:g} ({self.proved.guarantee}). {self.proved.promise}"
         )
-        lines.append(self._resolution())
+        lines.append(self.resolution())
         lines.append(
             f"{self.largest_p.n_selected:,} have a small largest p-value (BH, {self.largest_p.guarantee}): "
             f"{self.largest_p.promise}"
         )
         return lines
 
-    def _resolution(self) -> str:
+    def resolution(self) -> str:
+        """How small the list can be, and what a smaller one takes."""
         if self.fewest > self.n_audit:
             return (
                 f"Nothing can be selected at alpha {self.alpha:g}, whatever the scores: that takes alpha of at least "
