@@ -86,6 +86,7 @@ class JointReport(VersionedRecord):
     fewest: int = Field(description="The fewest documents that the proved selection can hold, if any.")
     needed_for_any: int = Field(description="Calibration documents of every run for anything to be selectable.")
     needed_for_1_percent: int = Field(description="The same for a list of 1% of the audited documents.")
+    grouped: bool = Field(description="Whether needed documents are those of every group: a run calibrates by group.")
     smallest_alpha: float = Field(description="Below it nothing can be selected, whatever the scores.")
     warnings: list[str] = Field(description="What a reader must know besides, a line each.")
 
@@ -106,15 +107,16 @@ class JointReport(VersionedRecord):
 
     def resolution(self) -> str:
         """How small the list can be, and what a smaller one takes."""
+        where = "in every group of every run" if self.grouped else "in every run"
         if self.fewest > self.n_audit:
             return (
                 f"Nothing can be selected at alpha {self.alpha:g}, whatever the scores: that takes alpha of at least "
-                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents in every run; a list of "
-                f"1% takes {self.needed_for_1_percent:,}."
+                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents {where}; a list of 1% takes "
+                f"{self.needed_for_1_percent:,}."
             )
         return (
             f"The list holds at least {self.fewest:,} documents or none; one as short as 1% of the documents takes "
-            f"{self.needed_for_1_percent:,} calibration documents in every run."
+            f"{self.needed_for_1_percent:,} calibration documents {where}."
         )
 
 
@@ -284,6 +286,7 @@ def _report(
         fewest=small.fewest,
         needed_for_any=small.needed_for_any,
         needed_for_1_percent=small.needed_for_1_percent,
+        grouped=any(one.grouped for one in evidence),
         smallest_alpha=small.smallest_alpha,
     )
 

@@ -35,17 +35,18 @@ class JointEvidence:
     m: int  # audited documents of the joint selection
     alpha: Fraction
     factor: Fraction
+    grouped: bool = False  # whether p-values are of the calibration documents of each group
     _places: dict[float, int] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, n: int, m: int, alpha: Fraction, grouped: bool = False) -> JointEvidence:
         """The e-values of a model that was calibrated on n >= 1 documents; `grouped`: within groups of them."""
         factor = harmonic_bound(m) if grouped else dependence_factor(Grid.uniform(n), m, alpha)
-        return cls(n, m, alpha, factor)
+        return cls(n, m, alpha, factor, grouped)
 
     def plain(self) -> JointEvidence:
         """The same p-values with factor 1: what BH asks of them."""
-        return JointEvidence(self.n, self.m, self.alpha, ONE)
+        return JointEvidence(self.n, self.m, self.alpha, ONE, self.grouped)
 
     def levels(self, p: np.ndarray) -> np.ndarray:
         """The fewest selected documents R at which a document counts, ceil(m p L / alpha): int64; m + 1 for never.
@@ -165,18 +166,18 @@ class JointResolution:
 
     fewest: int  # selected documents, if any; above m: nothing can be selected
     smallest_alpha: float  # at which anything at all can be selected
-    needed_for_any: int  # calibration documents of every model for anything to be selectable
+    needed_for_any: int  # calibration documents of every model (of every group) for anything to be selectable
     needed_for_1_percent: int  # the same for a list of 1% of the audited documents
 
 
 def joint_resolution(evidence: Sequence[JointEvidence]) -> JointResolution:
-    """How small a joint selection can be; with groups it is at best so.
+    """How small a joint selection can be; with groups it is at best so, and what is needed is so in every group.
 
     At alpha below 2 / (n + 1) the factor of `dependence_factor` is 1, so that all m documents, at p = 1 / (n + 1), are
     selected at alpha = 1 / (n + 1) and at none below.
     """
     m, alpha = evidence[0].m, evidence[0].alpha
-    rule = Rule("ebh", alpha)
+    rule = Rule("by" if any(one.grouped for one in evidence) else "ebh", alpha)
     return JointResolution(
         fewest=max(one.fewest for one in evidence),
         smallest_alpha=max(1 / (one.n + 1) for one in evidence),

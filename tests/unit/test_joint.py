@@ -185,3 +185,14 @@ def test_an_evidence_does_not_depend_on_what_it_was_asked_before() -> None:
     assert one == other
     assert one.levels(np.array([0.02, 1.0])).tolist() == other.levels(np.array([0.02, 1.0])).tolist()
     assert Grid.uniform(99).p(1) == Fraction(1, 100)
+
+
+def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:
+    m = 200
+    small = joint_resolution([JointEvidence.of(5_000, m, TENTH, grouped=True)])
+    assert small.fewest >= math.ceil(m / (TENTH * 5_001))
+    for n, some in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
+        evidence = [JointEvidence.of(2 * n, m, TENTH, grouped=True)]  # two groups of n
+        p = np.ones((1, m))
+        p[0, : m // 100] = 1 / (n + 1)
+        assert joint_select(evidence, p).any() == some
