@@ -97,7 +97,7 @@ function shadedText(tokens) {
   for (const [value, share] of [[low, 0], [high, 1]]) {
     const end = make("span", { class: "token" }, ` ${value} `);
     end.style.setProperty("--share", `${Math.round(100 * MARKED * share)}%`);
-    scale.append(end, share ? "; darker is higher." : " to ");
+    scale.append(end, share ? "; darker is higher. It shows how the score came about and proves nothing." : " to ");
   }
   return known.length ? [scale, text] : [text];
 }
