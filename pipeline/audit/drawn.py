@@ -18,7 +18,7 @@ from pipeline.selection.procedures import decide
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import step_up
 
-ALPHAS = tuple(Fraction(k, 100) for k in (*range(1, 31), *range(35, 55, 5)))
+ALPHAS = tuple(Fraction(k, 100) for k in (*range(1, 51), *range(55, 100, 5)))
 MOST_GROUPS = 1000
 """More groups than this are no longer counted: no figure could show them."""
 

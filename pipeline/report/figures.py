@@ -27,6 +27,8 @@ MAX_POINTS, FEW_POINTS = 200, 40
 MAX_BARS, BAR_HEIGHT = 20, 0.2
 P_BINS = 20
 TAIL = 0.001
+LARGEST_ALPHA = 0.5
+"""Alpha is drawn up to here, or up to the one that was asked for where that is larger."""
 
 
 def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
@@ -255,7 +257,8 @@ def _thinned(x: np.ndarray, y: np.ndarray, threshold: float | None) -> tuple[np.
 # --- what other alphas, groups and detectors come to
 
 
-def _alpha_figure(selection: SelectionFacts, curve: AlphaCurve) -> FigureImage:
+def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
+    curve = _up_to(whole, max(selection.summary.alpha, LARGEST_ALPHA))
     alpha, at = selection.summary.alpha, curve.alphas.index(selection.summary.alpha)
     size, void = curve.n_selected[at], selection.summary.supported is False
     bounds = None if void or selection.summary.bound is None else curve.right_at_least
@@ -298,6 +301,13 @@ def _alpha_figure(selection: SelectionFacts, curve: AlphaCurve) -> FigureImage:
         f"{kept}.",
         paint,
     )
+
+
+def _up_to(curve: AlphaCurve, alpha: float) -> AlphaCurve:
+    count = sum(value <= alpha for value in curve.alphas)
+    right = None if curve.right_at_least is None else curve.right_at_least[:count]
+    changes = {"alphas": curve.alphas[:count], "n_selected": curve.n_selected[:count], "right_at_least": right}
+    return curve.model_copy(update=changes)
 
 
 def _group_figure(selection: SelectionFacts, groups: GroupCounts) -> FigureImage:

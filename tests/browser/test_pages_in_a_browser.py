@@ -176,3 +176,20 @@ def test_the_page_of_a_real_run_does_nothing_that_it_should_not(
     assert any(label.startswith("Documents selected against alpha") for label in labels)
     assert any(label.startswith("Selected documents by group, 2 groups") for label in labels)
     assert visited.problems == []
+
+
+def test_a_page_that_misbehaves_would_be_noticed(visit: Open, tmp_path: Path) -> None:
+    """What the tests above look for, they see."""
+    path = tmp_path / "bad.html"
+    policy = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'unsafe-inline'; img-src *\">"
+    style = "<style>main { width: 900px; background: #fff; color: #ddd }</style>"
+    path.write_text(
+        f"<!DOCTYPE html><html><head>{policy}{style}</head><body><main><h1>Bad</h1>{script('text')}"
+        "<img src='http://example.org/a.png'><script>console.error('oh')</script></main></body></html>"
+    )
+    visited = visit(path, viewport=PHONE)
+    kinds = {problem.split(":")[0] for problem in visited.problems}
+    assert {"dialog", "console", "request"} <= kinds
+    assert visited.page.evaluate("document.documentElement.dataset.ran") == "text"
+    assert visited.page.evaluate("document.scrollingElement.scrollWidth") > PHONE["width"]
+    assert {"color-contrast", "image-alt"} <= {one.split()[1].rstrip(":") for one in serious_violations(visited)}

@@ -150,6 +150,14 @@ def test_the_figures_of_ten_detectors_are_small_and_give_their_numbers() -> None
     assert "TPR at 1% FPR: d0 0.100" in small.alt
 
 
+def test_alphas_are_drawn_to_a_half_or_to_the_one_that_was_asked_for(selection: SelectionFacts) -> None:
+    curve = AlphaCurve(alphas=[0.1, 0.5, 0.8, 0.9], n_selected=[1, 2, 3, 4], right_at_least=None, confidence=None)
+    for alpha, last in ((0.1, "2 at 50%"), (0.8, "3 at 80%")):
+        summary = selection.summary.model_copy(update={"alpha": alpha})
+        drawn = draw_figures(replace(selection, alphas=curve, summary=summary))
+        assert next(one for one in drawn if one.kind == "alphas").alt.endswith(f"; {last}.")
+
+
 @pytest.mark.parametrize("change", [{"supported": False}, {"bound": None}])
 def test_a_bound_that_does_not_stand_is_not_drawn(selection: SelectionFacts, change: dict[str, object]) -> None:
     changed = replace(selection, summary=selection.summary.model_copy(update=change))
