@@ -111,8 +111,8 @@ class JointReport(VersionedRecord):
         if self.fewest > self.n_audit:
             return (
                 f"Nothing can be selected at alpha {self.alpha:g}, whatever the scores: that takes alpha of at least "
-                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents {where}; a list of 1% takes "
-                f"{self.needed_for_1_percent:,}."
+                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents {where}; a list of 1% "
+                f"takes {self.needed_for_1_percent:,}."
             )
         return (
             f"The list holds at least {self.fewest:,} documents or none; one as short as 1% of the documents takes "
