@@ -11,6 +11,7 @@ from itertools import takewhile
 from pipeline.audit.manifest import InputRecord
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _CACHED = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
 
 
@@ -27,7 +28,7 @@ def _last_part(path: str, shown: str) -> str:
     """The last part of a path of this machine or of a store; a hub id as it is."""
     if cached := _CACHED.search(path):
         return "/".join(cached.groups())
-    local = os.path.isabs(path) or "://" in path or path.startswith(".")
+    local = os.path.isabs(path) or _URL.match(path) or path.startswith(".")
     return os.path.basename(shown.rstrip("/")) or shown if local else shown
 
 
