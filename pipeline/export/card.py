@@ -86,7 +86,7 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
     }
     others = {key: str(value) for key, value in _settings(history, summary.name).items() if key not in stated}
     facts = CardFacts(
-        headline=headline(question, counts),
+        headline=answer_sentence(question, counts),
         sentences=[quarantine_sentence(question, counts), *remarks],
         promise=_promise(question, history),
         supported=summary.supported,
@@ -105,7 +105,7 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
     return _environment().get_template("card.md").render(front=front, title=title, facts=facts).encode()
 
 
-def headline(question: ExportQuestion, counts: ExportCounts) -> str:
+def answer_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     """What the documents of an export are, in words that claim no more than the selection does."""
     summary, model = question.summary, _model_name(question)
     sample = "" if summary.limit is None else f" (a sample: the first {summary.limit:,}, not the whole corpus)"

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.audit.summary import read_summary
 from pipeline.errors import UserError
-from pipeline.export.card import ExportCounts, ExportedFile, headline, make_card, quarantine_sentence
+from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
 from pipeline.export.huggingface import LeftOut, check_features, common_schema, parquet_names, split_of, tables_of
 from pipeline.export.lists import LIST_FILE, SAMPLES_FILE, find_samples, write_list, write_samples
 from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_outside
@@ -69,7 +69,7 @@ class Exported:
         """What the command prints: what was written, what became of the quarantined, what to know of the promise."""
         summary = self.question.summary
         remarks = [f"{summary.name}: {remark}" for remark in summary.remarks]
-        counted = [headline(self.question, self.counts), quarantine_sentence(self.question, self.counts)]
+        counted = [answer_sentence(self.question, self.counts), quarantine_sentence(self.question, self.counts)]
         return [*remarks, *counted, *self.remarks]
 
 

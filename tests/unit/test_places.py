@@ -144,7 +144,7 @@ def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_l
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     card = Card(monkeypatch)
-    stage = SimpleNamespace(make=lambda stage, placement: card.calls.append("load"))
+    stage = SimpleNamespace(name="score", make=lambda stage, placement: card.calls.append("load"))
     board = SimpleNamespace(ready=SimpleNamespace(remote=lambda: card.calls.append("ready")))
     ShardActor(stage, Placement(0.3333), str(tmp_path), "driver", board)  # type: ignore[arg-type]
     assert card.calls == ["cap", "load", "ready"]
