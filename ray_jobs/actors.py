@@ -96,8 +96,9 @@ class ShardActor:
 
 def cluster_is_named() -> bool:
     """Whether RAY_ADDRESS names a cluster, or this process is connected to one."""
-    ray = sys.modules.get("ray")  # whoever has not imported it is not connected
-    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
+    # Whoever has not imported Ray to its end, as a thread may be doing now, is not connected.
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
+    return bool(os.environ.get("RAY_ADDRESS")) or (is_initialized is not None and is_initialized())
 
 
 def connect() -> None:

@@ -113,6 +113,8 @@ def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
     total = sum(receipt.n_scored for receipt in scored.receipts)
     truncated = sum(receipt.n_truncated for receipt in scored.receipts)
     share = truncated / total if total else 0.0
+    if total and not truncated:
+        return ShareDiagnostic(ok=True, sentence=f"All {total} scored documents were read to their end.", share=0.0)
     sentence = (
         f"{truncated} of {total} scored documents ({share:.1%}) were judged by their first max_tokens tokens only."
     )

@@ -269,6 +269,7 @@ def test_a_cluster_that_does_not_read_them_costs_the_evidence_alone(
     once: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_jobs.evidence.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("ray_jobs.evidence.TICK_SECONDS", 0.0)
     for name in EVIDENCE:
         (copied / name).unlink()
     assert run(once / "audit.yaml", f"run={copied}", "resources.cluster=ray").exit_code == 0
