@@ -58,10 +58,10 @@ test-unit-1: dev
 	$(PYTEST) $(UNIT_TESTS_1) $(wildcard tests/faults) -m "not slow"
 
 test-unit-2: dev
-	$(PYTEST) $(filter-out $(UNIT_TESTS_1),$(UNIT_TESTS)) tests/golden
+	$(PYTEST) $(filter-out $(UNIT_TESTS_1),$(UNIT_TESTS)) tests/golden -m "not slow"
 
 test-statistical: dev
-	$(PYTEST) tests/statistical
+	$(PYTEST) tests/statistical -m "not slow"
 
 # In Debian's Chromium (apt-get install chromium); without one these tests skip and say so.
 test-browser: dev

@@ -200,7 +200,7 @@ def corpus_in_the_store(path: Path, files: int, **settings: object) -> Path:
     return remote
 
 
-@pytest.mark.parametrize("files", [3, 12])
+@pytest.mark.parametrize("files", [pytest.param(3, marks=pytest.mark.slow), 12])
 def test_a_finished_run_whose_inputs_are_in_the_store_too_costs_no_request_a_file(
     make_audit: Callable[..., Path], store: ObjectStore, files: int
 ) -> None:
@@ -211,7 +211,7 @@ def test_a_finished_run_whose_inputs_are_in_the_store_too_costs_no_request_a_fil
     assert len(store.requests) <= 10, sorted(map(" ".join, store.requests))
 
 
-@pytest.mark.parametrize("sources", ["files", "a folder"])
+@pytest.mark.parametrize("sources", [pytest.param("files", marks=pytest.mark.slow), "a folder"])
 def test_an_input_in_the_store_that_was_changed_after_a_run_is_seen_by_its_listing(
     make_audit: Callable[..., Path], store: ObjectStore, sources: str
 ) -> None:

@@ -82,6 +82,7 @@ def quiet() -> Reporter:
     return Reporter(Console(), quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_nodes")
 def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
     tmp_path: Path, tiny_model_folder: Path

@@ -156,6 +156,7 @@ def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 90
     return whole, config
 
 
+@pytest.mark.slow
 def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
     pool, config = shifted_pool(tmp_path, 1.0)
     repeats = measure(pool, config, 0)
