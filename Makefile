@@ -69,7 +69,8 @@ test-browser: dev
 
 # What takes too long to try at every change, but the faults.
 slow: dev
-	$(PYTEST) tests --ignore tests/faults -m slow
+	$(PYTEST) tests/ray -m slow
+	$(PYTEST) tests/unit -m slow
 
 # Every fault, also those that take long.
 faults: dev
