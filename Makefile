@@ -71,6 +71,7 @@ test-browser: dev
 slow: dev
 	$(PYTEST) tests/ray -m slow
 	$(PYTEST) tests/unit -m slow
+	$(PYTEST) tests/statistical -m slow
 
 # Every fault, also those that take long.
 faults: dev
