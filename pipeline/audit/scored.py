@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA, trained_text, training_index
 from pipeline.audit.overlap import NAMED_PAIRS, shared_error
 from pipeline.audit.repeated_ids import repeated_ids
-from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, scores_of
+from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, Span, scores_of, span_of
 from pipeline.audit.summary import CopyPair
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_COPIES, ROLES
@@ -279,3 +279,16 @@ def _named_pairs(
         calibration = known[place - int(ends[shard] - sizes[shard])].as_py()
         pairs.append(CopyPair(audit=audited, calibration=calibration, share=round(share, 2)))
     return pairs
+
+
+def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each: Each) -> Span:
+    """The smallest and largest scores of some roles in each column.
+
+    Raises:
+        UserError: damaged scores.
+    """
+    receipts = [receipt for role in roles for receipt in scored.of(role)]
+    span = Span({}, {})
+    for part in each(receipts, lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data)):
+        span = span + part
+    return span

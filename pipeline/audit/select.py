@@ -16,8 +16,8 @@ from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
-from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram, span_of
-from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap
+from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
+from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap, find_span
 from pipeline.audit.selected import ORDER, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
@@ -42,10 +42,6 @@ EXCERPT = 200
 """Characters of a selected document's beginning, at most."""
 
 
-def _unsaid(line: str) -> None:
-    """Nobody listens."""
-
-
 def select_all(
     config: AuditConfig,
     scored: Scored,
@@ -54,7 +50,7 @@ def select_all(
     command: Command = "run",
     texts: bool = True,
     reread: Reread | None = None,
-    say: Callable[[str], None] = _unsaid,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
@@ -78,35 +74,12 @@ def select_all(
         _remove_others(config, scored)
         return []
     _check_training(config, scored, each)
-    roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
-    span = Span({}, {})
-    for part in each(
-        [receipt for role in roles for receipt in scored.of(role)],
-        lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data),
-    ):
-        span = span + part
-    overlaps: dict[Role, Overlap] = {
-        role: find_overlap(scored, role, config, each) for role in roles if role != "audit"
-    }
-    blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
-    weighted = [NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"]
-    weights = {role: weigh_run(scored, role, config.seed, each) for role in dict.fromkeys(weighted)}
-    copies: dict[Role, NearCopies] = {
-        role: find_copies(scored, role, config.near_copies, each, overlaps[role].keep if role in overlaps else None)
-        for role in roles
-    }
-    questions = []
-    for selection in config.selections:
-        role = NULL_ROLE[selection.direction]
-        weighing = weights[role] if selection.calibration == "weighted" else None
-        tests = (overlaps[role], (copies["audit"], copies[role]), blind_tests[role], weighing)
-        questions.append(_Question(config, selection, scored, *tests, span, limit, texts))
+    questions = _questions(config, scored, limit, texts, columns, each)
     shown = config.evidence if texts and isinstance(config.model, ModelConfig) else 0
     kept = kept_tokens(scored) if shown else None
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     strongest = [
-        strongest_of(question.selection, answer, judged.selected.first(shown), question.overlap)
-        for question, answer, judged in answers
+        strongest_of(one.selection, made, judged.selected.first(shown), one.overlap) for one, made, judged in answers
     ]
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
@@ -116,6 +89,30 @@ def select_all(
     if kept is not None:
         write_evidence(scored, config, strongest, kept, reread, say)
     return summaries
+
+
+def _questions(
+    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, columns: Sequence[str], each: Each
+) -> list[_Question]:
+    """The configured selections, with what they share: the spans of scores, the checks, weights."""
+    roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
+    span = find_span(scored, roles, columns, each)
+    known = [role for role in roles if role != "audit"]
+    overlaps: dict[Role, Overlap] = {role: find_overlap(scored, role, config, each) for role in known}
+    blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
+    weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
+    weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config.seed, each) for role in sorted(weighted)}
+    copies: dict[Role, NearCopies] = {
+        role: find_copies(scored, role, config.near_copies, each, overlaps[role].keep if role in overlaps else None)
+        for role in roles
+    }
+    questions = []
+    for selection in config.selections:
+        role = NULL_ROLE[selection.direction]
+        tests = (overlaps[role], (copies["audit"], copies[role]), blind_tests[role])
+        weighing = weights[role] if selection.calibration == "weighted" else None
+        questions.append(_Question(config, selection, scored, *tests, weighing, span, limit, texts))
+    return questions
 
 
 def _answer_all(
