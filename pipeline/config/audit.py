@@ -10,6 +10,7 @@ from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConf
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
+from pipeline.config.series import SeriesConfig
 from pipeline.config.training import FsdConfig
 from pipeline.config.yaml import Section
 
@@ -123,6 +124,11 @@ class AuditConfig(Section):
         200,
         description="The first selected documents of each selection that are read once more, to show token by token "
         "what its detector weighed; 0 for none. It changes no score.",
+    )
+    series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
+    against: Annotated[str, Place.RUN] | None = Field(
+        None,
+        description="A run, or a ledger: only documents are audited that it has not judged by this model.",
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])

@@ -16,7 +16,12 @@ NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
 
-def _exact_alpha(value: Any) -> float:
+def checked_alpha(value: Any) -> float:
+    """A number in (0, 1).
+
+    Raises:
+        ValueError: another value.
+    """
     try:
         alpha = float(value)
     except (TypeError, ValueError):
@@ -27,7 +32,7 @@ def _exact_alpha(value: Any) -> float:
 
 
 def _exact_lambda(value: Any) -> float | None:
-    return None if value is None else _exact_alpha(value)
+    return None if value is None else checked_alpha(value)
 
 
 Procedure = Literal[
@@ -71,7 +76,7 @@ class SelectionConfig(Section):
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
     procedure: Procedure | str = Field("bh", description="How the selected are chosen; a plugin may add procedures.")
-    alpha: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+    alpha: Annotated[float, BeforeValidator(checked_alpha)] = Field(
         0.1, description="Largest share of the selected that may be wrong."
     )
 
@@ -80,7 +85,7 @@ class SelectionConfig(Section):
         description="Rank among all known documents, those of the group, for the known ones at hand, or weighted by "
         "how much their words resemble those of the audited.",
     )
-    delta: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+    delta: Annotated[float, BeforeValidator(checked_alpha)] = Field(
         0.1, description="conditional: share of calibration sets for which the guarantee may fail."
     )
     lambda_: Annotated[float | None, BeforeValidator(_exact_lambda)] = Field(
@@ -99,7 +104,7 @@ class SelectionConfig(Section):
         "bh", description="adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it."
     )
     reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
-    confidence: Annotated[float, BeforeValidator(_exact_alpha)] = Field(
+    confidence: Annotated[float, BeforeValidator(checked_alpha)] = Field(
         0.95, description="With which the bounds of this one list and of all audited documents hold."
     )
 

@@ -27,6 +27,7 @@ ROOMS = (
     "pipeline.report",
     "pipeline.export",
     "pipeline.compare",
+    "pipeline.series",
     "pipeline.trial",
     "ray_jobs",
     "cluster",

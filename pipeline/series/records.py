@@ -1,0 +1,71 @@
+"""What a ledger holds: how the schedule was opened, who claimed a place in it, and what each scan found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.audit.summary import Bound, Guarantee
+from pipeline.config.selection import Direction
+from pipeline.config.series import Rule
+
+
+class Opening(VersionedRecord):
+    """The first entry: the terms, which every scan of the schedule must state alike."""
+
+    kind: Literal["opening"] = "opening"
+    alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
+    rule: Rule = Field(description="How alpha is shared out.")
+    horizon: int | None = Field(description="Scans of the schedule; null: no end.")
+    version: str = Field(description="Version of Seenset that opened the ledger.")
+    at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
+
+
+class Claim(VersionedRecord):
+    """A scan took the next place of the schedule, before anyone could read its answer. It has spent its level."""
+
+    kind: Literal["claim"] = "claim"
+    slot: int = Field(description="Number of the place: 1 for the first scan.")
+    run: str = Field(description="Run directory of the scan: an absolute path or a URL.")
+    key: str = Field(
+        description="SHA-256 of what the answer is made of: scores, questions, seed. The same scan keeps its place."
+    )
+    model: str = Field(description="The audited model, as the run's pages name it.")
+    scorer: dict[str, str] = Field(
+        description="By selection: SHA-256 of what decides its p-values but the audited documents: model, detectors, "
+        "settings, and the calibration documents."
+    )
+    share: float = Field(description="Part of alpha that is this scan's.")
+    before: dict[str, int] = Field(
+        description="By selection: documents that earlier scans had selected, as filed when the place was claimed."
+    )
+    version: str = Field(description="Version of Seenset.")
+    at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
+
+
+class FiledSelection(Record):
+    """One answer of a scan."""
+
+    name: str = Field(description="Name of the selection.")
+    procedure: str = Field(description="The procedure that chose the selected.")
+    direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
+    detectors: list[str] = Field(description="Score columns that the selection reads.")
+    alpha: float = Field(description="The level at which it selected.")
+    n_audit: int = Field(description="Audited documents, quarantined ones included.")
+    n_calibration: int = Field(description="Documents that the p-values were calibrated on.")
+    n_selected: int = Field(description="Documents selected.")
+    guarantee: Guarantee = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
+    supported: bool | None = Field(description="Whether the checks bear the promise; null: not tested.")
+    bound: Bound | None = Field(description="What holds of this list; of a scan's part of the allowed failure.")
+
+
+class Filing(VersionedRecord):
+    """What a scan answered. A claim without one has spent its level and says nothing."""
+
+    kind: Literal["result"] = "result"
+    slot: int = Field(description="Number of the scan's place.")
+    key: str = Field(description="Key of its claim.")
+    selections: list[FiledSelection] = Field(description="Its answers, in the order of the configuration.")
+    at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
