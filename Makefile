@@ -42,7 +42,8 @@ RAY_TESTS := $(wildcard tests/ray/test_*.py)
 RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
 UNIT_TESTS := $(wildcard tests/unit/test_*.py)
 UNIT_TESTS_1 := $(wildcard tests/unit/test_[a-m]*.py)
-PYTEST := OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
+# Threads that wait must not spin: others need the core.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
 	$(MAKE) --no-print-directory --keep-going --jobs 3 test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical \
