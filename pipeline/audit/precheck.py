@@ -25,8 +25,8 @@ from pipeline.audit.summary import BlindDiagnostic, CopyPair, CountDiagnostic, D
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
-from pipeline.corpus.documents import id_key, read_shard, text_key
-from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketch
+from pipeline.corpus.documents import Document, id_key, read_shard, text_key
+from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketches_of_texts
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
@@ -37,6 +37,7 @@ DOCUMENT_COST = 256  # characters that take as long as a document's row does, wh
 NOTE, WARNING = "note: ", "warning: "
 """Before a line of a check that did not pass."""
 
+_TOGETHER, _TOGETHER_CHARACTERS = 256, 1 << 20  # documents of which sketches are made together
 _ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
 
 
@@ -282,13 +283,30 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
 
 def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int], bytes, int]]:
     """((text key, id key, more than one word), sketch, characters) of every readable document."""
-    for document in read_shard(shard):
-        if document.problem is None:
+    for documents in _together(document for document in read_shard(shard) if document.problem is None):
+        sketches = sketches_of_texts([document.text for document in documents])
+        for document, bits in zip(documents, sketches, strict=True):
             several = len(document.text.split(None, 1)) > 1
             # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
             name = document.doc_id if shard.id_column else f"{shard.id} {document.doc_id}"
-            keys = (text_key(document.text), id_key(name), int(several))
-            yield keys, sketch(document.text), len(document.text)
+            yield (text_key(document.text), id_key(name), int(several)), bits, len(document.text)
+
+
+def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents in parts of a bounded size; those before a damaged place, and then the error."""
+    some: list[Document] = []
+    characters = 0
+    try:
+        for document in documents:
+            some.append(document)
+            characters += len(document.text)
+            if len(some) == _TOGETHER or characters >= _TOGETHER_CHARACTERS:
+                yield some
+                some, characters = [], 0
+    except UserError:
+        yield some
+        raise
+    yield some
 
 
 def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float) -> OverlapDiagnostic:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,13 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from pipeline.config.corpus import NEAR_COPIES
 from pipeline.corpus.distinct import different, in_parts
-
-GRAM = 5
-"""Words in a run. A text of fewer words is one run: it has no near copy but its equals."""
+from pipeline.corpus.runs import run_hashes
 
 SKETCH = 128
 """Bytes of a sketch, one for each of as many random orders of all runs."""
@@ -27,13 +22,9 @@ SKETCH_KIND = "MinHash of runs of 5 words, 128 orders, a byte each, 1"
 
 SKETCH_TYPE = pa.binary(SKETCH)
 
-_WORD = re.compile(r"\w+")
 BLOCK = 1 << 16
 """Sketches that are read at a time."""
 
-_NO_WORD = re.compile(r"\W")
-_CHARACTERS = 1 << 20  # of a text whose words are found together, or some more
-_AT_ONCE = 4096  # runs that are hashed together
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
 _BUCKET = 32  # neighbours that a document is compared with where more share its band
@@ -54,38 +45,36 @@ def sketch(text: str) -> bytes:
     Returns:
         128 bytes; those of texts that are equal when normalised are equal.
     """
-    normal = unicodedata.normalize("NFKC", text).casefold()
-    words = _words(normal) or " ".join(normal.split())  # a text of signs alone has the runs of its signs
-    joined = words.encode("utf-8", "surrogatepass")
-    spaces = np.flatnonzero(np.frombuffer(joined, dtype=np.uint8) == ord(" "))
-    begins = np.concatenate([[0], spaces + 1])[: max(1, len(spaces) - GRAM + 2)]
-    ends = np.concatenate([spaces, [len(joined)]])[min(GRAM - 1, len(spaces)) :]
-    minimum = _empty().copy()
-    for start in range(0, len(begins), _AT_ONCE):
-        some = slice(start, start + _AT_ONCE)
-        spans = zip(begins[some].tolist(), ends[some].tolist(), strict=True)
-        minimum.update_batch([joined[begin:end] for begin, end in spans])
-    spread = minimum.hashvalues * np.uint32(0x9E3779B1)  # the smallest of many hashes has small high bits
-    return bytes((spread >> np.uint32(24)).astype(np.uint8).tobytes())
+    return sketches_of_texts([text])[0]
 
 
-def _words(text: str) -> str:
-    """The words of a text with a blank between them, found in a part of a long text at a time."""
-    parts: list[str] = []
-    start = 0
-    while start < len(text):
-        gap = _NO_WORD.search(text, start + _CHARACTERS)
-        stop = len(text) if gap is None else gap.start()
-        parts += [" ".join(words)] if (words := _WORD.findall(text, start, stop)) else []
-        start = stop
-    return " ".join(parts)
+def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
+    """The `sketch` of each of several texts, which takes a fraction of the time of one after the other."""
+    multiplier, summand = (values[:, None] for values in _orders())
+    minimum = np.full((len(texts), SKETCH), np.iinfo(np.uint32).max, dtype=np.uint32)
+    for number, hashes in run_hashes(texts):
+        begins = np.flatnonzero(np.diff(number, prepend=-1))
+        values = multiplier * _mixed(hashes)
+        values += summand
+        some = slice(int(number[0]), int(number[-1]) + 1)
+        np.minimum(minimum[some], np.minimum.reduceat(values, begins, axis=1).T, out=minimum[some])
+    minimum *= np.uint32(0x9E3779B1)  # the smallest of many hashes has small high bits
+    return list(map(bytes, (minimum >> np.uint32(24)).astype(np.uint8)))
+
+
+def _mixed(hashes: np.ndarray) -> np.ndarray:
+    """The finalizer of MurmurHash3, as datasketch has it before its affine orders: uint32."""
+    hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return np.asarray(hashes ^ (hashes >> np.uint32(16)))
 
 
 @cache
-def _empty() -> Any:
+def _orders() -> Any:
+    """Of each order of all runs, what hashes are multiplied by and what is added: uint32, (2, 128)."""
     from datasketch import MinHash
 
-    return MinHash(SKETCH, seed=1, hashfunc=xxhash.xxh32_intdigest, scheme="affine32")
+    return MinHash(SKETCH, seed=1, scheme="affine32").permutations
 
 
 def sketches_of(column: pa.ChunkedArray) -> np.ndarray:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import unicodedata
 from itertools import combinations
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
+from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +24,7 @@ from pipeline.corpus.near_copies import (
     near_families,
     sketch,
     sketches_of,
+    sketches_of_texts,
     stack_sketches,
 )
 
@@ -36,6 +41,29 @@ def runs(text: list[str]) -> set[tuple[str, ...]]:
 
 def estimate(one: str, other: str) -> float:
     return float(likeness(stack_sketches([sketch(one)]), stack_sketches([sketch(other)]))[0])
+
+
+TEXT = st.text(st.sampled_from("ab cd,\n\u2003éßﬁ½日\ud800"), min_size=1, max_size=60).filter(str.strip)
+
+
+def minhash(text: str) -> bytes:
+    normal = unicodedata.normalize("NFKC", text).casefold()
+    tokens = re.findall(r"\w+", normal) or normal.split()
+    minimum = MinHash(SKETCH, seed=1, hashfunc=xxhash.xxh32_intdigest, scheme="affine32")
+    grams = [" ".join(tokens[begin : begin + 5]) for begin in range(max(1, len(tokens) - 4))]
+    minimum.update_batch([gram.encode("utf-8", "surrogatepass") for gram in grams])
+    return bytes((minimum.hashvalues * np.uint32(0x9E3779B1) >> np.uint32(24)).astype(np.uint8))
+
+
+@settings(max_examples=40)
+@given(st.lists(TEXT, max_size=20))
+def test_a_sketch_is_the_minhash_of_datasketch_whatever_it_is_made_with(texts: list[str]) -> None:
+    assert sketches_of_texts(texts) == [minhash(text) for text in texts] == [sketch(text) for text in texts]
+
+
+def test_long_texts_among_short_ones_have_sketches_of_all_their_runs() -> None:
+    texts = ["a", " ".join(words(0, 3_000)), "short one", " ".join(words(1, 900)), " ".join(words(2, 200_000)), "b"]
+    assert sketches_of_texts(texts) == list(map(minhash, texts))
 
 
 def test_the_estimate_is_the_share_of_common_runs_within_its_standard_error() -> None:
