@@ -45,12 +45,26 @@ def read_filed(
     where = f"{store.url}/{name}"
     try:
         data = check_filed(store, name, record)
-        table = pq.read_table(io.BytesIO(data), columns=list(columns) if columns is not None else None)
+        table = _table_of(data, columns)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"cannot read {where}: {' '.join(str(error).split())}") from None
     if len(table) != record.rows:
         raise DamagedError(f"{where} is damaged: {len(table)} rows, {record.rows} were filed; {REMADE}")
     return table
+
+
+def _table_of(data: bytes, columns: Sequence[str] | None) -> pa.Table:
+    """A table of a few thousand rows: `pq.read_table` takes four times as long, for threads that it has no use for.
+
+    Raises:
+        pa.ArrowInvalid: it is no such table, or a column is not in it.
+    """
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        for name in columns or ():
+            if name not in file.schema_arrow.names:
+                raise pa.ArrowInvalid(f"it has no column {name!r}")
+        table = file.read(columns=None if columns is None else list(columns), use_threads=False)
+    return table if columns is None else table.select(list(columns))
 
 
 def check_filed(store: Store, name: str, record: FileRecord) -> bytes:
