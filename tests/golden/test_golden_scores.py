@@ -37,7 +37,7 @@ def test_token_counts_are_the_golden_ones(smollm2, golden):
     assert [len(tokens.ids) for tokens in found] == [row["n_tokens"] for row in golden]
 
 
-@pytest.mark.parametrize(("batch", "step"), [(1, 20), (3, 10), (32, 1)])
+@pytest.mark.parametrize(("batch", "step"), [(1, 20), (3, 10), (32, 4), pytest.param(32, 1, marks=pytest.mark.slow)])
 def test_scores_agree_with_the_golden_values_whatever_the_batch(smollm2, golden, batch, step):
     golden = golden[::step]
     detectors = parse_detectors(DETECTORS)

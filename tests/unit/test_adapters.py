@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,9 @@ ODD = TEXTS[:21]
 def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     from torch import distributed
 
-    distributed.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=size)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{root}/store", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+    )
     for method in SHARED:
         opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
         group = ProcessGroup.joined()
@@ -216,7 +219,11 @@ def test_ranks_that_share_each_batch_come_to_the_weights_of_one_process(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     """Two ranks and a last batch of one text: one rank has nothing to do there."""
-    torch.multiprocessing.spawn(_rank, (2, tiny_model_folder, tmp_path), nprocs=2)
+    other = torch.multiprocessing.get_context("spawn").Process(target=_rank, args=(1, 2, tiny_model_folder, tmp_path))
+    other.start()
+    _rank(0, 2, tiny_model_folder, tmp_path)
+    other.join(120)
+    assert other.exitcode == 0
     for method in SHARED:
         alone = tmp_path / f"{method} alone"
         opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))

@@ -8,12 +8,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gguf_files import write_gguf
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.models import ModelConfig
@@ -176,14 +178,22 @@ def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path,
     code = (
         "import hashlib, sys; from pipeline.config.models import ModelConfig\n"
         "from pipeline.models.load import open_model\n"
-        "from safetensors.torch import save; state = open_model(ModelConfig(path=sys.argv[1])).model.state_dict()\n"
+        "from transformers import AutoModelForCausalLM; from safetensors.torch import save\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "state = open_model(ModelConfig(path=sys.argv[1])).model.state_dict()\n"
         "print(hashlib.sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest())"
     )
     command = [sys.executable, "-c", code, str(file)]
-    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    digests = {process.communicate()[0] for process in running}
-    assert all(process.returncode == 0 for process in running)
-    assert len(digests) == 1
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        assert other.stdin is not None
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        state = open_model(ModelConfig(path=str(file))).model.state_dict()
+        output, _ = other.communicate(timeout=120)
+    assert other.returncode == 0
+    assert output.strip() == sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest()
     assert len(entries(cache)) == 1
 
 
