@@ -7,8 +7,8 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical test-browser slow \
-	faults fuzz lint format docs clean
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical-1 \
+	test-statistical-2 test-browser slow faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -39,15 +39,17 @@ samia: dev
 # Three at a time, one thread each: much of the time of the tests on a cluster goes by in waiting for one process or
 # another to import and to end.
 RAY_TESTS := $(wildcard tests/ray/test_*.py)
-RAY_TESTS_1 := $(wildcard tests/ray/test_[a-f]*.py)
+# Of these two parts of the tests of runs only the second starts a cluster for all its tests.
+RAY_TESTS_1 := $(filter-out tests/ray/test_finetune_job.py,$(wildcard tests/ray/test_[a-ft]*.py))
 UNIT_TESTS := $(wildcard tests/unit/test_*.py)
 UNIT_TESTS_1 := $(wildcard tests/unit/test_[a-m]*.py)
+STATISTICAL_TESTS_1 := tests/statistical/test_fusion_validity.py
 # Threads that wait must not spin: others need the core.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical \
-		test-browser
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit-1 test-ray-1 test-unit-2 test-ray-2 \
+		test-statistical-1 test-statistical-2 test-browser
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1) -m "not slow"
@@ -61,8 +63,11 @@ test-unit-1: dev
 test-unit-2: dev
 	$(PYTEST) $(filter-out $(UNIT_TESTS_1),$(UNIT_TESTS)) tests/golden -m "not slow"
 
-test-statistical: dev
-	$(PYTEST) tests/statistical -m "not slow"
+test-statistical-1: dev
+	$(PYTEST) $(STATISTICAL_TESTS_1) -m "not slow"
+
+test-statistical-2: dev
+	$(PYTEST) $(filter-out $(STATISTICAL_TESTS_1),$(wildcard tests/statistical/test_*.py)) -m "not slow"
 
 # In Debian's Chromium (apt-get install chromium); without one these tests skip and say so.
 test-browser: dev
@@ -73,6 +78,7 @@ slow: dev
 	$(PYTEST) tests/ray -m slow
 	$(PYTEST) tests/unit -m slow
 	$(PYTEST) tests/statistical -m slow
+	$(PYTEST) tests/golden -m slow
 
 # Every fault, also those that take long.
 faults: dev
