@@ -83,16 +83,33 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
         paint: draws on the axes, and makes the legend if there is one.
     """
     import matplotlib  # costs a second, and nothing but a page needs it
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
-        figure = Figure(figsize=SIZE, layout="constrained")
+        figure = _figure()
         paint(figure, figure.add_subplot())
         buffer = io.BytesIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     return FigureImage(kind, file, title, alt, caption, _page_svg(buffer.getvalue(), file, alt))
+
+
+def _figure() -> Figure:
+    """A figure that is laid out once and drawn once; matplotlib does both twice when it saves one, to the same end."""
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    class OnceDrawn(Figure):
+        def draw(self, renderer: RendererBase) -> None:
+            layout = self.get_layout_engine()
+            if isinstance(layout, ConstrainedLayoutEngine):  # the first of two calls, of which nothing is kept
+                layout.execute(self)
+                self.set_layout_engine("none")
+            else:
+                super().draw(renderer)
+
+    return OnceDrawn(figsize=SIZE, layout="constrained")
 
 
 def label(text: str) -> str:
