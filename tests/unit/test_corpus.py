@@ -99,10 +99,14 @@ def test_ids_default_to_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_cut_into_shards_never_changes_the_rows(tmp_path: Path) -> None:
-    path = write_every_format(tmp_path)["a.jsonl"]
-    whole = read(path, shard_bytes=1 << 30)[1]
-    for size in (1, 37, 1000, 5000):
-        assert read(path, shard_bytes=size)[1] == whole
+    path = tmp_path / "a.jsonl"
+    for size, texts in ((1, TEXTS[:20]), (37, TEXTS), (1000, TEXTS), (5000, TEXTS)):
+        path.write_bytes(jsonl(texts))
+        _, whole = read(str(path), shard_bytes=1 << 30)
+        shards, documents = read(str(path), shard_bytes=size)
+        assert documents == whole
+        assert [document.text for document in documents] == texts
+        assert len(shards) > 2
 
 
 @pytest.mark.parametrize("limit", [1, 7, 50, 300, 1000])
