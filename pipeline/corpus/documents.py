@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -82,9 +82,30 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
 
 
+def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]:
+    """Number and text of the wanted rows that have one, as a document's would be; nothing is checked.
+
+    Raises:
+        UserError: the file itself is damaged.
+    """
+    try:
+        for row, text, *_ in _rows(shard, unwatched):
+            if row in wanted and isinstance(text, str):
+                yield row, text if shard.transform is None else transform(text, shard.transform)
+    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
+
+
 def text_key(text: str) -> int:
     """A 64-bit key of the normalised text (NFKC, case folded, white space collapsed): equal texts are one document."""
-    return _key(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
+    return _key(collapsed(unicodedata.normalize("NFKC", text).casefold()))
+
+
+def collapsed(text: str) -> str:
+    """A text with one blank for each run of white space, and none at its ends."""
+    if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:  # of white space it holds blanks alone
+        return text
+    return " ".join(text.split())
 
 
 def id_key(doc_id: str) -> int:

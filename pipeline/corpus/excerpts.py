@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
-from pipeline.corpus.documents import read_shard, text_key
+from pipeline.corpus.documents import collapsed, text_key, texts_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 
 
 def excerpt_of(text: str, characters: int) -> str:
     """The beginning of a text in one line: at most so many characters, and an ellipsis where it goes on."""
-    start = " ".join(text[: 8 * characters].split())
+    start = collapsed(text[: 8 * characters])
     cut = len(start) > characters or len(text) > 8 * characters
     return visible(start[:characters].rstrip()) + ("…" if cut else "")
 
@@ -49,11 +49,10 @@ def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str
     if not wanted:
         return
     try:
-        with closing(read_shard(shard)) as documents:
-            for document in documents:
-                key = wanted.pop(document.row, None)
-                if key is not None and text_key(document.text) == key:
-                    yield document.row, document.text
+        with closing(texts_of(shard, wanted)) as texts:
+            for row, text in texts:
+                if wanted.pop(row) == text_key(text):
+                    yield row, text
                 if not wanted:
                     break
     except (UserError, LookupError, ValueError, OSError):  # gone, or another file: an answer needs no text

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.documents import text_key
+from pipeline.corpus.documents import collapsed, text_key
 from pipeline.corpus.excerpts import excerpt_of, excerpts_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
@@ -53,3 +55,8 @@ def test_a_file_that_is_gone_or_another_gives_no_excerpt(tmp_path: Path) -> None
     ):
         replace()
         assert excerpts_of(shard, [0], [key], 20) == [None]
+
+
+@given(st.text(st.sampled_from("ab  \n\t\xa0\u2003\x1f\x85\u200bé"), max_size=8))
+def test_white_space_collapses_as_splitting_at_it_would(text: str) -> None:
+    assert collapsed(text) == " ".join(text.split())
