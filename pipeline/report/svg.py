@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -86,7 +87,7 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
 
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
-        figure = _figure()
+        figure = _figure_class()(figsize=SIZE, layout="constrained")
         paint(figure, figure.add_subplot())
         buffer = io.BytesIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -94,8 +95,9 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
     return FigureImage(kind, file, title, alt, caption, _page_svg(buffer.getvalue(), file, alt))
 
 
-def _figure() -> Figure:
-    """A figure that is laid out once and drawn once; matplotlib does both twice when it saves one, to the same end."""
+@cache
+def _figure_class() -> type[Figure]:
+    """Figures that are laid out once and drawn once; matplotlib does both twice when it saves one, to the same end."""
     from matplotlib.backend_bases import RendererBase
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -109,7 +111,7 @@ def _figure() -> Figure:
             else:
                 super().draw(renderer)
 
-    return OnceDrawn(figsize=SIZE, layout="constrained")
+    return OnceDrawn
 
 
 def label(text: str) -> str:
