@@ -29,7 +29,7 @@ from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter
 
 WAITING_TOKENS = 1 << 21
-"""Of all documents: no more are checked before a cluster begins with them, whatever the checks take."""
+"""Of all documents: no more are checked before scoring begins with them, whatever the checks take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,21 @@ def check_meanwhile(
 ) -> Checks:
     """Check the documents; where there is work for a cluster, start it meanwhile.
 
-    Shards of a large corpus are scored beside the checks.
+    Shards of a large corpus are scored beside the checks, also in this process if the model is opened early.
 
     Raises:
         UserError: as `check_before_scoring` and `connect`, or an actor is larger than any node.
     """
     checks = Checks(Future(), [], reporter)
-    if machine is not None or not pending(plan, STAGE, store):
+    large = sum(plan.estimated_tokens().values()) > WAITING_TOKENS
+    here = machine is not None and not (large and early is not None)
+    if here or not pending(plan, STAGE, store):
         check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
         checks.under_way.set_result(None)
         return checks
     _begin(partial(check_before_scoring, plan, store, checks.lines.append, check_aside), checks.under_way)
+    if machine is not None:
+        return checks
     imports: Future[None] = Future()
     _begin(partial(_import_for_cluster, plan.config), imports)
     mine = not cluster_is_named()
@@ -86,7 +90,7 @@ def check_meanwhile(
     if mine and not shape.gpus:
         _warm(count)
     imports.exception()  # whoever imports it again says what is wrong
-    if sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
+    if not large:
         checks.wait()
     return checks
 

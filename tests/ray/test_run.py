@@ -24,6 +24,7 @@ from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import read_receipts
+from ray_jobs import beginning
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
@@ -105,6 +106,21 @@ def test_a_second_run_scores_nothing_again_and_says_the_same(finished: Rerun, tm
     after = digest(tmp_path / "run")
     changed = {name for name in after if before.get(name) != after[name]}
     assert changed <= {"status.json"}
+
+
+@pytest.mark.slow
+def test_a_large_corpus_is_scored_beside_its_checks_to_the_same_bytes_and_stops_where_they_say_so(
+    run_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beginning, "WAITING_TOKENS", 0)
+    here = (f"run={tmp_path / 'beside'}", "resources.actors=2")
+    assert run(run_once / "audit.yaml", *here).exit_code == ExitCode.DONE
+    for part in ("selection", "diagnostics"):
+        assert digest(tmp_path / "beside" / part) == digest(run_once / "run" / part)
+    both = [f"corpus.unseen.path={run_once / 'audit.jsonl'}", f"run={tmp_path / 'shared'}", "resources.actors=2"]
+    with pytest.raises(UserError, match="near copies"):
+        run(run_once / "audit.yaml", *both)
+    assert json.loads((tmp_path / "shared/status.json").read_text())["state"] == "failed"
 
 
 def test_the_manifest_says_how_gradient_norms_were_taken(make_audit: MakeAudit, tmp_path: Path) -> None:
