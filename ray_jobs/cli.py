@@ -14,8 +14,18 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full
-from ray_jobs import comparing, ending, finished, guard, head, interrupts, terminal
-from ray_jobs.options import AsJson, ConfigPath, FailIfSelected, Limit, MatchedFolder, NoText, Overrides, TrialPath
+from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, terminal
+from ray_jobs.options import (
+    AsJson,
+    ConfigPath,
+    ExitZeroOn,
+    FailIfSelected,
+    Limit,
+    MatchedFolder,
+    NoText,
+    Overrides,
+    TrialPath,
+)
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -47,6 +57,7 @@ def plan(
     json_: AsJson = False,
     limit: Limit = None,
     matched: MatchedFolder = None,
+    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     planned = _planned(config, set_, limit)
@@ -91,6 +102,7 @@ def run(
     limit: Limit = None,
     no_text: NoText = False,
     fail_if_selected: FailIfSelected = False,
+    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
     planned = _planned(config, set_, limit)
@@ -105,7 +117,13 @@ def run(
 
 
 @app.command()
-def evaluate(config: ConfigPath, set_: Overrides = None, json_: AsJson = False, limit: Limit = None) -> None:
+def evaluate(
+    config: ConfigPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    limit: Limit = None,
+    exit_zero_on: ExitZeroOn = None,
+) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
     from ray_jobs.evaluate import run_evaluation
@@ -144,6 +162,7 @@ def trial(
             "--ranking", metavar="RESULTS", help="Per-item results (Parquet: model, item, correct) to rank models by."
         ),
     ] = None,
+    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
     from pipeline.audit.machine import may_need_cluster
@@ -241,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         ending.fail(str(error), int(error.exit_code))
     except TyperException as error:
+        exit_codes.begin_codes()  # a misspelt command is never given as done
         ending.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)

@@ -9,6 +9,7 @@ import threading
 from typing import NoReturn
 
 from pipeline.errors import one_line
+from ray_jobs.exit_codes import begin_codes, given_code, given_line
 from ray_jobs.guard import note_end, note_said
 
 LONGEST_LINE = 2000
@@ -40,6 +41,7 @@ def begin_command() -> None:
     """Begin a command of this process."""
     global _code, _hurried
     _code, _hurried = None, False
+    begin_codes()
 
 
 def hurry() -> None:
@@ -73,14 +75,15 @@ def finish_command(code: int) -> NoReturn:
 
 
 def _decide(code: int, message: str = "") -> int:
-    """The exit code: of the first thread that comes here, whose message is printed; no other can cut it off."""
+    """The exit code as it is given: of the first thread that comes here, whose message no other can cut off."""
     global _code
     with _lock:
         if _code is None:
-            _code = code
-            note_end(code, message)
+            _code = given_code(code)
+            note_end(_code, message)
             if message:
                 print(f"seenset: {one_line(message)}", file=sys.stderr)
+            print(end=given_line(code), file=sys.stderr)
             with contextlib.suppress(OSError, ValueError):  # closed, or full: Python says so when it ends
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -18,6 +18,7 @@ from ray_jobs.options import (
     AsList,
     AsSamples,
     Every,
+    ExitZeroOn,
     FailIfSelected,
     Kept,
     NoText,
@@ -34,7 +35,13 @@ from ray_jobs.options import (
 )
 
 
-def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: NoText = False) -> None:
+def retry(
+    run: RunPath,
+    reason: Reasons = None,
+    json_: AsJson = False,
+    no_text: NoText = False,
+    exit_zero_on: ExitZeroOn = None,
+) -> None:
     """Try documents in quarantine again that a fault put there, and answer anew; all else is kept."""
     check_run(run)
     from ray_jobs.progress import Reporter
@@ -46,7 +53,13 @@ def retry(run: RunPath, reason: Reasons = None, json_: AsJson = False, no_text: 
     terminal.print_outcome(run, outcome.status, outcome.report, json_)
 
 
-def status(run: StatusPath, json_: AsJson = False, watch: Watch = False, every: Every = None) -> None:
+def status(
+    run: StatusPath,
+    json_: AsJson = False,
+    watch: Watch = False,
+    every: Every = None,
+    exit_zero_on: ExitZeroOn = None,
+) -> None:
     """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
     if every is not None and not watch:
         raise UserError("--every says how often --watch looks: give both, or neither")
@@ -74,6 +87,7 @@ def select(
     json_: AsJson = False,
     no_text: NoText = False,
     fail_if_selected: FailIfSelected = False,
+    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
     check_run(run, set_)
@@ -99,6 +113,7 @@ def verdict(
     ] = None,
     json_: AsJson = False,
     fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
+    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Was this collection trained on? At least so many of its documents, and a test of it as a whole."""
     check_run(run)

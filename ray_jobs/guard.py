@@ -17,6 +17,7 @@ import sys
 from typing import NoReturn
 
 from pipeline.errors import ExitCode, one_line
+from ray_jobs.exit_codes import given_code, given_line
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -97,17 +98,17 @@ def _leave(code: int, record: mmap.mmap) -> NoReturn:
         code: of the child; of a signal that ended it, the negative.
         record: what the child noted.
     """
-    line = ""
+    line = note = ""
     if record[_DECIDED]:
         code, line = record[_CODE], "" if record[_SAID] else _read(record, _MESSAGE)
     elif record[_CONNECTED] and code in (0, 1, -signal.SIGABRT):
-        code = int(ExitCode.INCOMPLETE)
+        code, note = given_code(ExitCode.INCOMPLETE), given_line(ExitCode.INCOMPLETE)
         line = (
             f"the cluster at {_read(record, _ADDRESS)} is lost: Ray ended this process, as it does without its node; "
             "what is finished is kept: run the same command to go on, on this cluster when it is back or on another"
         )
     if line:
-        os.write(2, f"seenset: {one_line(line)}\n".encode("utf-8", "replace"))
+        os.write(2, f"seenset: {one_line(line)}\n{note}".encode("utf-8", "replace"))
     if code < 0:  # whoever started this process is to see the same
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from ray_jobs.exit_codes import give_as_zero
+
 Keep = Literal["selected", "rest"]
 FAIL_HELP = (
     "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
@@ -30,6 +32,17 @@ Reasons = Annotated[
     ),
 ]
 FailIfSelected = Annotated[bool, typer.Option("--fail-if-selected", help=FAIL_HELP)]
+ExitZeroOn = Annotated[
+    str | None,
+    typer.Option(
+        "--exit-zero-on",
+        metavar="CODES",
+        callback=give_as_zero,
+        is_eager=True,
+        expose_value=False,
+        help="Exit codes to end with 0 on, such as 3,4, for schedulers that fail a job on any other.",
+    ),
+]
 
 MatchedFolder = Annotated[
     str | None,

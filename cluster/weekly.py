@@ -1,0 +1,200 @@
+"""`python -m cluster.weekly RAYJOB.yaml`: start the RayJob of this week on Kubernetes, and follow it to its end.
+
+The CronJob of cluster/kuberay/cronjob runs it in a pod. Its exit status is that of the scan: 0 done, 1 failed; 2 is
+what a user can mend, 75 an API that stays away. The RayJob is named after the ISO week, so a pod that is started again
+finds what the one before began.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import tenacity
+import yaml
+
+from pipeline.errors import ExitCode, UserError, one_line
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod finds the token, the namespace and the certificate of its service account."""
+
+LOOK_SECONDS = 15.0
+PATIENCE_SECONDS = 1800.0
+"""For so long the API may be away: control planes are upgraded."""
+
+FAILED = ("Failed", "ValidationFailed")
+"""States of a RayJob that it does not leave, retries included."""
+
+
+class AwayError(Exception):
+    """The API does not answer, or says that it cannot now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayJobs:
+    """The RayJobs of one namespace, over the API of Kubernetes."""
+
+    url: str
+    account: Path = ACCOUNT
+    patience: float = PATIENCE_SECONDS  # seconds
+    pause: float = LOOK_SECONDS  # seconds between two looks
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """The RayJob of this name, or None."""
+        answer = self._send("GET", f"/{name}")
+        return None if answer.status_code == 404 else _checked(answer)
+
+    def create(self, job: dict[str, Any]) -> dict[str, Any] | None:
+        """A new RayJob; None if its name is taken."""
+        answer = self._send("POST", "", job)
+        return None if answer.status_code == 409 else _checked(answer)
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+        namespace = (self.account / "namespace").read_text().strip()
+        trusted = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
+        place = f"{self.url}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}"
+
+        def once() -> httpx2.Response:
+            token = (self.account / "token").read_text().strip()  # a new one comes every hour
+            headers = {"Authorization": f"Bearer {token}"}
+            try:
+                answer = httpx2.request(
+                    method, place, json=body, headers=headers, verify=trusted, trust_env=False, timeout=30
+                )
+            except httpx2.TransportError as error:
+                raise AwayError(f"{place}: {error}") from error
+            if answer.status_code == 429 or answer.status_code >= 500:
+                raise AwayError(f"{place}: {answer.status_code} {answer.text}")
+            return answer
+
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(AwayError),
+            wait=tenacity.wait_random_exponential(max=max(self.pause, 0.01)),
+            stop=tenacity.stop_after_delay(self.patience),
+            reraise=True,
+        )
+        return again(once)
+
+
+def week_of(now: datetime) -> str:
+    """The ISO week of a moment in UTC, as scan.sh names it, in small letters: 2026-w48."""
+    return now.astimezone(UTC).strftime("%G-w%V")
+
+
+def week_job(template: dict[str, Any], week: str, number: int, owner: tuple[str, str] | None) -> dict[str, Any]:
+    """The RayJob of a week.
+
+    Args:
+        template: a RayJob.
+        week: what its name is completed with.
+        number: of the week's RayJobs, from 1: another follows one that failed.
+        owner: name and uid of the Job that starts it, with which it is removed.
+    """
+    about = template["metadata"]
+    name = "-".join([about["name"], week, *([str(number)] if number > 1 else [])])
+    metadata = {"name": name, "labels": about.get("labels", {}), "annotations": about.get("annotations", {})}
+    if owner is not None:
+        reference = {"apiVersion": "batch/v1", "kind": "Job", "name": owner[0], "uid": owner[1]}
+        metadata["ownerReferences"] = [reference]
+    return {"apiVersion": template["apiVersion"], "kind": "RayJob", "metadata": metadata, "spec": template["spec"]}
+
+
+def begin(jobs: RayJobs, template: dict[str, Any], week: str, owner: tuple[str, str] | None) -> dict[str, Any]:
+    """The RayJob of this week: one that is at work or done, or a new one.
+
+    One that failed is followed by another, which resumes its run, unless the same Job started it: then that is its end.
+    """
+    number = 1
+    while True:
+        wanted = week_job(template, week, number, owner)
+        job = jobs.get(wanted["metadata"]["name"]) or jobs.create(wanted)
+        if job is None:
+            continue  # another pod was quicker: its RayJob is there now
+        owners = {reference["uid"] for reference in job["metadata"].get("ownerReferences", [])}
+        if _state(job) not in FAILED or (owner is not None and owner[1] in owners):
+            return job
+        number += 1
+
+
+def follow(jobs: RayJobs, job: dict[str, Any], say: Callable[[str], None]) -> bool:
+    """Wait for the end of a RayJob, and tell each state that it comes into. True if it is complete.
+
+    Raises:
+        UserError: somebody deleted it.
+    """
+    name, last = job["metadata"]["name"], None
+    while True:
+        state = _state(job)
+        if state != last:
+            say(f"{name}: {state}")
+            last = state
+        if state == "Complete" or state in FAILED:
+            break
+        time.sleep(jobs.pause)
+        seen = jobs.get(name)
+        if seen is None:
+            raise UserError(f"the RayJob {name} was deleted before its end; what it finished is in its run directory")
+        job = seen
+    if state in FAILED:
+        status = job["status"]
+        say(f"{name}: {one_line(' '.join(str(status.get(key, '')) for key in ('reason', 'message')))}")
+    return bool(state == "Complete")
+
+
+def read_template(path: str) -> dict[str, Any]:
+    """The only RayJob of a file of manifests.
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    documents = [document for document in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if document]
+    rayjobs = [document for document in documents if document.get("kind") == "RayJob"]
+    if len(rayjobs) != 1:
+        kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
+        raise UserError(f"{path} must hold one RayJob, as `kubectl kustomize` writes it; it holds: {kinds}")
+    template: dict[str, Any] = rayjobs[0]
+    return template
+
+
+def start_week(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if len(given) != 1:
+            raise UserError("usage: python -m cluster.weekly RAYJOB.yaml")
+        if "KUBERNETES_SERVICE_HOST" not in os.environ:
+            raise UserError("cluster.weekly runs in a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set here")
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        jobs = RayJobs(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+        owner = (os.environ["JOB_NAME"], os.environ["JOB_UID"]) if "JOB_UID" in os.environ else None
+        job = begin(jobs, read_template(given[0]), week_of(datetime.now(UTC)), owner)
+        return 0 if follow(jobs, job, lambda line: print(line, flush=True)) else 1
+    except UserError as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except AwayError as error:
+        print(f"error: no answer for half an hour: {one_line(str(error))}", file=sys.stderr)
+        return int(ExitCode.BUSY)
+
+
+def _state(job: dict[str, Any]) -> str:
+    return str(job.get("status", {}).get("jobDeploymentStatus") or "New")
+
+
+def _checked(answer: httpx2.Response) -> dict[str, Any]:
+    if answer.is_error:
+        raise UserError(f"the API of Kubernetes refused: {answer.status_code} {answer.text}")
+    job: dict[str, Any] = answer.json()
+    return job
+
+
+if __name__ == "__main__":
+    sys.exit(start_week())

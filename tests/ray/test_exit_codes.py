@@ -1,0 +1,90 @@
+"""Exit codes that a scheduler is to see as 0, and status.json, which keeps the true ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_up import sentence
+
+from pipeline.errors import ExitCode
+from ray_jobs.cli import app, main
+
+SCHEDULED = {"run", "retry", "evaluate", "trial", "status", "select", "verdict", "plan"}
+"""Commands that end with other codes than 0 and 2, and plan, which goes before them."""
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code and errors of a command that runs in this process."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0), capsys.readouterr().err
+
+
+def test_a_named_code_is_given_as_0_and_stays_in_the_status(
+    make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = [sentence(i, 80) for i in range(20)]  # which zlib takes for members
+    path = str(make_audit([*longer, ""], [sentence(100 + i) for i in range(20)], error_budget=0.0))
+    code, errors = ended(capsys, "run", path, "--exit-zero-on", "3,4")
+    assert code == 0
+    assert errors.endswith("seenset: exit code 3 is given as 0, for --exit-zero-on names it\n")
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("incomplete", 3)
+    assert ended(capsys, "status", str(tmp_path / "run"))[0] == 3
+    assert ended(capsys, "status", str(tmp_path / "run"), "--exit-zero-on=3")[0] == 0
+    zlib = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
+    mended = ["run", path, "--set", "error_budget=0.5", *zlib]
+    assert ended(capsys, *mended, "--exit-zero-on", "3")[0] in (4, 5)
+    again = ["select", str(tmp_path / "run"), "--fail-if-selected"]  # the questions of the run
+    assert ended(capsys, *again)[0] in (4, 5)
+    assert ended(capsys, *again, "--exit-zero-on", " 4, 5")[0] == 0
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] in (4, 5)
+
+
+@pytest.mark.parametrize("codes", ["", "0", "1", "6", "130", "3,,4", "x", "-3", "3.0", "³"])
+def test_what_is_no_exit_code_is_one_line_with_those_that_are(codes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, errors = ended(capsys, "run", "nowhere.yaml", f"--exit-zero-on={codes}")
+    assert (code, errors.count("\n")) == (2, 1)
+    known = ", ".join(str(code.value) for code in sorted(ExitCode) if 0 < code < ExitCode.INTERRUPTED)
+    assert f"known: {known};" in errors
+
+
+@pytest.mark.parametrize("rest", [["--nonsense", "audit.yaml"], []])
+def test_a_command_line_that_cannot_be_read_is_never_done(rest: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, "run", "nowhere.yaml", "--exit-zero-on", "2")[0] == 0
+    assert ended(capsys, "run", "--exit-zero-on", "2", *rest)[0] == 2
+    assert ended(capsys, "run", "nowhere.yaml")[0] == 2
+
+
+def test_every_command_of_a_scheduler_takes_it() -> None:
+    from typer.main import get_command
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    named = {name for name, command in commands.items() if any(p.name == "exit_zero_on" for p in command.params)}
+    assert named >= SCHEDULED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a command goes on in a child on Linux alone")
+@pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 3), ("ending.fail('stopped', 75)", 75)])
+@pytest.mark.parametrize("named", [True, False])
+def test_what_ray_ended_is_given_as_the_user_says(end: str, code: int, named: bool) -> None:
+    script = f"""
+import os
+from ray_jobs import ending, exit_codes, guard
+exit_codes.give_as_zero('{code}' if {named} else None)
+guard.begin_guarding(True)
+guard.guard()
+guard.note_cluster('10.0.0.7:6379')
+{end}
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == (0 if named else code)
+    assert done.stderr.count("\n") == 1 + named
+    assert (f"exit code {code} is given as 0" in done.stderr) == named

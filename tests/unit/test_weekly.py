@@ -1,0 +1,187 @@
+"""What starts the week's RayJob: one RayJob a week, found again by a pod that starts again, against a stand-in API."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import certifi
+import pytest
+
+from cluster.weekly import AwayError, RayJobs, begin, follow, read_template, start_week, week_of
+from pipeline.errors import UserError
+
+TEMPLATE = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayJob",
+    "metadata": {"name": "seenset", "namespace": "seenset", "labels": {"kueue.x-k8s.io/queue-name": "seenset"}},
+    "spec": {"entrypoint": "bash /etc/seenset/scan.sh"},
+}
+OWNER = ("seenset-29400000", "uid-1")
+
+
+class Kubernetes(ThreadingHTTPServer):
+    """The little of Kubernetes' API that is asked: RayJobs of one namespace, each passing through given states."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.states: dict[str, list[str]] = {}
+        self.next_states = ["Initializing", "Running", "Complete"]
+        self.failures = 0  # answers of 503 before the next good one
+        self.lose_answers = 0  # creations that are done and answered with 503
+        self.tokens: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Kubernetes
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        if self._fails():
+            return
+        if name not in self.server.jobs:
+            return self._answer(404, {"reason": "NotFound"})
+        states, job = self.server.states[name], self.server.jobs[name]
+        state = states.pop(0) if len(states) > 1 else states[0]
+        job["status"] = {"jobDeploymentStatus": state, "reason": "AppFailed", "message": "exit code\n3"}
+        self._answer(200, job)
+
+    def do_POST(self) -> None:
+        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._fails():
+            return
+        assert self.path == "/apis/ray.io/v1/namespaces/seenset/rayjobs"
+        name = job["metadata"]["name"]
+        if name in self.server.jobs:
+            return self._answer(409, {"reason": "AlreadyExists"})
+        self.server.jobs[name], self.server.states[name] = job, list(self.server.next_states)
+        if self.server.lose_answers:
+            self.server.lose_answers -= 1
+            return self._answer(503, {})
+        self._answer(201, job)
+
+    def _fails(self) -> bool:
+        self.server.tokens.append(self.headers["Authorization"])
+        if not self.server.failures:
+            return False
+        self.server.failures -= 1
+        self._answer(503, {})
+        return True
+
+    def _answer(self, code: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[Kubernetes]:
+    server = Kubernetes()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def jobs(kubernetes: Kubernetes, tmp_path: Path) -> RayJobs:
+    (tmp_path / "token").write_text("first\n")
+    (tmp_path / "namespace").write_text("seenset")
+    shutil.copy(certifi.where(), tmp_path / "ca.crt")
+    return RayJobs(f"http://127.0.0.1:{kubernetes.server_port}", tmp_path, patience=5, pause=0.01)
+
+
+def run(jobs: RayJobs, owner: tuple[str, str] | None = OWNER) -> tuple[bool, list[str]]:
+    lines: list[str] = []
+    return follow(jobs, begin(jobs, TEMPLATE, "2026-w48", owner), lines.append), lines
+
+
+def test_a_scan_is_started_once_and_followed_to_its_end(kubernetes: Kubernetes, jobs: RayJobs) -> None:
+    states = ["New", "Initializing", "Running", "Complete"]
+    assert run(jobs) == (True, [f"seenset-2026-w48: {state}" for state in states])
+    (job,) = kubernetes.jobs.values()
+    assert job["spec"] == TEMPLATE["spec"]
+    assert job["metadata"]["labels"] == TEMPLATE["metadata"]["labels"]  # type: ignore[index]
+    assert [each["uid"] for each in job["metadata"]["ownerReferences"]] == ["uid-1"]
+
+
+def test_a_pod_that_starts_again_finds_what_it_began(kubernetes: Kubernetes, jobs: RayJobs) -> None:
+    kubernetes.next_states = ["Running", "Running", "Running", "Complete"]
+    begin(jobs, TEMPLATE, "2026-w48", OWNER)
+    assert run(jobs)[0]
+    assert run(jobs) == (True, ["seenset-2026-w48: Complete"])
+    assert list(kubernetes.jobs) == ["seenset-2026-w48"]
+
+
+def test_a_failed_scan_fails_its_job_and_is_resumed_by_another(kubernetes: Kubernetes, jobs: RayJobs) -> None:
+    kubernetes.next_states = ["Failed"]
+    complete, lines = run(jobs)
+    assert not complete
+    assert lines[-1] == "seenset-2026-w48: AppFailed exit code 3"
+    assert not run(jobs)[0]  # the same Job, in another pod: no second try of its own
+    assert list(kubernetes.jobs) == ["seenset-2026-w48"]
+    kubernetes.next_states = ["Complete"]
+    assert run(jobs, ("by-hand", "uid-2"))[0]
+    assert list(kubernetes.jobs) == ["seenset-2026-w48", "seenset-2026-w48-2"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_api_that_is_away_for_a_while_starts_no_second_scan(
+    kubernetes: Kubernetes, jobs: RayJobs, lost: int
+) -> None:
+    kubernetes.failures, kubernetes.lose_answers = 3, lost
+    assert run(jobs)[0]
+    assert list(kubernetes.jobs) == ["seenset-2026-w48"]
+
+
+def test_an_api_that_stays_away_is_said(kubernetes: Kubernetes, tmp_path: Path, jobs: RayJobs) -> None:
+    kubernetes.failures = 10**6
+    with pytest.raises(AwayError, match="503"):
+        begin(RayJobs(jobs.url, tmp_path, patience=0.1, pause=0.01), TEMPLATE, "2026-w48", OWNER)
+
+
+def test_a_token_that_was_renewed_is_read_again(kubernetes: Kubernetes, jobs: RayJobs) -> None:
+    begin(jobs, TEMPLATE, "2026-w48", OWNER)
+    (jobs.account / "token").write_text("second\n")
+    assert run(jobs)[0]
+    assert {*kubernetes.tokens} == {"Bearer first", "Bearer second"}
+
+
+def test_a_scan_that_somebody_deletes_is_said(kubernetes: Kubernetes, jobs: RayJobs) -> None:
+    job = begin(jobs, TEMPLATE, "2026-w48", OWNER)
+    kubernetes.jobs.clear()
+    with pytest.raises(UserError, match="was deleted before its end"):
+        follow(jobs, job, lambda line: None)
+
+
+def test_the_week_is_that_of_the_entry_point() -> None:
+    """Both sides of midnight and of a year, in any zone; scan.sh takes `date -u +%G-W%V`."""
+    assert week_of(datetime(2026, 11, 23, 3, tzinfo=UTC)) == "2026-w48"
+    assert week_of(datetime(2027, 1, 3, 23, 59, tzinfo=UTC)) == "2026-w53"
+    assert week_of(datetime(2027, 1, 4, 1, tzinfo=timezone(timedelta(hours=2)))) == "2026-w53"
+
+
+def test_what_a_user_can_mend_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "none.yaml").write_text("kind: ConfigMap\n---\nkind: Namespace\n")
+    with pytest.raises(UserError, match="it holds: ConfigMap, Namespace"):
+        read_template(str(tmp_path / "none.yaml"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert start_week([]) == 2
+    assert start_week(["rayjob.yaml"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
