@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -34,7 +34,9 @@ from ray_jobs.bundles import QUEUED, bundles, packed, shards_in
 from ray_jobs.head import watch_head
 from ray_jobs.metrics import Metrics, ShardMetrics
 from ray_jobs.neighbours import start_private_cluster
+from ray_jobs.node_versions import check_versions
 from ray_jobs.nodes import cluster_nodes
+from ray_jobs.versions import versions_here
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -49,7 +51,15 @@ class ShardActor:
     It is called for the next bundle while it works on one; shards of both take turns.
     """
 
-    def __init__(self, stage: Stage, placement: Placement, store_url: str, driver: str, board: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        placement: Placement,
+        store_url: str,
+        driver: str,
+        board: Any,
+        versions: Mapping[str, str] | None = None,  # of the driver's programs
+    ) -> None:
         self.stage = stage
         self.store = Store(store_url)
         self.driver = driver
@@ -58,6 +68,8 @@ class ShardActor:
         self.turns = Turns()
         self.metrics = Metrics(store_url, stage.name)
         try:
+            if versions is not None:
+                check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
         except UserError as error:  # a node lacks a model or a plugin: one line, not the trace of a dead actor
@@ -234,7 +246,7 @@ def map_shards(
     with DataContext.current(context):
         dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
             cast(Any, ShardActor),
-            fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board),
+            fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board, versions_here()),
             compute=ActorPoolStrategy(
                 size=size,
                 max_tasks_in_flight_per_actor=QUEUED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from ray_jobs.actors import actors, check_cluster, cluster_is_named, connect
+from ray_jobs.node_versions import check_node_versions
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter
 
@@ -70,7 +72,7 @@ def check_meanwhile(
     Shards of a large corpus are scored beside the checks, also in this process if the model is opened early.
 
     Raises:
-        UserError: as `check_before_scoring` and `connect`, or an actor is larger than any node.
+        UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
     """
     checks = Checks(Future(), [], reporter)
     large = sum(plan.estimated_tokens().values()) > WAITING_TOKENS
@@ -86,6 +88,7 @@ def check_meanwhile(
     _begin(partial(_import_for_cluster, plan.config), imports)
     mine = not cluster_is_named()
     connect()
+    check_node_versions()
     count, shape = actors(plan.config.resources, cluster_nodes(), len(pending(plan, STAGE, store)))
     if mine and not shape.gpus:
         _warm(count)
@@ -156,10 +159,13 @@ def check_actors(plan: Plan) -> None:
     """Check before a run that what does its work holds one actor; nothing where the cluster cannot be asked.
 
     Raises:
-        UserError: an actor is larger than any node, or than this machine.
+        UserError: an actor is larger than any node, or than this machine, or nodes have programs of other versions.
     """
     gpus = torch.cuda.device_count()
     if runs_locally(plan, cluster_is_named(), gpus):
         local_machine(plan.config.resources, gpus)
     elif nodes := nodes_ahead(gpus):
         actor_shape(plan.config.resources, nodes)
+        if os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
+            connect()
+            check_node_versions()

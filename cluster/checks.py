@@ -1,0 +1,283 @@
+"""From what nodes measured of themselves to lines: good, worth a look, or red with what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cluster.inspection import Measurement
+from pipeline.audit.places import ActorShape, Node, places_on
+from pipeline.models.devices import nominal_memory
+from pipeline.passes.budget import Card, Shape, budget_of
+from ray_jobs.versions import version_differences
+
+State = Literal["good", "note", "red"]
+GIB = 2**30
+RED_SKEW, NOTED_SKEW = 60.0, 2.0
+"""Seconds between two clocks: object stores refuse requests that differ by minutes, and logs cannot be compared."""
+
+LEAST_SHARED = 1 << 30
+SLOW_STORAGE = 10e6
+"""Bytes a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One check of one node."""
+
+    node: str
+    check: str
+    state: State
+    value: str  # what was measured, or why it was not
+    mend: str = ""  # what to do; empty where nothing is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What is known of a node."""
+
+    name: str
+    cpus: float = 0.0
+    gpus: float = 0.0  # that Ray gives out there
+    object_store: float = 0.0  # bytes of Ray's
+    answers: Mapping[str, Measurement] = field(default_factory=dict)  # by check
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the nodes are held to."""
+
+    driver: Mapping[str, Measurement]  # what the machine of this command measured: versions, plugins, model, input
+    shape: ActorShape  # of an actor
+    actors: int | None  # at most; None: as many as find a place
+    shapes: Sequence[Shape]  # of the models that an actor holds
+    length: int  # tokens that documents are cut to
+    trainers: int = 1  # that train an adapter together
+
+
+Verdict = tuple[State, str, str]  # state, value, mend
+
+MENDS = {
+    "versions": "start Ray there from the same environment or image as here",
+    "plugins": "install the plugin there, as it is here",
+    "gpus": "install the driver and the torch of its CUDA there",
+    "memory": "see the reason",
+    "/dev/shm": "mount /dev/shm there (docker --shm-size, or an emptyDir with medium Memory)",
+    "model": "copy the model to the same path there, or put it on a file system that all nodes share",
+    "input": "give paths or URLs that every node can read",
+    "run directory": "give a folder that all nodes share and may write to, or s3:// or gs://, with credentials there",
+    "storage": "see that the node reaches the run directory",
+    "clock": "end what hangs there, or the node, and start it again",
+    "first batch": "mend the lines above, or try the node alone",
+}
+"""What to do where a check could not be made, by check."""
+
+
+def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Line]:
+    """The lines of all nodes, in the order of the nodes and of the checks."""
+    lines = [_line(node, check, answer, expected) for node in nodes for check, answer in node.answers.items()]
+    winners = [node.name for node in nodes if _facts(node, "run directory").get("won")]
+    return [_shared(line, nodes, winners) if line.check == "run directory" else line for line in lines]
+
+
+def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
+    return node.answers[check].facts if check in node.answers else {}
+
+
+def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectation) -> Line:
+    if answer.problem:
+        return Line(node.name, check, "red", answer.problem, MENDS[check])
+    return Line(node.name, check, *_JUDGES[check](answer.facts, node, expected))
+
+
+def _shared(line: Line, nodes: Sequence[NodeReport], winners: Sequence[str]) -> Line:
+    """The line of the run directory with what only all nodes together tell: whether it is one folder."""
+    (node,) = (node for node in nodes if node.name == line.node)
+    facts = _facts(node, "run directory")
+    if line.state == "red" or len(winners) <= 1:
+        return line
+    holders = Counter(str(_facts(other, "run directory").get("holder")) for other in nodes)
+    if facts["won"] and len(holders) > 1:
+        value = f"{len(winners)} nodes created one file, each its own: this is a folder of each node alone"
+    else:
+        value = f"{len(winners)} nodes created one file, of which only one may"
+    return Line(line.node, line.check, "red", value, MENDS["run directory"])
+
+
+def _versions(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
+    here = expected.driver["versions"].facts
+    if others := version_differences(here, facts):
+        return "red", ", ".join(others), MENDS["versions"]
+    names = ("seenset", "python", "ray", "torch", "transformers")
+    return "good", ", ".join(f"{name} {facts[name]}" for name in names if name in facts), ""
+
+
+def _plugins(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
+    here = expected.driver["plugins"].facts.get("digests", {})
+    names = sorted(name for name in {*here, *facts["digests"]} if here.get(name) != facts["digests"].get(name))
+    if names:
+        return "red", f"another content than here: {', '.join(names)}", MENDS["plugins"]
+    return "good", ", ".join(sorted(facts["digests"]) or ["none"]), ""
+
+
+def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> Verdict:
+    cards, sight = facts["cards"], facts["torch"]
+    value = _cards(cards, facts["cuda"])
+    if node.gpus > len(cards):
+        more = f"Ray gives out {node.gpus:g} GPUs, the driver has {len(cards)}"
+        return "red", more, "start Ray there with the number of GPUs that nvidia-smi lists"
+    if not (expected.shape.gpus and node.gpus):
+        return "good", value if cards else "none", ""
+    if sight < len(cards):
+        mend = f"install a torch of the driver's CUDA there (it has CUDA {facts['cuda']}), or a newer driver"
+        return "red", f"{value}; torch sees {sight} of {len(cards)}", mend
+    if expected.shapes and not fits(expected, cards):
+        size = sum(shape.weights for shape in expected.shapes) / GIB
+        mend = "raise resources.gpus_per_actor, quantise the model, or leave the node out"
+        return "red", f"{value}: {size:.1f} GiB of weights leave no room for a batch", mend
+    if short := _taken(expected, cards):
+        return "red", f"{value}; {short}", "end what else computes on these GPUs"
+    return "good", f"{value}, {min(card['free'] for card in cards) / GIB:.0f} GiB free", ""
+
+
+def _cards(cards: Sequence[Mapping[str, Any]], cuda: str) -> str:
+    kinds = Counter(f"{card['name']} {card['total'] / GIB:.0f} GiB" for card in cards)
+    listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    return f"{listed}, driver {cards[0]['driver']}, CUDA {cuda}" if cards else listed
+
+
+def fits(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the weights of an actor's models leave room for a batch on these cards, as a run reckons it."""
+    card = Card(min(nominal_memory(card["total"]) for card in cards), expected.shape.gpus)
+    shapes = list(expected.shapes)
+    return all(
+        budget_of(shape, card, expected.length, [*shapes[:index], *shapes[index + 1 :]]).forward > 0
+        for index, shape in enumerate(shapes)
+    )
+
+
+def _taken(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> str:
+    """What others have taken of the memory, if the models do not fit into what is left; else empty."""
+    need = sum(shape.weights for shape in expected.shapes) / max(1.0, expected.shape.gpus)
+    on_card = int(1 / expected.shape.gpus) if expected.shape.gpus < 1 else 1
+    least = min(card["free"] for card in cards)
+    if least >= need * on_card:
+        return ""
+    return f"{least / GIB:.1f} GiB free on one of them, {need * on_card / GIB:.1f} GiB of weights to be loaded"
+
+
+def _memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> Verdict:
+    value = f"{facts['free'] / GIB:.1f} of {facts['total'] / GIB:.1f} GiB free"
+    count = places_on(Node(node.cpus, node.gpus), expected.shape)
+    count = count if expected.actors is None else min(count, expected.actors)
+    weights = sum(shape.weights for shape in expected.shapes)
+    need = weights if expected.shape.gpus and count else weights * count  # a loader holds one model at a time
+    if need > facts["free"]:
+        what = "weights pass through it" if expected.shape.gpus else f"weights of {count} actors"
+        mend = "set resources.actors lower or cpus_per_actor higher, or take a larger machine"
+        return "red", f"{value}, {need / GIB:.1f} GiB of {what}", mend
+    return "good", value, ""
+
+
+def _shared_memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> Verdict:
+    value = f"{facts['total'] / GIB:.2g} GiB"
+    together = expected.trainers > 1 or expected.shape.gpus > 1
+    if together and facts["free"] < LEAST_SHARED:
+        return "red", f"{value}; workers that compute together need 1 GiB", MENDS["/dev/shm"]
+    if facts["total"] < node.object_store:
+        what = f"{value}, less than Ray's object store of {node.object_store / GIB:.2g} GiB, which goes to disk"
+        return "note", what, MENDS["/dev/shm"]
+    return "good", value, ""
+
+
+def _model(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
+    here = expected.driver["model"].facts.get("models", {})
+    problems, missing, total = [], [], 0
+    for name, files in facts["models"].items():
+        mine = here.get(name, {})
+        weights = [file for file in mine if file.endswith((".safetensors", ".gguf", ".bin", ".pt", ".pth"))]
+        if weights and not set(weights) & set(files):
+            missing.append(name)  # of the hub: a model of a folder without weights is refused before
+            continue
+        differing = sorted(file for file in {*mine, *files} if mine.get(file) != files.get(file) and mine)
+        problems += [f"{file} of {name} is {_how(mine.get(file), files.get(file))}" for file in differing]
+        total += sum(size for size, _ in files.values())
+    if problems:
+        return "red", "; ".join(problems[:3]), MENDS["model"]
+    if missing:
+        return "note", f"{', '.join(missing)}: the hub will send its weights at the start", "fetch it there before"
+    return "good", f"{total / GIB:.2f} GiB, as here" if facts["models"] else "behind an endpoint", ""
+
+
+def _how(mine: Any, other: Any) -> str:
+    if mine is None or other is None:
+        return "missing here" if mine is None else "missing there"
+    return "of another size" if mine[0] != other[0] else "of another content"
+
+
+def _input(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
+    here = expected.driver["input"].facts.get("marks", {})
+    broken = [f"{name}: {mark}" for name, mark in facts["marks"].items() if isinstance(mark, str)]
+    broken += [
+        f"{name} is another file there"
+        for name, mark in facts["marks"].items()
+        if isinstance(mark, list) and isinstance(here.get(name), list) and here[name] != mark
+    ]
+    if broken:
+        return "red", "; ".join(broken[:3]), MENDS["input"]
+    return "good", f"{len(facts['marks'])} of {facts['of']} read", ""
+
+
+def _run_directory(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
+    mend = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
+    if facts["second"] or facts["winners"] != 1:
+        value = f"{facts['winners']} of 8 attempts created one name" + ("; and one more later" * facts["second"])
+        return "red", f"{value}: two workers could file one shard twice", mend
+    return "good", "one of 8 attempts created a name", ""
+
+
+def _storage(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
+    value = f"write {facts['write'] / 1e6:,.0f} MB/s, read {facts['read'] / 1e6:,.0f} MB/s"
+    if not facts["same"]:
+        return "red", f"{value}; what was read is not what was written", "leave this store"
+    if min(facts["write"], facts["read"]) < SLOW_STORAGE:
+        return "note", value, "choose a store that is nearer to the nodes"
+    return "good", value, ""
+
+
+def _clock(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
+    offset, within = facts["offset"], facts["within"]
+    value = f"{offset:+.1f} s (within {within:.1f} s)"
+    if abs(offset) - within > RED_SKEW:
+        return "red", value, "set the clock by NTP there (chrony, timedatectl set-ntp true)"
+    if abs(offset) - within > NOTED_SKEW:
+        return "note", value, "let NTP set the clock there"
+    return "good", value, ""
+
+
+def _first_batch(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
+    if "endpoint" in facts:
+        return "good", f"{facts['endpoint']} answers", ""
+    if "like" in facts:
+        return "good", f"as on {facts['like']}", ""
+    speed = facts["tokens"] / max(facts["batch"], 1e-9)
+    peak = f", {facts['peak'] / GIB:.1f} GiB at most" if facts["peak"] else ""
+    what = f"{facts['documents']} documents in {facts['batch']:.1f} s, {speed:,.0f} tokens/s{peak}"
+    return "good", f"loaded in {facts['load']:.1f} s, {what}", ""
+
+
+_JUDGES: dict[str, Callable[[Mapping[str, Any], NodeReport, Expectation], Verdict]] = {
+    "versions": _versions,
+    "plugins": _plugins,
+    "gpus": _gpus,
+    "memory": _memory,
+    "/dev/shm": _shared_memory,
+    "model": _model,
+    "input": _input,
+    "run directory": _run_directory,
+    "storage": _storage,
+    "clock": _clock,
+    "first batch": _first_batch,
+}

@@ -1,0 +1,260 @@
+"""`python -m cluster.preflight audit.yaml`: every node of the cluster, side by side, before a run begins.
+
+Without RAY_ADDRESS it looks at this machine. Exit 0 where nothing is red, 2 where something is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+from rich.text import Text
+from typer.exceptions import TyperException
+
+from cluster.checks import Expectation, Line, judge_nodes
+from cluster.inspection import Inspection, Measurement, make_check
+from cluster.nodes import answers_of_cluster, answers_of_machine
+from pipeline.audit.budgets import model_shape
+from pipeline.audit.description import load_config
+from pipeline.audit.machine import local_machine
+from pipeline.audit.manifest import read_manifest
+from pipeline.audit.places import ActorShape, actor_shape, places
+from pipeline.audit.plan import Plan, check_model_files, describe_model, make_plan
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.detectors.plugins import imported
+from pipeline.errors import ExitCode, UserError, one_line
+from pipeline.store.files import Store
+from ray_jobs import terminal
+from ray_jobs.actors import connect
+from ray_jobs.neighbours import cluster_warning
+from ray_jobs.nodes import cluster_nodes
+from ray_jobs.options import AsJson, ConfigPath, Overrides
+from ray_jobs.versions import versions_here
+
+CLUSTER = "cluster"
+"""In the place of a node, where a check is of all of them."""
+
+DRIVER = "this machine"
+COLOURS = {"good": "green", "note": "yellow", "red": "red"}
+MOST_COLUMNS = 4
+"""Nodes whose lines stand beside each other in full; of more the table shows states alone."""
+
+SHOWN = ("plugins", "model", "input")
+"""What this machine measures too, as the nodes are held to it."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def preflight(
+    config: ConfigPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Score a first batch on every node, not one of each kind.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a node has for its checks.")] = 120.0,
+    batch_timeout: Annotated[
+        float, typer.Option("--batch-timeout", min=1, help="Seconds that a first batch has, with loading the model.")
+    ] = 900.0,
+) -> None:
+    """Check every node of a cluster for an audit: a table of nodes and checks, and what to do about each red line."""
+    audit = load_config(config, set_ or ())
+    planned = make_plan(audit)
+    check_model_files(audit)
+    lines = inspect_cluster(planned, timeout, batch_timeout, every)
+    red = [line for line in lines if line.state == "red"]
+    if json_:
+        terminal.print_json({"ok": not red, "lines": [asdict(line) for line in lines]})
+    else:
+        _print(lines)
+    if red:
+        raise typer.Exit(int(ExitCode.USER_ERROR))
+
+
+def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: bool) -> list[Line]:
+    """All lines: of the cluster, of this machine where it fails, and of every node.
+
+    Args:
+        plan: of the audit.
+        seconds: that a node has for its checks.
+        batch_seconds: that a first batch has.
+        every: whether every node scores a first batch, and not one of each kind.
+
+    Raises:
+        UserError: no cluster answers at RAY_ADDRESS.
+    """
+    config = plan.config
+    shard = next((shard for shard in plan.shards if shard.role == "audit"), None)
+    inspection = Inspection(config, plan.inputs, shard, imported(config.import_), f"preflight-{uuid.uuid4().hex[:12]}")
+    driver = {check: make_check(check, inspection, DRIVER) for check in SHOWN}
+    driver["versions"] = Measurement(dict(versions_here()))
+    lines = [*_run_line(config), *_endpoint_lines(config)]
+    lines += [Line(DRIVER, check, "red", a.problem, "mend it here first") for check, a in driver.items() if a.problem]
+    on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
+    with _without_traces(config.run, inspection.folder):
+        if on_cluster:
+            connect()
+            lines.append(_token_line(config))
+            shape, line = _cluster_places(config)
+            lines.append(line)
+            nodes = answers_of_cluster(
+                inspection, shape if line.state == "good" else None, seconds, batch_seconds, every
+            )
+        else:
+            shape, problems = _machine_shape(config)
+            lines += problems
+            nodes = [answers_of_machine(inspection, None if problems else shape, seconds, batch_seconds)]
+    wanted = config.resources.actors
+    most = (None if wanted == "auto" else wanted) if on_cluster else 1  # here all threads share one set of weights
+    models = [model for model in config.models if isinstance(model, ModelConfig)]
+    shapes = [model_shape(model) for model in models]
+    expected = Expectation(driver, shape, most, shapes, config.max_tokens, config.resources.finetune_workers)
+    return [*lines, *judge_nodes(nodes, expected)]
+
+
+def _run_line(config: AuditConfig) -> list[Line]:
+    """Whether what stands in the run directory can be gone on with."""
+    mend = "begin a new run directory, or go on with that version on all nodes"
+    try:
+        manifest = read_manifest(Store(config.run))
+    except UserError as error:
+        return [Line(CLUSTER, "manifest", "red", str(error), mend)]
+    except Exception as error:  # of a store; the nodes say so too
+        return [Line(CLUSTER, "manifest", "red", one_line(f"{type(error).__name__}: {error}")[:300], "see the reason")]
+    if manifest is None:
+        return []
+    before, here = manifest.versions.get("seenset"), versions_here().get("seenset")
+    if before != here:
+        return [Line(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", mend)]
+    return [Line(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
+
+
+def _endpoint_lines(config: AuditConfig) -> list[Line]:
+    """Whether the endpoints answer, which this machine alone asks."""
+    lines = []
+    for model in config.models:
+        if isinstance(model, EndpointConfig):
+            try:
+                describe_model(model)
+                lines.append(Line(DRIVER, "endpoint", "good", f"{model.endpoint} answers"))
+            except UserError as error:
+                lines.append(Line(DRIVER, "endpoint", "red", str(error), "start the endpoint, or mend model.endpoint"))
+    return lines
+
+
+def _token_line(config: AuditConfig) -> Line:
+    """Whether the cluster lets in who has no token."""
+    address = os.environ["RAY_ADDRESS"]
+    if address.startswith("ray://"):
+        return Line(CLUSTER, "token", "note", f"{address} is a Ray client's: it cannot be tried from here", "")
+    if cluster_warning(config.resources) is None:
+        return Line(CLUSTER, "token", "good", "it asks for a token")
+    value = "it asks for no token: whoever reaches its ports runs code as its user"
+    return Line(
+        CLUSTER, "token", "red", value, "start it with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on all nodes"
+    )
+
+
+def _cluster_places(config: AuditConfig) -> tuple[ActorShape, Line]:
+    """What an actor takes, and whether the cluster holds one."""
+    nodes = cluster_nodes()
+    try:
+        shape = actor_shape(config.resources, nodes)
+    except UserError as error:
+        wanted = config.resources.gpus_per_actor
+        shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
+        mend = "add nodes that hold such an actor, or change resources"
+        return shape, Line(CLUSTER, "places", "red", str(error), mend)
+    value = f"{places(nodes, shape)} actors of {shape.gpus:g} GPUs and {shape.cpus} CPUs on {len(nodes)} nodes"
+    return shape, Line(CLUSTER, "places", "good", value)
+
+
+def _machine_shape(config: AuditConfig) -> tuple[ActorShape, list[Line]]:
+    """What a worker of this machine takes, and why it holds none."""
+    try:
+        machine = local_machine(config.resources, torch.cuda.device_count())
+    except UserError as error:
+        wanted = config.resources.gpus_per_actor
+        shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
+        return shape, [Line(CLUSTER, "places", "red", str(error), "set RAY_ADDRESS, or change resources")]
+    return ActorShape(machine.gpus, machine.threads), []
+
+
+@contextlib.contextmanager
+def _without_traces(run: str, folder: str) -> Any:
+    """Remove what the checks leave: their folder, and the folders that were made for it."""
+    store = Store(run)
+    made = []
+    if store.local:
+        path = store.root
+        while path and not os.path.exists(path):
+            made.append(path)
+            path = os.path.dirname(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # of a store that cannot be written to, which is said in a line
+            store.remove_folder(folder)
+        for path in made:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+
+
+def _print(lines: Sequence[Line]) -> None:
+    """The table, and below it each line that asks for something."""
+    screen = terminal.console()
+    names = list(dict.fromkeys(line.node for line in lines))
+    checks = list(dict.fromkeys(line.check for line in lines))
+    cells = {(line.node, line.check): line for line in lines}
+    if len(names) <= MOST_COLUMNS:
+        table = Table("check", *names)
+        for check in checks:
+            table.add_row(check, *(_cell(cells.get((name, check)), True) for name in names))
+    else:
+        table = Table("node", *checks)
+        for name in names:
+            table.add_row(name, *(_cell(cells.get((name, check)), False) for check in checks))
+    screen.print(table)
+    for state in ("red", "note"):
+        for line in (line for line in lines if line.state == state):
+            mend = f" -> {line.mend}" if line.mend else ""
+            screen.print(f"{state}: {line.node}, {line.check}: {line.value}{mend}", markup=False, soft_wrap=True)
+    red = sum(line.state == "red" for line in lines)
+    screen.print(f"{red} of {len(lines)} lines red" if red else f"none of {len(lines)} lines red", highlight=False)
+
+
+def _cell(line: Line | None, whole: bool) -> Text:
+    """A line in the table: what was measured, or only its state."""
+    if line is None:
+        return Text("")
+    mark = "" if line.state == "good" else line.state.upper()
+    text = f"{mark} {line.value}".strip() if whole else mark or "good"
+    return Text(text, style=COLOURS[line.state])
+
+
+def check_command(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; every error that a user can mend is one line and an exit code."""
+    terminal.show_all_characters()
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except UserError as error:
+        print(f"preflight: {one_line(str(error))}", file=sys.stderr)
+        code = int(error.exit_code)
+    except TyperException as error:
+        print(f"preflight: {one_line(str(getattr(error, 'format_message', error.__str__)()))}", file=sys.stderr)
+        code = int(ExitCode.USER_ERROR)
+    sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    check_command()
