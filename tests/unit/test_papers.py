@@ -1,0 +1,155 @@
+"""examples/papers: every configuration plans as it stands, but for the model, files and GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import yaml
+from made_up import sentence, write_jsonl
+
+from examples.papers import prepare
+from examples.papers.judge import error_and_power
+from pipeline.audit.description import load_config
+from pipeline.audit.places import Node, actor_shape, places
+from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
+from ray_jobs.cli import main
+
+FOLDER = Path(prepare.__file__).parent
+PAPERS = sorted(FOLDER.glob("*.yaml"))
+MODELS = {
+    "ptdi_wikimia": "EleutherAI/gpt-neox-20b",
+    "ptdi_arxivtection": "EleutherAI/gpt-neox-20b",
+    "td4eval": "EleutherAI/pythia-2.8b",
+    "ktd": "EleutherAI/pythia-1.4b-v0",
+    "fsd": "facebook/opt-6.7b",
+    "samia": "EleutherAI/pythia-6.9b",
+}
+PROCEDURES = {"ptdi_wikimia": "ptdi", "ptdi_arxivtection": "ptdi", "td4eval": "td4eval", "ktd": "ktd"}
+EIGHT_GPUS = [Node(64.0, 8.0)]
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def benchmark_rows() -> list[dict[str, object]]:
+    """Rows with the columns of both data sets."""
+    texts = [sentence(i, 30) for i in range(240)]
+    return [{"input": t, "Example_A": t, "label": i % 2, "Label": i % 2} for i, t in enumerate(texts)]
+
+
+def test_there_is_a_configuration_of_each_of_the_five_systems() -> None:
+    assert {path.stem for path in PAPERS} == set(MODELS)
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_a_configuration_names_the_hub_and_fills_eight_gpus(path: Path) -> None:
+    config = load_config(str(path))
+    assert isinstance(config.model, ModelConfig)
+    assert config.model.path == MODELS[path.stem]
+    shape = actor_shape(config.resources, EIGHT_GPUS)
+    assert (places(EIGHT_GPUS, shape), config.resources.actors, config.resources.cluster) == (8, 8, "ray")
+    assert config.selections[0].procedure == PROCEDURES.get(path.stem, "bh")
+    files = {entry for _, source in config.corpus.roles() for entry in source.paths}
+    names = {Path(entry).parent.name for entry in files}
+    assert names <= set(prepare.BENCHMARKS)
+    assert all(f"prepare {name}" in path.read_text(encoding="utf-8") for name in names)
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_a_configuration_plans_without_a_network(
+    path: Path,
+    benchmark_rows: list[dict[str, object]],
+    tiny_model_folder: Path,
+    tiny_t5_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    settings = [f"run={tmp_path / 'run'}", f"model.path={tiny_model_folder}", "model.quantization=null"]
+    settings += ["resources.cluster=local", "resources.gpus_per_actor=0", "resources.cpus_per_actor=1"]
+    if "paraphraser" in raw:
+        settings.append(f"paraphraser.path={tiny_t5_folder}")
+    for role, source in raw["corpus"].items():
+        name = Path(source["path"]).parent.name
+        prepare.part_benchmark(name, benchmark_rows, tmp_path / name)
+        settings.append(f"corpus.{role}.path={tmp_path / name / Path(source['path']).name}")
+    code = exit_code("plan", str(path), "--json", *(word for setting in settings for word in ("--set", setting)))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    facts = json.loads(captured.out)
+    assert [entry["name"] for entry in facts["selections"]] == [entry["name"] for entry in raw["selections"]]
+    assert facts["roles"]["audit"]["documents"] == 120
+
+
+def test_a_hub_that_does_not_answer_is_one_line(
+    benchmark_rows: list[dict[str, object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    prepare.part_benchmark("wikimia_64", benchmark_rows, tmp_path)
+    paths = [f"corpus.{role}.path={tmp_path / role}.jsonl" for role in ("audit", "unseen")]
+    settings = [word for path in paths for word in ("--set", path)]
+    assert exit_code("plan", str(FOLDER / "ptdi_wikimia.yaml"), *settings) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model EleutherAI/gpt-neox-20b: no such folder, and the hub cannot be reached" in line
+
+
+def test_the_parts_are_disjoint_and_a_missing_column_is_named(
+    benchmark_rows: list[dict[str, object]], tmp_path: Path
+) -> None:
+    counts = prepare.part_benchmark("arxivtection", benchmark_rows, tmp_path)
+    assert counts == {"audit": 120, "unseen": 60, "seen": 60}
+    parts = {
+        part: [json.loads(line) for line in (tmp_path / f"{part}.jsonl").read_text().splitlines()] for part in counts
+    }
+    assert len({row["id"] for rows in parts.values() for row in rows}) == 240
+    assert {row["member"] for row in parts["unseen"]} == {0}
+    assert {row["member"] for row in parts["seen"]} == {1}
+    with pytest.raises(UserError, match="no column 'Example_A' in avduarte333/arXivTection; columns: text"):
+        prepare.part_benchmark("arxivtection", [{"text": "a"}], tmp_path)
+    with pytest.raises(UserError, match="row 0 of swj0419/WikiMIA: label must be 0 or 1, got 2"):
+        prepare.part_benchmark("wikimia_32", [{"input": "a", "label": 2}], tmp_path)
+
+
+def test_the_readme_has_a_line_and_a_free_cell_for_every_configuration() -> None:
+    rows = re.findall(r"^\| `(\w+)\.yaml` \|.*\| (.*?) ?\|$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M)
+    assert {name for name, _ in rows} == set(MODELS)
+    assert {ours for _, ours in rows} == {""}
+
+
+@pytest.mark.slow
+def test_error_and_power_are_those_of_the_labels(tiny_model_folder: Path, tmp_path: Path) -> None:
+    known = [sentence(1000 + i) for i in range(40)]
+    texts = [sentence(i) for i in range(30)]
+    audit = tmp_path / "audit.jsonl"
+    rows = [{"id": f"a{i}", "text": text, "member": int(i < 20)} for i, text in enumerate(texts)]
+    audit.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": str(tiny_model_folder)},
+        "corpus": {
+            "audit": {"path": str(audit), "id": "id"},
+            "unseen": {"path": write_jsonl(tmp_path / "unseen.jsonl", known)},
+        },
+        "detectors": ["loss"],
+        "evidence": 0,
+        "selections": [{"name": "all", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}],
+        "resources": {"cluster": "local"},
+    }
+    path = tmp_path / "audit.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert exit_code("run", str(path)) == 0
+    ((count, wrong, power),) = error_and_power(str(tmp_path / "run"), audit).values()
+    assert count == 30
+    assert (round(wrong, 6), power) == (round(10 / 30, 6), 1.0)
