@@ -11,6 +11,7 @@ from cluster.inspection import Measurement
 from pipeline.audit.places import ActorShape, Node, places_on
 from pipeline.models.devices import nominal_memory
 from pipeline.passes.budget import Card, Shape, budget_of
+from ray_jobs.node_versions import NO_ANSWER
 from ray_jobs.versions import version_differences
 
 State = Literal["good", "note", "red"]
@@ -69,10 +70,12 @@ MENDS = {
     "input": "give paths or URLs that every node can read",
     "run directory": "give a folder that all nodes share and may write to, or s3:// or gs://, with credentials there",
     "storage": "see that the node reaches the run directory",
-    "clock": "end what hangs there, or the node, and start it again",
+    "clock": "install the same Seenset there: its checks do not start",
     "first batch": "mend the lines above, or try the node alone",
 }
 """What to do where a check could not be made, by check."""
+
+HUNG = "see what hangs there (a file system, a driver, no place for a process), or give it more time with --timeout"
 
 
 def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Line]:
@@ -88,7 +91,8 @@ def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
 
 def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectation) -> Line:
     if answer.problem:
-        return Line(node.name, check, "red", answer.problem, MENDS[check])
+        mend = HUNG if answer.problem.startswith(NO_ANSWER) else MENDS[check]
+        return Line(node.name, check, "red", answer.problem, mend)
     return Line(node.name, check, *_JUDGES[check](answer.facts, node, expected))
 
 
@@ -232,6 +236,12 @@ def _input(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
 
 def _run_directory(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
     mend = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
+    if not facts["seen"]:
+        return (
+            "red",
+            "it does not see what this machine writes there: a folder of the node alone",
+            MENDS["run directory"],
+        )
     if facts["second"] or facts["winners"] != 1:
         value = f"{facts['winners']} of 8 attempts created one name" + ("; and one more later" * facts["second"])
         return "red", f"{value}: two workers could file one shard twice", mend

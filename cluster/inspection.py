@@ -42,6 +42,9 @@ PARTS = 32
 MOST_INPUTS = 64
 RACERS = 8
 PROBE_BYTES = 8 << 20
+DRIVER_FILE = "driver"
+"""What the machine of the command writes for the nodes to see."""
+
 PROGRAM_SECONDS = 60
 _TORCH = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda)"
 
@@ -123,6 +126,8 @@ def _gpus(_: Inspection, __: str) -> dict[str, Any]:
     fields = "name,driver_version,memory.total,memory.free"
     text = _output([program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
     for name, driver, total, free in csv.reader(text.splitlines(), skipinitialspace=True):
+        if not (total.isdigit() and free.isdigit()):  # of a card that shares the memory of its machine, or is cut up
+            raise UserError(f"nvidia-smi tells no memory of {name} (total {total}, free {free})")
         cards.append({"name": name, "driver": driver, "total": int(total) << 20, "free": int(free) << 20})
     sight, count, cuda = _output([sys.executable, "-c", _TORCH]).split()[-3:]
     return {"cards": cards, "torch": int(count) if sight == "True" else 0, "cuda": cuda}
@@ -226,10 +231,12 @@ def _run_directory(inspection: Inspection, node: str) -> dict[str, Any]:
     """Create files in the run directory: one name that all nodes try, and one that threads of this node race for.
 
     Returns:
-        "won": whether this node created the shared name; "holder": the node that the file there names; "winners": of
-        the race, whose only right number is 1; "second": whether the name could be created once more.
+        "seen": whether the file of the driver is there; "won": whether this node created the shared name; "holder": the
+        node that the file there names; "winners": of the race, whose only right number is 1; "second": whether the name
+        could be created once more.
     """
     store = Store(inspection.config.run)
+    seen = store.exists(f"{inspection.folder}/{DRIVER_FILE}")
     shared, alone = f"{inspection.folder}/shared", f"{inspection.folder}/{random.SystemRandom().getrandbits(64):x}"
     won = store.create(shared, node.encode())
     holder = store.read(shared).decode()
@@ -248,7 +255,7 @@ def _run_directory(inspection: Inspection, node: str) -> dict[str, Any]:
     store.remove(alone)
     if len(outcomes) < RACERS:
         raise UserError(f"{RACERS - len(outcomes)} of {RACERS} attempts to create one file failed with an error")
-    return {"won": won, "holder": holder, "winners": sum(outcomes), "second": second}
+    return {"seen": seen, "won": won, "holder": holder, "winners": sum(outcomes), "second": second}
 
 
 def _storage(inspection: Inspection, _: str) -> dict[str, Any]:

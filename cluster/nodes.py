@@ -16,7 +16,7 @@ from pipeline.audit.machine import usable_cores
 from pipeline.audit.places import ActorShape, Node, places_on
 from pipeline.config.models import EndpointConfig
 from ray_jobs.actors import task_environment
-from ray_jobs.node_versions import alive_nodes, answer_of, ask_versions, pinned
+from ray_jobs.node_versions import NO_ANSWER, alive_nodes, answer_of, ask_versions, pinned
 from ray_jobs.versions import versions_here
 
 ROUNDS = 5
@@ -170,4 +170,4 @@ def _within(work: Callable[[], Measurement], seconds: float) -> Measurement:
     thread = threading.Thread(target=lambda: answers.append(work()), daemon=True)
     thread.start()
     thread.join(seconds)
-    return answers[0] if answers else Measurement({}, f"no answer in {seconds:g} s")
+    return answers[0] if answers else Measurement({}, f"{NO_ANSWER} in {seconds:g} s")

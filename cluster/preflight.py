@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from cluster.checks import Expectation, Line, judge_nodes
-from cluster.inspection import Inspection, Measurement, make_check
+from cluster.checks import MENDS, Expectation, Line, judge_nodes
+from cluster.inspection import DRIVER_FILE, Inspection, Measurement, make_check
 from cluster.nodes import answers_of_cluster, answers_of_machine
 from pipeline.audit.budgets import model_shape
 from pipeline.audit.description import load_config
@@ -102,6 +102,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     lines += [Line(DRIVER, check, "red", a.problem, "mend it here first") for check, a in driver.items() if a.problem]
     on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
     with _without_traces(config.run, inspection.folder):
+        lines += _written_lines(config, inspection)
         if on_cluster:
             connect()
             lines.append(_token_line(config))
@@ -137,6 +138,15 @@ def _run_line(config: AuditConfig) -> list[Line]:
     if before != here:
         return [Line(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", mend)]
     return [Line(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
+
+
+def _written_lines(config: AuditConfig, inspection: Inspection) -> list[Line]:
+    """Write what the nodes are to see; a line if that fails."""
+    try:
+        Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")
+    except Exception as error:  # of a store; the nodes go on and say what they see
+        return [Line(DRIVER, "run directory", "red", one_line(str(error))[:300], MENDS["run directory"])]
+    return []
 
 
 def _endpoint_lines(config: AuditConfig) -> list[Line]:

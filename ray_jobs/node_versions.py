@@ -12,6 +12,8 @@ from ray_jobs.versions import version_differences, versions_here
 
 ANSWER_SECONDS = 30.0
 NAMED_NODES = 3
+NO_ANSWER = "no answer"
+"""How the line of a node or a check begins that has had its time."""
 
 
 def check_versions(driver: Mapping[str, str]) -> None:
@@ -90,7 +92,7 @@ def answer_of(reference: Any, seconds: float) -> Any:
         return ray.get(reference, timeout=0.1)
     except ray.exceptions.GetTimeoutError:
         ray.cancel(reference, force=False)
-        return f"no answer in {seconds:g} s"
+        return f"{NO_ANSWER} in {seconds:g} s"
     except Exception as error:  # of many kinds: Ray's, or what the task raised
         cause = getattr(error, "cause", None) or error
         return one_line(f"{type(cause).__name__}: {cause}")[:300]

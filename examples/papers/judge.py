@@ -22,9 +22,7 @@ def error_and_power(run: str, audit: Path) -> dict[str, tuple[int, float, float]
     for name, selection in seenset.open_run(run).selections.items():
         table = selection.documents()
         sought = 0 if selection.summary.direction == "clean" else 1
-        selected = [
-            i for i, kept in zip(table["doc_id"].to_pylist(), table["selected"].to_pylist(), strict=True) if kept
-        ]
+        selected = table.filter(table["selected"])["doc_id"].to_pylist()
         right = sum(members[doc_id] == sought for doc_id in selected)
         wanted = sum(member == sought for member in members.values())
         figures[name] = (len(selected), 1 - right / max(1, len(selected)) if selected else 0.0, right / max(1, wanted))

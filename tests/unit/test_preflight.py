@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from cluster import inspection
-from cluster.checks import MENDS, Expectation, Line, NodeReport, judge_nodes
+from cluster.checks import HUNG, MENDS, Expectation, Line, NodeReport, judge_nodes
 from cluster.first_batch import scored_alone
 from cluster.inspection import CHECKS, Inspection, Measurement, file_marks, make_check
+from cluster.nodes import answers_of_machine
 from cluster.preflight import check_command
 from pipeline.audit.description import load_config
 from pipeline.audit.places import ActorShape
@@ -34,7 +36,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "/dev/shm": {"total": 16 * GIB, "free": 16 * GIB},
     "model": {"models": {"org/model": FILES}},
     "input": {"marks": {"a.jsonl": [100, "cc"]}, "of": 1},
-    "run directory": {"won": False, "holder": "one", "winners": 1, "second": False},
+    "run directory": {"seen": True, "won": False, "holder": "one", "winners": 1, "second": False},
     "storage": {"write": 1e8, "read": 1e8, "same": True},
     "first batch": {"load": 3.0, "batch": 0.5, "documents": 8, "tokens": 1000, "peak": 11 * GIB},
 }
@@ -99,6 +101,7 @@ def test_a_good_cluster_has_no_red_line() -> None:
         ),
         ({"input": {"marks": {"a.jsonl": "cannot be read: no"}}}, "input", "red", "a.jsonl: cannot be read: no"),
         ({"input": {"marks": {"a.jsonl": [101, "cc"]}}}, "input", "red", "a.jsonl is another file there"),
+        ({"run_directory": {"seen": False}}, "run directory", "red", "it does not see what this machine writes there"),
         ({"run_directory": {"winners": 3}}, "run directory", "red", "3 of 8 attempts created one name"),
         ({"run_directory": {"second": True}}, "run directory", "red", "and one more later"),
         ({"storage": {"same": False}}, "storage", "red", "what was read is not what was written"),
@@ -123,8 +126,9 @@ def test_what_cannot_change_a_score_is_no_difference_of_versions() -> None:
 @pytest.mark.parametrize("check", FACTS)
 def test_a_check_that_fails_is_a_red_line_with_the_reason(check: str) -> None:
     good = node()
-    lines = judged(replace(good, answers={**good.answers, check: Measurement({}, "no answer in 60 s")}))
-    assert lines == [Line("two", check, "red", "no answer in 60 s", MENDS[check])]
+    for problem, mend in (("no answer in 60 s", HUNG), ("OSError: it broke", MENDS[check])):
+        lines = judged(replace(good, answers={**good.answers, check: Measurement({}, problem)}))
+        assert lines == [Line("two", check, "red", problem, mend)]
 
 
 def test_a_folder_that_is_not_shared_is_red_on_every_node_that_has_its_own() -> None:
@@ -150,7 +154,7 @@ def test_on_cpus_the_weights_of_all_actors_count() -> None:
 
 
 @pytest.fixture
-def question(make_audit: Callable[..., Path]) -> Inspection:
+def inspected(make_audit: Callable[..., Path]) -> Inspection:
     """What is asked of nodes about a small audit."""
     plan = make_plan(load_config(str(make_audit())))
     return Inspection(plan.config, plan.inputs, plan.shards[0], (), "preflight-1")
@@ -168,25 +172,52 @@ def test_a_model_of_the_same_size_with_other_weights_has_another_mark(tiny_model
     assert inspection._mark(path) != before
 
 
-def test_checks_of_a_broken_place_say_so_and_leave_nothing(question: Inspection, tmp_path: Path) -> None:
+def test_checks_of_a_broken_place_say_so_and_leave_nothing(inspected: Inspection, tmp_path: Path) -> None:
     for check in ("run directory", "storage", "input", "model", "/dev/shm", "memory"):
-        answer = make_check(check, question, "here")
+        answer = make_check(check, inspected, "here")
         assert answer.problem == ""
         assert answer.facts
-    inspection.remove_traces(question)
+    inspection.remove_traces(inspected)
     assert list((tmp_path / "run").iterdir()) == []
     (tmp_path / "audit.jsonl").unlink()
-    marks = make_check("input", question, "here").facts["marks"]
+    marks = make_check("input", inspected, "here").facts["marks"]
     assert [name for name, mark in marks.items() if isinstance(mark, str)] == [str(tmp_path / "audit.jsonl")]
-    blocked = question.config.model_copy(update={"run": str(tmp_path / "unseen.jsonl")})
-    assert "unseen.jsonl" in make_check("run directory", replace(question, config=blocked), "here").problem
+    blocked = inspected.config.model_copy(update={"run": str(tmp_path / "unseen.jsonl")})
+    assert "unseen.jsonl" in make_check("run directory", replace(inspected, config=blocked), "here").problem
     assert set(CHECKS) <= set(MENDS)
 
 
-def test_a_first_batch_needs_no_earlier_stage(question: Inspection) -> None:
+def test_a_check_that_hangs_has_its_time_and_the_others_answer(inspected: Inspection, tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").unlink()
+    os.mkfifo(tmp_path / "audit.jsonl")  # whoever opens it waits for a writer
+    report = answers_of_machine(inspected, None, 2.0, 2.0)
+    assert report.answers["input"].problem == "no answer in 2 s"
+    assert report.answers["/dev/shm"].facts
+
+
+@pytest.mark.slow
+def test_cards_of_the_driver_that_torch_does_not_see_are_red(
+    inspected: Inspection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA L4, 570.124, 23034, 22000'\necho 'NVIDIA L4, 570.124, 23034, 800'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    facts = make_check("gpus", inspected, "here").facts
+    assert facts["cards"][1] == {"name": "NVIDIA L4", "driver": "570.124", "total": 23034 << 20, "free": 800 << 20}
+    (line,) = judged(node(gpus=facts))
+    assert (line.check, line.state) == ("gpus", "red")
+    assert "2 x NVIDIA L4 22 GiB, driver 570.124" in line.value
+    program.write_text("#!/bin/sh\necho 'NVIDIA GB10, 580.1, [N/A], [N/A]'\n")
+    assert "tells no memory of NVIDIA GB10" in make_check("gpus", inspected, "here").problem
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert make_check("gpus", inspected, "here").problem == "nvidia-smi ended with 9: NVIDIA-SMI has failed"
+
+
+def test_a_first_batch_needs_no_earlier_stage(inspected: Inspection) -> None:
     detectors = [{"samia": {"draws": 2}}, "min_k", {"fsd": {"base": "loss"}}]
-    assert scored_alone(question.config.model_copy(update={"detectors": detectors})) == ["min_k"]
-    assert scored_alone(question.config.model_copy(update={"detectors": detectors[:1]})) == ["loss"]
+    assert scored_alone(inspected.config.model_copy(update={"detectors": detectors})) == ["min_k"]
+    assert scored_alone(inspected.config.model_copy(update={"detectors": detectors[:1]})) == ["loss"]
 
 
 def test_the_command_checks_this_machine_and_says_what_is_wrong(
