@@ -52,6 +52,8 @@ def ask_versions(nodes: Mapping[str, Mapping[str, Any]], seconds: float) -> dict
         nodes: from `alive_nodes`.
         seconds: that a node may take.
     """
+    if not nodes:
+        return {}
     import ray
     from ray import cloudpickle
 
