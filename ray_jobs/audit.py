@@ -33,6 +33,7 @@ from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.devices import CPU
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
+from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.stages.base import Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
 from pipeline.stages.local import finish_shards
@@ -121,10 +122,13 @@ def run_audit(
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):
         reporter.say("selecting")
-        summaries = select_all(config, scored, limit, fold, texts=texts, reread=reread, say=reporter.say)
+        claim = claim_of(config, scored, limit, reporter.say)
+        summaries = select_all(config, scored, limit, fold, texts=texts, reread=reread, say=reporter.say, claim=claim)
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         report = write_report(scored.store, texts=texts)
+        if claim is not None:
+            file_result(config, scored, limit, summaries, reporter.say)
         note_finished(plan, flags, scored, ended, report)
     return Outcome(ended, report)
 
@@ -179,6 +183,8 @@ def _scoring(
         device = device_of_run(config.resources, store, machine, bool(unscored))
         work = work_of(config, plan.shards, device)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
+        if config.series is not None:
+            check_ledger(config, fingerprints[STAGE])
         fold = fold_of(store, machine is None)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         note_device(store, device)

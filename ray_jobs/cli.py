@@ -13,7 +13,7 @@ from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
-from pipeline.store.space import is_full
+from pipeline.store.space import is_full, is_of_storage
 from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, terminal
 from ray_jobs.options import (
     AsJson,
@@ -68,6 +68,7 @@ def plan(
     from pipeline.audit.precheck import plan_checks
     from pipeline.audit.stages import log_prob_stages
     from pipeline.config.models import weights_of
+    from pipeline.series.outlook import planned_scan
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
     from ray_jobs.beginning import check_actors
@@ -75,6 +76,7 @@ def plan(
 
     audit = planned.config
     check_actors(planned)
+    planned, series = planned_scan(planned)
     checks = plan_checks(planned)
     model = describe_model(audit.model)
     if audit.reference_model is not None:
@@ -84,6 +86,7 @@ def plan(
     check_log_probs(log_prob_stages(audit))
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
+    facts["series"] = series
     if matched is not None:
         subsets = write_matched(planned, matched)
         facts["matched"] = [subset.facts() for subset in subsets]
@@ -267,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if is_full(error):
             ending.fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
-        if not ending.is_of_storage(error):
+        if not is_of_storage(error):
             ending.note_fault()
             raise
         code = ExitCode.INCOMPLETE if getattr(error, "errno", None) == errno.EIO else ExitCode.USER_ERROR

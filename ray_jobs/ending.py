@@ -15,15 +15,6 @@ from ray_jobs.guard import note_end, note_said
 LONGEST_LINE = 2000
 """Characters of an error that are printed."""
 
-STORAGE_PACKAGES = frozenset(
-    {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "gcsfs", "google", "requests", "s3fs"}
-)
-
-
-def is_of_storage(error: Exception) -> bool:
-    """Whether an error is of a disk, a network or an object store, whose libraries have classes of their own."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_PACKAGES
-
 
 def message_of_storage(error: Exception) -> str:
     """What an error of storage says, with the path that it is about."""

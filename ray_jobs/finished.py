@@ -92,9 +92,10 @@ def select(
     """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
     check_run(run, set_)
     from pipeline.audit.summary import exit_code_of, unsupported
+    from ray_jobs.progress import Reporter
     from ray_jobs.select import select_again
 
-    summaries = select_again(run, set_ or (), not no_text)
+    summaries = select_again(run, set_ or (), not no_text, Reporter(terminal.console(errors=json_)).say)
     if json_:
         answers = [summary.plain() for summary in summaries]
         terminal.print_json({"selections": answers, "unsupported": unsupported(summaries)})

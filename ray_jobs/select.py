@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.audit.description import build_config
 from pipeline.audit.finished import forget_finished
@@ -14,15 +14,18 @@ from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
 from pipeline.report import write_report
+from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from ray_jobs.selection import fold_of
 
 
-def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list[Summary]:
+def select_again(
+    run: str, overrides: Sequence[str], texts: bool = True, say: Callable[[str], None] = lambda line: None
+) -> list[Summary]:
     """Answer a finished run's selections anew, with overrides; never touches a model.
 
-    Each call starts from the configuration of the run, whatever an earlier call asked.
+    Each call starts from the configuration of the run, whatever an earlier call asked. `say` prints a line.
 
     Raises:
         UserError: not a run directory, an unfinished run, or settings that only scoring could follow.
@@ -42,6 +45,10 @@ def select_again(run: str, overrides: Sequence[str], texts: bool = True) -> list
         forget_finished(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
-        summaries = select_all(config, scored, manifest.limit, fold_of(store, True), "select", texts)
+        claim = claim_of(config, scored, manifest.limit, say)
+        fold = fold_of(store, True)
+        summaries = select_all(config, scored, manifest.limit, fold, "select", texts, say=say, claim=claim)
         write_report(store, texts=texts)
+        if claim is not None:
+            file_result(config, scored, manifest.limit, summaries, say)
     return summaries

@@ -118,6 +118,8 @@ def print_plan(facts: dict[str, Any]) -> None:
     screen.print(f"checked {checks['scope']}:", highlight=False)
     for line in checks["lines"]:
         screen.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    for line in (facts.get("series") or {}).get("lines", []):
+        screen.print(f"series: {line}", markup=False, highlight=False, soft_wrap=True)
     for entry in facts["selections"]:
         mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
@@ -188,7 +190,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     screen.print(table)
     for summary in summaries:
         bounded = bound_sentence(summary)
-        for remark in [*summary.remarks, *([bounded] if bounded else [])]:
+        place = [summary.series.sentence] if summary.series is not None else []
+        for remark in [*place, *summary.remarks, *([bounded] if bounded else [])]:
             screen.print(f"{summary.name}: {remark}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -16,6 +16,7 @@ from pipeline.detectors.registry import adapters_of, check_workers_know, parse_d
 from pipeline.errors import UserError, nearest
 from pipeline.selection.bounds import why_unbounded
 from pipeline.selection.procedures import check_known, is_procedure
+from pipeline.selection.schedule import refuse_uncovered
 
 
 class MissingRoleError(UserError):
@@ -34,7 +35,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
     Raises:
         UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
     """
-    return build_config(read_mapping(path, AuditConfig), overrides)
+    return _built(read_mapping(path, AuditConfig), overrides, written=True)
 
 
 def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
@@ -43,7 +44,13 @@ def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditCo
     Raises:
         UserError: an unknown key, a value outside its limits, no documents to judge, or a plugin that cannot be loaded.
     """
+    return _built(data, overrides, written=False)
+
+
+def _built(data: dict[str, Any], overrides: Sequence[str], written: bool) -> AuditConfig:
+    """As `build_config`; `written` is whether a person wrote all that stands there, and no default does."""
     config = build(AuditConfig, data, overrides)
+    _check_alphas(config, written)
     if config.corpus.audit is None:
         given = ", ".join(f"corpus.{name}" for name in type(config.corpus).model_fields if getattr(config.corpus, name))
         raise UserError(
@@ -71,6 +78,9 @@ def build_evaluation(data: dict[str, Any], overrides: Sequence[str] = ()) -> Aud
         UserError: as `build_config`, or a corpus without seen or without unseen documents.
     """
     config = build(AuditConfig, data, overrides)
+    for key in ("series", "against"):
+        if getattr(config, key) is not None:
+            raise UserError(f"{key} is of a scan that selects, and evaluate selects nothing: --set {key}=null")
     for role in SOUGHT_ROLE.values():
         if config.corpus.source(role) is None:
             raise UserError(
@@ -90,7 +100,34 @@ def _checked(config: AuditConfig) -> AuditConfig:
     for detector in detectors:
         _check_detector(config, detector)
     _check_selections(config, {detector.column: detector for detector in detectors})
-    return config
+    return _with_alpha_of_series(config)
+
+
+def _check_alphas(config: AuditConfig, written: bool) -> None:
+    """In a schedule of scans, alpha is of all of them, and the ledger gives each its part.
+
+    Raises:
+        UserError: a selection states one, or there is none, or the rule of the schedule does not cover it.
+    """
+    if config.series is None:
+        return
+    if not config.selections:
+        raise UserError("series: a scan without selections has nothing to spend its part of alpha on; add selections")
+    for index, selection in enumerate(config.selections):
+        if "alpha" in selection.model_fields_set and (written or selection.alpha != config.series.alpha):
+            raise UserError(
+                f"selections.{index}.alpha is {selection.alpha:g}, and in a series the ledger says at which level a "
+                f"scan selects: leave it out (series.alpha, {config.series.alpha:g}, is of all scans together)"
+            )
+        refuse_uncovered(selection, config.series.rule)
+
+
+def _with_alpha_of_series(config: AuditConfig) -> AuditConfig:
+    """The audit, the selections of a scan with the alpha of their schedule, of which its ledger gives them a part."""
+    if config.series is None:
+        return config
+    selections = [selection.model_copy(update={"alpha": config.series.alpha}) for selection in config.selections]
+    return config.model_copy(update={"selections": selections})
 
 
 def _check_detector(config: AuditConfig, detector: Detector) -> None:

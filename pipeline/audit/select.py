@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_FILE, trained_text, training_index
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
 from pipeline.audit.diagnostics import diagnose, run_blind_test
@@ -20,7 +19,8 @@ from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, 
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap, find_span
 from pipeline.audit.selected import ORDER, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
-from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, summary_file, write_summary
+from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, series_place, summary_file, write_summary
+from pipeline.audit.untrained import check_training
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
@@ -28,15 +28,18 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.excerpts import excerpts_of
-from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
+from pipeline.selection.schedule import Slot
 from pipeline.store.pieces import SortedRows
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
+
+Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
+"""Takes the place of a scan in its schedule: from keys of the texts that calibrate each selection, int64, (documents,),
+by its name, to what it may spend."""
 
 EXCERPT = 200
 """Characters of a selected document's beginning, at most."""
@@ -51,6 +54,7 @@ def select_all(
     texts: bool = True,
     reread: Reread | None = None,
     say: Callable[[str], None] = lambda line: None,
+    claim: Claiming | None = None,
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
@@ -63,6 +67,7 @@ def select_all(
         texts: whether `selected.parquet` says how the selected documents begin, and their evidence is written.
         reread: puts selected documents through the model once more; None: no model is asked.
         say: prints a line.
+        claim: of a scan of a schedule; called once, before anything of an answer is there.
 
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
@@ -73,8 +78,12 @@ def select_all(
         note_answers(scored.store, config, command, [])
         _remove_others(config, scored)
         return []
-    _check_training(config, scored, each)
+    check_training(config, scored, each)
     questions = _questions(config, scored, limit, texts, columns, each)
+    if claim is not None:
+        slots = claim({question.selection.name: question.calibration_keys() for question in questions})
+        questions = [question.placed(slots[question.selection.name]) for question in questions]
+        config = config.model_copy(update={"selections": [question.selection for question in questions]})
     shown = config.evidence if texts and isinstance(config.model, ModelConfig) else 0
     kept = kept_tokens(scored) if shown else None
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
@@ -170,53 +179,6 @@ def _remove_others(config: AuditConfig, scored: Scored) -> None:
             scored.store.remove_folder(f"selection/{name}")
 
 
-def _check_training(config: AuditConfig, scored: Scored, each: Each) -> None:
-    """Check that no adapter which a selection reads was trained on documents that it judges.
-
-    An equal text stops every selection. Another near copy stops those where a low deviation is evidence: direction
-    clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
-    deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
-    counts such documents.
-
-    Raises:
-        UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
-    """
-    reading = [selection for selection in config.selections if _reads_adapter(config, selection)]
-    if not reading:
-        return
-    training_keys = scored.store.read_table(KEYS_FILE)
-
-    index = training_index(training_keys, config.near_copies)
-
-    def trained(receipt: Receipt) -> tuple[int, int]:
-        keys = scored.table(receipt, ["text_key", "sketch"])
-        equal = trained_text(keys["text_key"].to_numpy(), training_keys)
-        return int(equal.sum()), int((index.matches(sketches_of(keys["sketch"])) & ~equal).sum())
-
-    parts = list(each(scored.of("audit"), trained))
-    if count := sum(copies for copies, _ in parts):
-        raise UserError(
-            f"the adapters were trained on {count} audit documents and cannot judge these; take them out of what is "
-            "fine-tuned on, or begin a run anew with overlap: drop"
-        )
-    count = sum(alike for _, alike in parts)
-    strict = [selection.name for selection in reading if not _lenient(selection)]
-    if count and strict:
-        raise UserError(
-            f"the adapters were trained on near copies of {count} audit documents, which selection {strict[0]} could "
-            "take for clean; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
-        )
-
-
-def _reads_adapter(config: AuditConfig, selection: SelectionConfig) -> bool:
-    return bool(adapters_of([d for d in parse_detectors(config.detectors) if d.column in selection.detectors]))
-
-
-def _lenient(selection: SelectionConfig) -> bool:
-    """Whether a lower score can only keep a document from being selected."""
-    return selection.direction == "members" and selection.procedure != "adadetect"
-
-
 @dataclass(frozen=True, slots=True)
 class _Question:
     """One selection of a run: decides it and writes its files, the summary last."""
@@ -231,6 +193,7 @@ class _Question:
     span: Span  # of all scores
     limit: int | None
     texts: bool  # whether the selected are shown by how they begin
+    slot: Slot | None = None  # of a scan of a schedule
 
     @property
     def folder(self) -> str:
@@ -266,12 +229,22 @@ class _Question:
         weights = self.weights.of_role()[self.overlap.keep] if self.weights is not None else None
         return Batch(batch.matrix[self.overlap.keep], groups, batch.keys[self.overlap.keep], weights)
 
+    def calibration_keys(self) -> np.ndarray:
+        """Keys of the texts that calibrate, int64, (documents,)."""
+        tables = [self.scored.table(receipt, ["text_key"]) for receipt in self.scored.of(self.null_role)]
+        return pa.concat_tables(tables)["text_key"].to_numpy()[self.overlap.keep]
+
+    def placed(self, slot: Slot) -> _Question:
+        """The same question at what a place in a schedule may spend."""
+        selection = self.selection.model_copy(update={"alpha": float(slot.level)})
+        return replace(self, selection=selection, slot=slot)
+
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
         sought = SOUGHT_ROLE[self.selection.direction]
         needed = self.selection.procedure in READING_BOTH
         others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
-        return answer(self.selection, self.config.seed, self.known(), others, self.quarantined)
+        return answer(self.selection, self.config.seed, self.known(), others, self.quarantined, self.slot)
 
     @property
     def edges(self) -> np.ndarray:
@@ -318,7 +291,8 @@ class _Question:
         if breaks_bounds(self.copies[0]):
             answer = replace(answer, bound=None)
         n_selected = len(judged.selected)
-        return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
+        place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
+        return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
 
     def write(self, summary: Summary, answer: Answer, judged: _Total) -> None:
         """Write the selected, what the report draws and the summary."""
@@ -333,7 +307,9 @@ class _Question:
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         self.scored.store.write_json(f"{self.folder}/scores.json", scores.plain())
         answer = answer if summary.bound is not None else replace(answer, bound=None)
-        curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
+        curve = None  # of a scan, whose level is not for the user to choose
+        if self.slot is None:
+            curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
         for name, record in (("alphas", curve), ("groups", judged.groups.record())):
             if record is not None:
                 self.scored.store.write_json(f"{self.folder}/{name}.json", record.plain())

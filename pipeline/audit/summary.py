@@ -11,10 +11,12 @@ from pydantic import Field, model_validator
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
+from pipeline.config.series import Rule, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.selection.bounds import Bound
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
+from pipeline.selection.schedule import Slot
 from pipeline.store.files import Store
 
 
@@ -174,13 +176,42 @@ class Diagnostics(Record):
         return None if self.blind.ok is None else True
 
 
+class SeriesPlace(Record):
+    """The place of a scan in its schedule, and what its selection could spend there."""
+
+    ledger: str = Field(description="Folder of the scans of the schedule.")
+    slot: int = Field(description="Number of the place: 1 for the first scan.")
+    horizon: int | None = Field(description="Scans of the schedule; null: no end.")
+    rule: Rule = Field(description="How alpha is shared out.")
+    alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
+    level: float = Field(description="What this scan spends of it.")
+    before: int = Field(
+        description="Documents that earlier scans had selected by the same selection, as filed when the place was "
+        "claimed."
+    )
+
+    def clause(self) -> str:
+        """The place in a few words."""
+        of = "" if self.horizon is None else f" of {self.horizon:,}"
+        return f"scan {self.slot:,}{of} at level {self.level:.3g}"
+
+    @property
+    def sentence(self) -> str:
+        """The place and what it is a part of."""
+        counted = f", {self.before:,} selected before" if self.rule != "spend" else ""
+        return f"{self.clause()} of alpha {self.alpha:g} ({self.rule}{counted})"
+
+
 class Summary(VersionedRecord):
     """The answer of one selection: `selection/<name>/summary.json`."""
 
     name: str = Field(description="Name of the selection, and of its folder under selection/.")
     procedure: str = Field(description="The procedure that chose the selected.")
     direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
-    alpha: float = Field(description="Largest share of the selected that may be wrong, as asked for, in (0, 1).")
+    alpha: float = Field(
+        description="Largest share of the selected that may be wrong, as asked for, in (0, 1); of a scan of a "
+        "schedule, its level there."
+    )
     detectors: list[str] = Field(description="Score columns that the selection reads.")
     calibration: str = Field(description="How p-values were calibrated: pooled, by_group, conditional or weighted.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
@@ -223,6 +254,7 @@ class Summary(VersionedRecord):
         description="What holds of this one list and of all audited documents, with a stated confidence, if the "
         "assumption holds; null where no theorem covers it. The promise is of an average.",
     )
+    series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
 
     @property
     def standing(self) -> str:
@@ -248,7 +280,8 @@ class Summary(VersionedRecord):
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""
         count = f"{self.n_selected:,} of {self.n_audit:,} selected"
-        terms = f"{self.procedure}, alpha {self.alpha:g}, {self.guarantee}"
+        level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
+        terms = f"{self.procedure}, {level}, {self.guarantee}"
         if self.supported is False:
             return f"{self.name}: {' '.join(self.remarks)} {count} ({terms})"
         return f"{self.name}: {count} ({terms}), promise {self.standing}"
@@ -279,6 +312,7 @@ def make_summary(
     n_selected: int,
     n_quarantined: int,
     limit: int | None = None,
+    series: SeriesPlace | None = None,
 ) -> Summary:
     """The typed result, made here and read everywhere.
 
@@ -289,6 +323,7 @@ def make_summary(
         n_selected: documents selected, all of which have scores.
         n_quarantined: audited documents without scores.
         limit: the most documents of each role that were read; None when all were.
+        series: the place of a scan in its schedule.
     """
     scored = answer.m - n_quarantined  # the most that can be listed: a strict answer may reach p = 1
     fewest, _ = answer.resolution(answer.m)
@@ -318,6 +353,20 @@ def make_summary(
         diagnostics=diagnostics,
         limit=limit,
         bound=answer.bound,
+        series=series,
+    )
+
+
+def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:
+    """The place of a scan as its summaries tell it."""
+    return SeriesPlace(
+        ledger=series.ledger,
+        slot=slot.number,
+        horizon=series.horizon,
+        rule=slot.rule,
+        alpha=float(slot.alpha),
+        level=float(slot.level),
+        before=slot.before,
     )
 
 

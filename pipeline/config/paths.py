@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pipeline.errors import UserError
 
 MARK = "/./"
+_OF_A_RUN = ("manifest.json", "trial.json", "models", "00000000.json")  # the last is a ledger's
 
 
 class Place(Enum):
@@ -124,7 +125,7 @@ def _is_path(place: Place, path: str) -> bool:
 
 def _exists(place: Place, path: str) -> bool:
     if place is Place.RUN:
-        return any(os.path.exists(os.path.join(path, name)) for name in ("manifest.json", "trial.json", "models"))
+        return any(os.path.exists(os.path.join(path, name)) for name in _OF_A_RUN)
     return os.path.exists(path) or (place is Place.INPUT and any(glob.iglob(path, recursive=True)))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.audit.blind import to_settle
 from pipeline.audit.sentences import VOID, known_clause, sureness, wrong_clause
-from pipeline.audit.summary import Diagnostic, Summary
+from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.bounds import bound_clause
 from pipeline.report.contents import AnswerText, BriefAnswer, Light
 from pipeline.report.wording import checks, percent
@@ -37,9 +37,10 @@ def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswe
         model: its name, which stands above and is not said again.
     """
     shown = lights(summary)
+    place = "" if summary.series is None else f", {summary.series.clause()}"
     return BriefAnswer(
         question=f"{'trained on' if summary.direction == 'members' else 'not trained on'}, by "
-        f"{', '.join(summary.detectors)} ({summary.procedure})",
+        f"{', '.join(summary.detectors)} ({summary.procedure}{place})",
         selected=f"{summary.n_selected:,} of {summary.n_audit:,}",
         bound=_bound_cell(summary),
         standing=summary.standing.lower(),
@@ -112,11 +113,19 @@ def _average(summary: Summary) -> str:
         return "Nothing is said: this procedure bounds this one list."
     if summary.guarantee == "finite-sample" and summary.calibration == "conditional":
         return f"At most {alpha} of such a list is wrong, with the probability stated below."
+    if summary.guarantee == "finite-sample" and summary.series is not None:
+        return _average_of_series(summary, summary.series)
     if summary.guarantee == "finite-sample":
         return f"At most {alpha} of such a list is wrong, over repeated audits."
     if summary.guarantee == "asymptotic":
         return f"About {alpha} of such a list is wrong at most, not guaranteed at this size."
     return f"No guarantee is proved: it aims at {alpha} wrong, and can be higher."
+
+
+def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
+    """The promise of a scan: what counts earlier answers promises nothing of one list alone."""
+    whole = f"At most {percent(place.alpha)} of all that the schedule's scans select is wrong, over repeated schedules"
+    return f"{whole}; of this list at most {percent(summary.alpha)}." if place.rule == "spend" else f"{whole}."
 
 
 def _this_list(summary: Summary) -> str:

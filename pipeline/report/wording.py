@@ -16,15 +16,15 @@ from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.report.names import model_name
-from pipeline.selection.digits import percentage
+from pipeline.selection.digits import at_most, percentage
 from pipeline.selection.knockoff import fewest
 from pipeline.selection.promises import NOTHING_PROVED
 from pipeline.selection.resolution import Rule, known_needed
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, as it was written: 0.1 is 10%."""
-    return percentage(Fraction(repr(float(share))))
+    """A share as a percentage, as it was written: 0.1 is 10%; a part of alpha is rounded up."""
+    return percentage(at_most(float(share)))
 
 
 def documents(count: int) -> str:
@@ -83,6 +83,12 @@ def _terms(summary: Summary) -> str:
         return _void_terms(summary, share)
     if summary.guarantee == "finite-sample" and (summary.calibration == "conditional" or summary.procedure == "bound"):
         return f"{summary.promise} It rests on this: {summary.assumption}"
+    if summary.guarantee == "finite-sample" and summary.series is not None:
+        place = summary.series
+        return (
+            f"This is {place.sentence}. On average over repetitions of the whole schedule, of all that its scans "
+            f"select together at most {percent(place.alpha)} is wrong, if this holds in each: {summary.assumption}"
+        )
     if summary.guarantee == "finite-sample":
         return (
             f"On average over repetitions of the whole audit with fresh documents, {share} is at most {alpha}, "

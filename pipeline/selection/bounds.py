@@ -53,7 +53,9 @@ class Bound:
     ]
 
 
-def bound_of(selection: SelectionConfig, counts: RankCounts, rank: int, quarantined: int) -> Bound | None:
+def bound_of(
+    selection: SelectionConfig, counts: RankCounts, rank: int, quarantined: int, confidence: Fraction | None = None
+) -> Bound | None:
     """The bound of what a selection selects; None where no theorem covers it (`why_unbounded`).
 
     Args:
@@ -61,11 +63,12 @@ def bound_of(selection: SelectionConfig, counts: RankCounts, rank: int, quaranti
         counts: of the audit documents, quarantined ones at the last rank.
         rank: of the last that is selected, 0 for none.
         quarantined: audit documents without a score, which are never on the list.
+        confidence: in (0, 1), exact; by default that of the selection.
     """
     if why_unbounded(selection) is not None:
         return None
     unlisted = quarantined if rank == counts.grid.size else 0
-    return wrong_in_list(counts, rank, selection.exact_confidence, unlisted)
+    return wrong_in_list(counts, rank, selection.exact_confidence if confidence is None else confidence, unlisted)
 
 
 def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 
 MOST_DIGITS = 17
+WRITTEN_DIGITS = 12
+"""More significant digits than this nobody wrote: the number was computed."""
 
 
 def beside(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:
@@ -34,3 +36,11 @@ def decimal(number: Fraction) -> str:
 def percentage(share: Fraction) -> str:
     """A share that is a finite decimal as a percentage, as it is: 1/20 is 5%, 0.9999999 is 99.99999%."""
     return f"{decimal(100 * share)}%"
+
+
+def at_most(share: float) -> Fraction:
+    """A share in (0, 1) as it was written; one that was computed, such as a part of alpha, rounded up to 3 digits."""
+    number = Decimal(repr(share))
+    if len(number.as_tuple().digits) > WRITTEN_DIGITS:
+        number = Context(prec=3, rounding=ROUND_CEILING).plus(number)
+    return Fraction(number)

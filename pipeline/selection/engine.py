@@ -8,11 +8,11 @@ several selections share their passes (`pipeline.selection.passes`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 from pipeline.selection.moments import Moments
-from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge
+from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge, search_values
 from pipeline.selection.procedures import Decision, decide, decide_by_scores, needs_known, strict
 from pipeline.selection.promises import (
     NOTHING_PROVED,
@@ -39,14 +39,15 @@ from pipeline.selection.promises import (
 from pipeline.selection.proportion import KnownMembers, known_scores
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.resolution import Basis, Rule, known_needed
+from pipeline.selection.schedule import Level, Slot, decide_in_slot, in_slot
 from pipeline.selection.split import Sample, halves
 from pipeline.selection.step_up import minimum_selectable, step_up
 from pipeline.selection.weighted import calibrate_weighted, least_ranks, ranks_by_weight, weighted_resolution
 
-T = TypeVar("T")
 
-
-def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+def answer(
+    selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int, slot: Slot | None = None
+) -> Asking[Answer]:
     """Decide a selection; a generator of the passes that it needs, which returns the answer.
 
     The answer carries its guarantee and the assumption of that guarantee.
@@ -57,18 +58,25 @@ def answer(selection: SelectionConfig, seed: int, known: Batch, others: Batch, q
         known: the null role's documents.
         others: documents that are known not to be nulls; may be empty.
         quarantined: audit documents without scores; hypotheses at p = 1.
+        slot: the place in a schedule of scans, whose level stands for the selection's alpha; None: in no schedule.
 
     Raises:
-        UserError: no calibration documents where they are needed, groups without any, no audit documents.
+        UserError: no calibration documents where they are needed, groups without any, no audit documents, or a
+            selection that the rule of the schedule does not cover.
     """
+    level = Level.of(selection, slot)
     plain = _weighted if selection.calibration == "weighted" else _ranked
     kinds = {"td4eval": _td4eval, "ktd": _ktd, "adadetect": _adadetect, "bound": _bounded}
-    decided = yield from kinds.get(selection.procedure, plain)(selection, seed, known, others, quarantined)
-    bound = None if decided.counts is None else bound_of(selection, decided.counts, decided.rank, quarantined)
-    return replace(decided, bound=bound)
+    decided = yield from kinds.get(selection.procedure, plain)(selection, level, seed, known, others, quarantined)
+    if decided.counts is None:
+        return in_slot(decided, level, selection)
+    bound = bound_of(selection, decided.counts, decided.rank, quarantined, level.confidence)
+    return in_slot(replace(decided, bound=bound), level, selection)
 
 
-def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+def _ranked(
+    selection: SelectionConfig, level: Level, seed: int, known: Batch, others: Batch, quarantined: int
+) -> Asking[Answer]:
     rank, against = _ranking(selection, seed, known)
     counts = yield from _count(rank, against, quarantined)
     member_counts = RankCounts.of(rank(others), against) if len(others.matrix) else None
@@ -79,9 +87,11 @@ def _ranked(selection: SelectionConfig, seed: int, known: Batch, others: Batch, 
     lambda_ = selection.exact_lambda
     if selection.procedure == "ptdi_known_members":
         estimate = yield from _known_scores(known.first, others.first, quarantined)
-        decision = decide_by_scores(counts, selection.exact_alpha, estimate, len(others.matrix))
+        decision = decide_by_scores(counts, level.alpha, estimate, len(others.matrix))
+    elif level.slot is not None and level.slot.rule != "spend":
+        decision = decide_in_slot(counts, level.slot)
     else:
-        decision = decide(selection.procedure, counts, selection.exact_alpha, member_counts, lambda_)
+        decision = decide(selection.procedure, counts, level.alpha, member_counts, lambda_)
     return _of_decision(decision, counts, partial(_judge_ranks, rank, against, decision.rank), lambda_=lambda_)
 
 
@@ -165,10 +175,12 @@ def _of_decision(
     )
 
 
-def _bounded(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+def _bounded(
+    selection: SelectionConfig, level: Level, seed: int, known: Batch, others: Batch, quarantined: int
+) -> Asking[Answer]:
     rank, against = _ranking(selection, seed, known)
     counts = yield from _count(rank, against, quarantined)
-    alpha, confidence = selection.exact_alpha, selection.exact_confidence
+    alpha, confidence = level.alpha, level.confidence
     decision = decide_by_bound(counts, alpha, confidence)
     answer = _of_decision(decision, counts, partial(_judge_ranks, rank, against, decision.rank))
     return replace(answer, factor=None, resolution=lambda m: (fewest_in_list(counts.n, m, alpha, confidence), None))
@@ -178,7 +190,9 @@ def _resolution(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, 
     return minimum_selectable(grid, m, rule.alpha, factor), known_needed(rule, m, max(1, m // 100), factor)
 
 
-def _weighted(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+def _weighted(
+    selection: SelectionConfig, level: Level, seed: int, known: Batch, others: Batch, quarantined: int
+) -> Asking[Answer]:
     if known.weights is None:
         raise UserError(f"selection {selection.name}: calibration weighted needs a weight of every document")
     calibration = calibrate_weighted(known.first, known.weights)
@@ -197,7 +211,7 @@ def _weighted(selection: SelectionConfig, seed: int, known: Batch, others: Batch
     counted = yield Ask(count)
     rows = counted if counted is not None else np.zeros((2, grid.size), dtype=np.int64)
     counts, least = (RankCounts(row, grid).with_quarantined(quarantined) for row in rows)
-    decision = decide(selection.procedure, counts, selection.exact_alpha)
+    decision = decide(selection.procedure, counts, level.alpha)
     return replace(
         _of_decision(decision, counts, partial(_judge_ranks, rank, grid, decision.rank)),
         resolution=lambda _: weighted_resolution(least, decision.alpha, decision.factor),
@@ -206,7 +220,9 @@ def _weighted(selection: SelectionConfig, seed: int, known: Batch, others: Batch
     )
 
 
-def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+def _adadetect(
+    selection: SelectionConfig, level: Level, seed: int, known: Batch, others: Batch, quarantined: int
+) -> Asking[Answer]:
     calibrate(known.first)
     halved = not len(others.matrix)
     first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
@@ -221,7 +237,7 @@ def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batc
 
     counts = yield from _count(rank, calibration.size, quarantined)
     terms = learnt_terms(not halved, selection.estimates)
-    decision = decide(selection.step_up, counts, selection.exact_alpha, lambda_=selection.exact_lambda)
+    decision = decide(selection.step_up, counts, level.alpha, lambda_=selection.exact_lambda)
     details = {**decision.details, **({} if halved else {"known_members": float(len(others.matrix))})}
     decision = replace(decision, assumption=terms.assumption, promise=terms.promise, details=details)
     judge = partial(_judge_ranks, rank, calibration.size, decision.rank)
@@ -229,12 +245,14 @@ def _adadetect(selection: SelectionConfig, seed: int, known: Batch, others: Batc
     return replace(_of_decision(decision, counts, judge, "adadetect", halved=halved), fused=fused)
 
 
-def _td4eval(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
+def _td4eval(
+    selection: SelectionConfig, level: Level, seed: int, known: Batch, others: Batch, quarantined: int
+) -> Asking[Answer]:
     calibrate(known.first)
-    repaired = yield from _symmetric(selection, seed, known, quarantined)
+    repaired = yield from _symmetric(selection, level, seed, known, quarantined)
     if selection.reconformal:
         return repaired
-    alpha, n = selection.exact_alpha, len(known.matrix)
+    alpha, n = level.alpha, len(known.matrix)
     rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
     counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
     weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, seed)
@@ -279,7 +297,7 @@ def _fused(
     def values(batch: Batch) -> np.ndarray:
         return fusion.fuse(rank(batch), n, weights)
 
-    cut = yield from _find_threshold(fusion.find_threshold(alpha, quarantined), values)
+    cut = yield from search_values(fusion.find_threshold(alpha, quarantined), values)
 
     def judge_fused(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         p = values(batch)
@@ -288,9 +306,9 @@ def _fused(
     return judge_fused, cut.value
 
 
-def _symmetric(selection: SelectionConfig, seed: int, known: Batch, quarantined: int) -> Asking[Answer]:
+def _symmetric(selection: SelectionConfig, level: Level, seed: int, known: Batch, quarantined: int) -> Asking[Answer]:
     """Fusion whose p-values are valid in finite samples: `fusion.symmetric_weights` on split calibration documents."""
-    alpha, d = selection.exact_alpha, known.matrix.shape[1]
+    alpha, d = level.alpha, known.matrix.shape[1]
     if len(known.matrix) < 4:
         raise UserError(f"selection {selection.name}: td4eval needs at least 4 calibration documents")
     reference = halves(known.keys, seed)
@@ -334,32 +352,17 @@ def _count_each(
     return [RankCounts(row).with_quarantined(quarantined) for row in counts]
 
 
-def _find_threshold(
-    passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
-) -> Asking[T]:
-    """Run the passes of `fusion.find_threshold` or `knockoff.find_threshold` over the values of every shard."""
-    counts = None
-    while True:
-        try:
-            count = passes.send(counts)
-        except StopIteration as end:
-            return end.value
-        counts = yield Ask(partial(_count_values, count, values))
-
-
-def _count_values(count: Callable[[np.ndarray], Any], values: Callable[[Batch], np.ndarray], batch: Batch) -> Any:
-    return count(values(batch))
-
-
-def _ktd(selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int) -> Asking[Answer]:
-    q, draws = selection.exact_alpha, simultaneous_draws(selection.detectors[0]) or 1
+def _ktd(
+    selection: SelectionConfig, level: Level, seed: int, known: Batch, others: Batch, quarantined: int
+) -> Asking[Answer]:
+    q, draws = level.alpha, simultaneous_draws(selection.detectors[0]) or 1
     m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
     if m == 0:
         raise UserError("no audit documents")
-    cut = yield from _find_threshold(knockoff.find_threshold(q * draws), operator.attrgetter("first"))
+    cut = yield from search_values(knockoff.find_threshold(q * draws), operator.attrgetter("first"))
     conformal = None
     if len(known.matrix):
-        conformal = yield from _ranked(_as_bh(selection), seed, known, others, quarantined)
+        conformal = yield from _ranked(_as_bh(selection), level, seed, known, others, quarantined)
     terms = filter_terms(draws)
     least, sentence = knockoff.fewest(q, m, draws)
     return Answer(

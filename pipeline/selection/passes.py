@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,3 +107,25 @@ def together(
                     answers[index] = done.value
         results = run_pass(asks) if asks else {}
     return [answers[index] for index in range(len(asking))]
+
+
+def search_values(
+    passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
+) -> Asking[T]:
+    """Run the passes of `fusion.find_threshold` or `knockoff.find_threshold` over the values of every shard.
+
+    Args:
+        passes: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.
+        values: of the documents of a shard.
+    """
+    counts = None
+    while True:
+        try:
+            count = passes.send(counts)
+        except StopIteration as end:
+            return end.value
+        counts = yield Ask(partial(_count_values, count, values))
+
+
+def _count_values(count: Callable[[np.ndarray], Any], values: Callable[[Batch], np.ndarray], batch: Batch) -> Any:
+    return count(values(batch))

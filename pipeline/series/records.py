@@ -15,7 +15,7 @@ from pipeline.config.series import Rule
 class Opening(VersionedRecord):
     """The first entry: the terms, which every scan of the schedule must state alike."""
 
-    kind: Literal["opening"] = "opening"
+    kind: Literal["opening"] = Field("opening", description="What the entry is.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
     rule: Rule = Field(description="How alpha is shared out.")
     horizon: int | None = Field(description="Scans of the schedule; null: no end.")
@@ -26,20 +26,28 @@ class Opening(VersionedRecord):
 class Claim(VersionedRecord):
     """A scan took the next place of the schedule, before anyone could read its answer. It has spent its level."""
 
-    kind: Literal["claim"] = "claim"
+    kind: Literal["claim"] = Field("claim", description="What the entry is.")
     slot: int = Field(description="Number of the place: 1 for the first scan.")
     run: str = Field(description="Run directory of the scan: an absolute path or a URL.")
     key: str = Field(
         description="SHA-256 of what the answer is made of: scores, questions, seed. The same scan keeps its place."
     )
     model: str = Field(description="The audited model, as the run's pages name it.")
-    scorer: dict[str, str] = Field(
-        description="By selection: SHA-256 of what decides its p-values but the audited documents: model, detectors, "
-        "settings, and the calibration documents."
+    scorer: dict[str, dict[str, str]] = Field(
+        description="By selection: what decides its scores and how it ranks them, a digest each by name: the model, "
+        "the detectors, the settings, the version."
+    )
+    calibration: dict[str, str] = Field(
+        description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
+    )
+    calibration_keys: dict[str, str] = Field(
+        description="By that SHA-256: a 64-bit key of each of those texts, base64 of them all; for rule prds, and "
+        "where no earlier claim holds them."
     )
     share: float = Field(description="Part of alpha that is this scan's.")
     before: dict[str, int] = Field(
-        description="By selection: documents that earlier scans had selected, as filed when the place was claimed."
+        description="By selection: documents that earlier scans had selected, as filed when the place was claimed; "
+        "without those of a selection whose promise a check contradicts."
     )
     version: str = Field(description="Version of Seenset.")
     at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
@@ -64,7 +72,7 @@ class FiledSelection(Record):
 class Filing(VersionedRecord):
     """What a scan answered. A claim without one has spent its level and says nothing."""
 
-    kind: Literal["result"] = "result"
+    kind: Literal["result"] = Field("result", description="What the entry is.")
     slot: int = Field(description="Number of the scan's place.")
     key: str = Field(description="Key of its claim.")
     selections: list[FiledSelection] = Field(description="Its answers, in the order of the configuration.")

@@ -191,10 +191,19 @@ class Store:
         finally:
             remove_quietly(temporary)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a file only if it is absent; False when it was there already."""
+    def create(self, name: str, data: bytes, last_may_win: bool = True) -> bool:
+        """Write a file only if it is absent; False when it was there already.
+
+        Args:
+            name: of the file.
+            data: its bytes.
+            last_may_win: whether the last of several writers at once may win, on a store that cannot tell the first.
+
+        Raises:
+            UserError: the store cannot tell the first, and must; or a local folder cannot be written to.
+        """
         if not self.local:
-            return self._create_remote(name, data)
+            return self._create_remote(name, data, last_may_win)
         temporary = self._temporary(name, data)
         try:
             os.link(temporary, self.path(name))
@@ -318,13 +327,18 @@ class Store:
             raise
         return temporary
 
-    def _create_remote(self, name: str, data: bytes) -> bool:
+    def _create_remote(self, name: str, data: bytes, last_may_win: bool) -> bool:
         path = self.path(name)
         try:
             self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return False
         except (TypeError, ValueError, NotImplementedError):
+            if not last_may_win:
+                raise UserError(
+                    f"{self.url} cannot create a file only where it is absent, which keeps two writers apart: "
+                    "take a local folder, s3:// or gs://"
+                ) from None
             if self.fs.exists(path):
                 return False
             # A store without conditional writes: both attempts hold the same rows, so the last one may win.

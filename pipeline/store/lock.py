@@ -261,9 +261,9 @@ class _HeldStore(Store):
         self._lock.guard()
         super().write(name, data)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, last_may_win: bool = True) -> bool:
         self._lock.guard()
-        return super().create(name, data)
+        return super().create(name, data, last_may_win)
 
     def _temporary(self, name: str, data: bytes) -> str:
         path = super()._temporary(name, data)

@@ -13,6 +13,10 @@ from pipeline.errors import FullError, UserError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WORDS = ("No space left on device", "Disk quota exceeded", "os error 28")
+STORAGE_PACKAGES = frozenset(
+    {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "gcsfs", "google", "requests", "s3fs"}
+)
+
 _NO_SPACE_BYTES = 64 << 10
 """Free space that is none: some libraries do not say why a file could not be written."""
 
@@ -22,6 +26,11 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in FULL):
         return True
     return any(words in str(error) for words in _WORDS)
+
+
+def is_of_storage(error: Exception) -> bool:
+    """Whether an error is of a disk, a network or an object store, whose libraries have classes of their own."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_PACKAGES
 
 
 def write_error(error: OSError, where: str) -> UserError:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
@@ -34,6 +34,7 @@ class ObjectStore:
     failures: float = 0.0  # the share of requests that are answered 503; of half of these nothing is done before
     requests: list[tuple[str, str]] = field(default_factory=list)  # kind, key
     at_once: int = 0  # the most requests that were under way together
+    whole: threading.Lock = field(default_factory=threading.Lock)  # one write at a time
     _under_way: int = 0
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -86,7 +87,9 @@ def _between(store: ObjectStore, application: Callable[..., Any]) -> Callable[..
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             else:
                 headers: list[Any] = []
-                body = b"".join(application(environ, lambda *head, **_: headers.extend(head)))
+                # moto looks whether a key is there and then writes it, in two steps; S3 does both in one
+                with store.whole if environ["REQUEST_METHOD"] == "PUT" else nullcontext():
+                    body = b"".join(application(environ, lambda *head, **_: headers.extend(head)))
                 if drawn >= store.failures:
                     start_response(*headers[:2])
                     return [body]

@@ -1,0 +1,349 @@
+"""A scan takes the next place of its schedule before its answer can be read, and files the answer at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from pipeline import __version__
+from pipeline.audit.scored import Scored
+from pipeline.audit.select import Claiming
+from pipeline.audit.summary import Summary, read_summary
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import display_name
+from pipeline.config.series import SeriesConfig
+from pipeline.errors import UserError
+from pipeline.selection.schedule import Slot, share_of
+from pipeline.series.records import Claim, FiledSelection, Filing, Opening
+from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
+from pipeline.series.scorers import check_scorers, key_list, keys_digest, scorers_of
+from pipeline.store.files import Store
+from pipeline.store.ledger import LedgerEntry, append_entry
+
+SAMPLE = "a sample is a scan too, and spends its level: --set series=null tries things out"
+
+Say = Callable[[str], None]
+
+
+def open_ledger(series: SeriesConfig) -> Store:
+    """The folder of a schedule's ledger; it need not exist yet.
+
+    Raises:
+        UserError: it cannot be a folder.
+    """
+    try:
+        return Store(series.ledger)
+    except UserError as error:
+        raise UserError(f"series.ledger: {str(error).replace('run directory', 'folder')}") from None
+
+
+def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = None) -> Schedule | None:
+    """Check before hours of scoring what would stop the claim after them.
+
+    Args:
+        config: of the audit, with `series`.
+        fingerprint: of its scores; None: not known yet.
+
+    Returns:
+        The schedule; None where this scan would open it.
+
+    Raises:
+        UserError: the ledger is damaged or of other terms, its bucket is not there, all its places are taken, or rule
+            prds would not hold.
+        IncompleteError: its store does not answer.
+    """
+    assert config.series is not None
+    store = open_ledger(config.series)
+    schedule = read_schedule(store)
+    if schedule is None:
+        _check_bucket(store)
+        return None
+    _check_terms(config.series, schedule.opening, store.url)
+    if all(scan.claim.run != Store(config.run).url for scan in schedule.scans):  # else it may have its place already
+        _check_room(schedule, store.url)
+    if fingerprint is not None and schedule.opening.rule == "prds":
+        check_scorers(schedule, scorers_of(config, fingerprint), {}, {})
+    return schedule
+
+
+def claim_of(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -> Claiming | None:
+    """What takes the place of a scan in its schedule, as `claim_slots`; None for a run that is no scan of one."""
+    if config.series is None:
+        return None
+    return lambda calibrations: claim_slots(config, scored, calibrations, limit, say)
+
+
+def claim_slots(
+    config: AuditConfig, scored: Scored, calibrations: Mapping[str, np.ndarray], limit: int | None, say: Say
+) -> dict[str, Slot]:
+    """Take the next place of the schedule, or keep the one that this scan has: its level is spent from then on.
+
+    To be called after all that can refuse a selection, and before anything of an answer can be read.
+
+    Args:
+        config: of the audit, with `series`.
+        scored: its finished score shards.
+        calibrations: by selection, keys of the texts that it is calibrated on: int64, (documents,).
+        limit: the most documents of each role that were read; None when all were.
+        say: prints a line.
+
+    Returns:
+        What each selection may spend, by name.
+
+    Raises:
+        UserError: as `check_ledger`, or calibration documents that rule prds does not bear.
+        IncompleteError: the store of the ledger does not answer. The same command goes on.
+    """
+    assert config.series is not None
+    store, key = open_ledger(config.series), scan_key(config, scored, limit)
+    scorers = scorers_of(config, _fingerprint(scored))
+    digests = {name: keys_digest(keys) for name, keys in calibrations.items()}
+
+    def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
+        schedule = _opened(config, entries, store.url)
+        _check_answered(config, scored.store, schedule, store.url)
+        if schedule.scan_of(key) is not None:
+            return None
+        _check_room(schedule, store.url)
+        if schedule.opening.rule == "prds":
+            check_scorers(schedule, scorers, digests, calibrations)
+        slot = len(schedule.scans) + 1
+        return Claim(
+            slot=slot,
+            run=scored.store.url,
+            key=key,
+            model=display_name(config.model),
+            scorer=scorers,
+            calibration=digests,
+            calibration_keys=_new_keys(schedule, digests, calibrations),
+            share=float(share_of(slot, schedule.opening.horizon)),
+            before={selection.name: selected_before(schedule, selection.name) for selection in config.selections},
+            version=__version__,
+            at=_now(),
+        ).plain()
+
+    append_entry(store, lambda entries: None if entries else _opening(config.series).plain())
+    known = append_entry(store, lambda entries: None)
+    entries = append_entry(store, make)
+    schedule = schedule_of(entries, store.url)
+    scan = schedule.scan_of(key) if schedule is not None else None
+    assert schedule is not None
+    assert scan is not None
+    for line in _lines(config.series, schedule, scan, scan.entry >= len(known), scored.store.url, limit):
+        say(line)
+    return {name: slot_of(schedule, scan, name) for name in scan.claim.before}
+
+
+def file_result(config: AuditConfig, scored: Scored, limit: int | None, summaries: Iterable[Summary], say: Say) -> None:
+    """File what the scan answered, as the last thing that it does; nothing where it is filed.
+
+    Args:
+        config: of the audit, with `series`.
+        scored: its finished score shards.
+        limit: as for its claim.
+        summaries: the answers.
+        say: prints a line.
+
+    Raises:
+        UserError: a damaged ledger, or one without the claim of this scan.
+        IncompleteError: the store of the ledger does not answer. The same command goes on.
+    """
+    assert config.series is not None
+    store, key = open_ledger(config.series), scan_key(config, scored, limit)
+    answers = [_filed(summary) for summary in summaries]
+    filed: list[Filing] = []
+
+    def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
+        scan = _opened(config, entries, store.url).scan_of(key)
+        if scan is None:
+            raise UserError(f"ledger {store.url} has lost the claim of this scan: put its latest entries back")
+        filed[:] = [] if scan.filing is None else [scan.filing]
+        if filed:
+            return None
+        return Filing(slot=scan.claim.slot, key=key, selections=answers, at=_now()).plain()
+
+    append_entry(store, make)
+    if filed and sorted(_counts(filed[0].selections)) != sorted(_counts(answers)):
+        say(f"series: scan {filed[0].slot} had filed another answer before, which the ledger keeps")
+
+
+def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
+    """SHA-256 of what an answer is made of: scores, questions without their alpha, seed; hexadecimal.
+
+    It is the same in another run directory, and for shards that were scored again with the same result.
+    """
+    shards = [
+        [one.shard, one.role, one.documents, one.files[one.data].sha256, one.n_in, sorted(one.reasons.items())]
+        for one in scored.receipts
+    ]
+    questions = [
+        selection.model_dump(mode="json", by_alias=True, exclude={"alpha"})
+        for selection in sorted(config.selections, key=lambda selection: selection.name)
+    ]
+    made_of = [sorted(shards), questions, config.overlap, config.near_copies, config.seed, limit]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
+    """What a selection of a scan may spend, exactly.
+
+    Raises:
+        UserError: another version of the program shared alpha out in another way.
+    """
+    number, terms = scan.claim.slot, schedule.opening
+    share = share_of(number, terms.horizon)
+    if float(share) != scan.claim.share:
+        raise UserError(
+            f"scan {number} was claimed by seenset {scan.claim.version} with {scan.claim.share:g} of alpha, and this "
+            f"version gives it {float(share):g}: use that version, or begin a new ledger"
+        )
+    return Slot(number, terms.rule, Fraction(repr(terms.alpha)), share, scan.claim.before.get(name, 0))
+
+
+def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot]:
+    """What each selection could spend if it claimed the next place now, by name."""
+    assert config.series is not None
+    number = 1 if schedule is None else len(schedule.scans) + 1
+    share, alpha = share_of(number, config.series.horizon), Fraction(repr(config.series.alpha))
+    before = {
+        selection.name: 0 if schedule is None else selected_before(schedule, selection.name)
+        for selection in config.selections
+    }
+    return {name: Slot(number, config.series.rule, alpha, share, count) for name, count in before.items()}
+
+
+def selected_before(schedule: Schedule, name: str) -> int:
+    """Documents that scans had selected, as far as they are filed and no check contradicts their promise."""
+    filings = [scan.filing for scan in schedule.scans if scan.filing is not None]
+    answers = [one for filing in filings for one in filing.selections if one.name == name]
+    return sum(one.n_selected for one in answers if one.supported is not False)
+
+
+def _opening(series: SeriesConfig | None) -> Opening:
+    assert series is not None
+    return Opening(alpha=series.alpha, rule=series.rule, horizon=series.horizon, version=__version__, at=_now())
+
+
+def _opened(config: AuditConfig, entries: Sequence[LedgerEntry], url: str) -> Schedule:
+    """The schedule of these entries, if it is the one that the configuration describes."""
+    schedule = schedule_of(entries, url)
+    if schedule is None or config.series is None:
+        raise UserError(f"ledger {url} is empty now, and was not before: put its entries back")
+    _check_terms(config.series, schedule.opening, url)
+    return schedule
+
+
+def _check_bucket(store: Store) -> None:
+    """Check of a ledger that is still to be opened that there is a place for it.
+
+    Raises:
+        UserError: there is no such bucket, or it may not be read.
+    """
+    bucket = store.root.split("/")[0]
+    if bucket and not store.local and not store.fs.exists(bucket):
+        raise UserError(f"series.ledger {store.url}: bucket {bucket} is not there, or may not be read")
+
+
+def _check_terms(series: SeriesConfig, opening: Opening, url: str) -> None:
+    """Check that a schedule goes on with the terms that it began with.
+
+    Raises:
+        UserError: it does not.
+    """
+    for term in ("alpha", "rule", "horizon"):
+        stated, opened = getattr(series, term), getattr(opening, term)
+        if stated != opened:
+            names = ["null" if value is None else f"{value}" for value in (stated, opened)]
+            why = "the parts of alpha were cut when it was opened, and a change would spend more than alpha"
+            raise UserError(
+                f"series.{term} is {names[0]}, and ledger {url} was opened with {names[1]}: state {names[1]}, or begin "
+                f"a new ledger, whose promise is its own; {why}"
+            )
+
+
+def _check_answered(config: AuditConfig, run: Store, schedule: Schedule, url: str) -> None:
+    """Check that a ledger still holds the place at which this run has answered.
+
+    Raises:
+        UserError: it does not: its last entries are gone, as where an older copy was put in its place.
+    """
+    for selection in config.selections:
+        try:
+            answered = read_summary(run, selection.name)
+        except UserError:  # it is made anew
+            continue
+        place = None if answered is None else answered.series
+        if place is None or config.series is None or place.ledger != config.series.ledger:
+            continue
+        if place.slot > len(schedule.scans):
+            raise UserError(
+                f"this run was scan {place.slot:,} of ledger {url}, in which {len(schedule.scans):,} places are taken: "
+                "put its latest entries back"
+            )
+
+
+def _check_room(schedule: Schedule, url: str) -> None:
+    """Check that a place is left.
+
+    Raises:
+        UserError: none is.
+    """
+    horizon, taken = schedule.opening.horizon, len(schedule.scans)
+    if horizon is not None and taken >= horizon:
+        raise UserError(
+            f"all {horizon} places of ledger {url} are taken, and its alpha is spent: begin a new ledger, whose "
+            "promise is its own (with horizon: null it has no end); a longer horizon is refused, because every scan "
+            "had its part of alpha from the first one on"
+        )
+
+
+def _new_keys(schedule: Schedule, digests: Mapping[str, str], calibrations: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Keys of calibration documents that later scans are held against, where no claim holds them."""
+    if schedule.opening.rule != "prds":
+        return {}
+    held = {digest for scan in schedule.scans for digest in scan.claim.calibration_keys}
+    return {digest: key_list(calibrations[name]) for name, digest in digests.items() if digest not in held}
+
+
+def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | None) -> list[str]:
+    """What a user must know of a claim."""
+    number, others = scan.claim.slot, [other for other in schedule.scans if other is not scan]
+    slot = slot_of(schedule, scan, "")
+    if not fresh:
+        where = "" if scan.claim.run == run else f", claimed from {scan.claim.run}"
+        return [f"series: this scan has place {schedule.place(number)} already{where}, and keeps it"]
+    lines = [f"series: scan {schedule.place(number)}, at level {float(slot.level):.3g} ({series.rule})"]
+    if earlier := [f"{other.claim.slot}" for other in others if other.claim.run == run]:
+        lines.append(
+            f"series: this run has place {', '.join(earlier)} too, for other questions or other scores: each has spent "
+            "its level"
+        )
+    if limit is not None:
+        lines.append(f"series: {SAMPLE}")
+    if others and scan.claim.at < others[-1].claim.at:
+        lines += [f"series: {note}" for note in schedule.clock_notes() if note.startswith(f"scan {number} ")]
+    return lines
+
+
+def _fingerprint(scored: Scored) -> dict[str, Any]:
+    if not scored.receipts:
+        raise UserError("no audit documents")
+    return scored.receipts[0].fingerprint
+
+
+def _filed(summary: Summary) -> FiledSelection:
+    return FiledSelection(**{name: getattr(summary, name) for name in FiledSelection.model_fields})
+
+
+def _counts(answers: Iterable[FiledSelection]) -> list[tuple[str, int]]:
+    return [(answer.name, answer.n_selected) for answer in answers]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,112 @@
+"""The scans of a schedule, as its ledger holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.audit.records import parse_part
+from pipeline.errors import UserError
+from pipeline.series.records import Claim, Filing, Opening
+from pipeline.store.files import Store
+from pipeline.store.ledger import LedgerEntry, read_ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One place of a schedule that was taken, and what came of it."""
+
+    entry: int  # number of its claim in the ledger
+    claim: Claim
+    filing: Filing | None  # None: no answer is filed, and the level is spent
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The terms of a schedule and its scans, by their places."""
+
+    opening: Opening
+    scans: tuple[Scan, ...] = ()
+    latest: str = ""  # when the last entry was written, by the clock of its writer
+
+    def place(self, number: int) -> str:
+        """A place in words: 3 of 52."""
+        return f"{number:,}" if self.opening.horizon is None else f"{number:,} of {self.opening.horizon:,}"
+
+    def scan_of(self, key: str) -> Scan | None:
+        """The scan with this key; None where it has no place."""
+        return next((scan for scan in self.scans if scan.claim.key == key), None)
+
+    def clock_notes(self) -> list[str]:
+        """Claims that are dated before the one before them, a line each: numbers order scans, and clocks do not."""
+        return [
+            f"scan {later.claim.slot} is dated {later.claim.at}, and scan {earlier.claim.slot} {earlier.claim.at}: a "
+            "clock was wrong; scans are ordered by their places"
+            for earlier, later in zip(self.scans, self.scans[1:], strict=False)
+            if later.claim.at < earlier.claim.at
+        ]
+
+
+def read_schedule(store: Store) -> Schedule | None:
+    """The schedule of a ledger; None where nothing was ever appended.
+
+    Raises:
+        UserError: in one line, as `read_ledger`, or an entry that is not of a schedule, or not where it belongs.
+    """
+    return schedule_of(read_ledger(store), store.url)
+
+
+def schedule_of(entries: Sequence[LedgerEntry], url: str) -> Schedule | None:
+    """As `read_schedule`, of entries that were read.
+
+    Args:
+        entries: all of a ledger.
+        url: of the ledger, for messages.
+
+    Raises:
+        UserError: an entry that is not of a schedule, or not where it belongs.
+    """
+    schedule: Schedule | None = None
+    for entry in entries:
+        where = f"ledger {url}: entry {entry.number}"
+        record = _record(entry.content, where)
+        if schedule is None or isinstance(record, Opening):
+            if schedule is not None or not isinstance(record, Opening):
+                raise UserError(f"{where} is no {'claim or result' if schedule else 'opening'}: not a ledger of scans")
+            schedule = Schedule(record, (), record.at)
+        else:
+            schedule = _with(schedule, entry.number, record, where)
+    return schedule
+
+
+def _with(schedule: Schedule, number: int, record: Claim | Filing, where: str) -> Schedule:
+    scans = list(schedule.scans)
+    if isinstance(record, Claim):
+        if record.slot != len(scans) + 1:
+            raise UserError(f"{where} claims place {record.slot}, and the next one is {len(scans) + 1}")
+        scans.append(Scan(number, record, None))
+    else:
+        scan = scans[record.slot - 1] if 0 < record.slot <= len(scans) else None
+        if scan is None or scan.claim.key != record.key or scan.filing is not None:
+            raise UserError(f"{where} is a result of place {record.slot}, which has no claim of its own without one")
+        scans[record.slot - 1] = replace(scan, filing=record)
+    return replace(schedule, scans=tuple(scans), latest=record.at)
+
+
+_KINDS: dict[Any, type[Opening] | type[Claim] | type[Filing]] = {
+    "opening": Opening,
+    "claim": Claim,
+    "result": Filing,
+}
+
+
+def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
+    kind = content.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise UserError(f"{where} is no entry of a schedule of scans: kind {kind!r}, known: {', '.join(_KINDS)}")
+    if content.get("schema") != 1:
+        raise UserError(
+            f"{where} was written by seenset {content.get('version', 'of another version')} in another form"
+        )
+    return parse_part(_KINDS[kind], content, where)

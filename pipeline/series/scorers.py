@@ -1,0 +1,102 @@
+"""Whether the scans of a schedule were scored alike and calibrated on shared or on fresh documents, as prds needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.config.audit import AuditConfig
+from pipeline.errors import UserError
+from pipeline.series.scans import Scan, Schedule
+
+OF_A_SHARD = ("rows", "columns", "detectors")
+"""Of a fingerprint: what differs between shards, and the detectors of other selections."""
+
+_REMEDY = "begin a new ledger with rule spend, which bears any change"
+
+
+def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What decides a selection's scores and how it ranks them, by its name: a short digest each, by name.
+
+    Args:
+        config: of the audit.
+        fingerprint: of its scores.
+    """
+    common = {name: value for name, value in fingerprint.items() if name not in OF_A_SHARD}
+    scorers = {}
+    for selection in config.selections:
+        settings = selection.model_dump(mode="json", by_alias=True, exclude={"name", "alpha", "confidence"})
+        parts = {**common, "settings": settings}
+        scorers[selection.name] = {name: _short_digest(value) for name, value in sorted(parts.items())}
+    return scorers
+
+
+def check_scorers(
+    schedule: Schedule,
+    scorers: Mapping[str, Mapping[str, str]],
+    digests: Mapping[str, str],
+    calibrations: Mapping[str, np.ndarray],
+) -> None:
+    """Check that p-values of a schedule are positively dependent, as far as its claims can tell.
+
+    They are where one unchanged scorer ranks all documents among the same calibration documents, or among others of
+    which none is shared.
+
+    Args:
+        schedule: its earlier scans.
+        scorers: of the next scan, as `scorers_of` makes them.
+        digests: by selection, of its calibration documents; empty where they are not known yet.
+        calibrations: their keys, int64, (documents,).
+
+    Raises:
+        UserError: the scorer changed, or calibration documents are neither exactly the same nor all fresh.
+    """
+    held = {digest: keys for scan in schedule.scans for digest, keys in scan.claim.calibration_keys.items()}
+    for name, scorer in scorers.items():
+        for scan in schedule.scans:
+            _check_scorer(scan, name, scorer)
+            digest = scan.claim.calibration.get(name)
+            if digest is None or name not in digests or digest == digests[name]:
+                continue
+            count = int(np.isin(calibrations[name], listed_keys(held.get(digest, ""))).sum())
+            if count or digest not in held:
+                raise UserError(
+                    f"rule prds: {count:,} of {calibrations[name].size:,} calibration documents of selection {name} "
+                    f"calibrated scan {scan.claim.slot} too, and it had others: take exactly the same ones in every "
+                    f"scan, or only fresh ones, or {_REMEDY}"
+                )
+
+
+def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
+    earlier = scan.claim.scorer.get(name)
+    if earlier is None or earlier == scorer:
+        return
+    changed = sorted(key for key in {*earlier, *scorer} if earlier.get(key) != scorer.get(key))
+    raise UserError(
+        f"rule prds holds for one unchanged scorer, and selection {name} of scan {scan.claim.slot} had another: "
+        f"{', '.join(changed)}; keep what that scan had, or {_REMEDY}"
+    )
+
+
+def keys_digest(keys: np.ndarray) -> str:
+    """SHA-256 of documents by the keys of their texts, whatever their order; hexadecimal."""
+    return hashlib.sha256(np.sort(keys).astype("<i8").tobytes()).hexdigest()
+
+
+def key_list(keys: np.ndarray) -> str:
+    """The keys of documents, ascending, as text."""
+    return base64.b64encode(np.sort(keys).astype("<i8").tobytes()).decode()
+
+
+def listed_keys(text: str) -> np.ndarray:
+    """The inverse of `key_list`: int64, (documents,)."""
+    return np.frombuffer(base64.b64decode(text), dtype="<i8").astype(np.int64)
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

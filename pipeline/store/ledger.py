@@ -1,0 +1,181 @@
+"""An append-only list of entries in one folder, which several writers may add to and nobody can change unnoticed.
+
+Entry n is the file `0000000n.json`. It holds its content, its number, the SHA-256 of the file of the entry before and a
+digest of itself. To append is to create the next number, which a store lets only one of several writers do; the others
+look at what the winner wrote and take the number after it. Nothing is ever written over or removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pipeline.errors import IncompleteError, UserError, one_line
+from pipeline.store.files import Store, to_json
+from pipeline.store.receipts import is_sealed, sealed
+from pipeline.store.space import is_of_storage
+
+PAUSES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds between tries of a request that a store did not answer."""
+
+_ENTRY = re.compile(r"[0-9]{8}\.json")
+_KEYS = frozenset({"number", "previous", "writer", "content", "digest"})
+_RACES = 1000
+T = TypeVar("T")
+
+Content = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One entry of a ledger, as it was appended."""
+
+    number: int  # 0 for the first
+    content: dict[str, Any]
+    sha256: str  # of its file, hexadecimal: what the next entry names it by
+
+
+def read_ledger(store: Store) -> list[LedgerEntry]:
+    """All entries, in their order; empty where there is none yet.
+
+    Args:
+        store: the folder of the ledger.
+
+    Raises:
+        UserError: in one line, with the number: a hole, an edited entry, one that does not follow the one before, or a
+            file that is no entry.
+        IncompleteError: the store does not answer.
+    """
+    names = _patiently(store, lambda: store.names(""))
+    for name in names:
+        if not _ENTRY.fullmatch(name):
+            raise UserError(f"{store.url} is no ledger, or not only one: it holds {one_line(name)}")
+    known = range(int(names[-1][:8]) + 1 if names else 0)
+    files = _patiently(store, lambda: store.read_many([entry_file(number) for number in known]))
+    while (data := _read(store, len(files))) is not None:  # a listing may be older than the last entry
+        files.append(data)
+    entries: list[LedgerEntry] = []
+    for number, data in enumerate(files):
+        entries.append(_checked(store, number, data, entries))
+    return entries
+
+
+def append_entry(store: Store, make: Callable[[Sequence[LedgerEntry]], Content | None]) -> list[LedgerEntry]:
+    """Append what follows from the entries so far; when another writer was quicker, what follows from its entry too.
+
+    Args:
+        store: the folder of the ledger; it need not exist yet.
+        make: from all entries, what to append: plain values; None where there is nothing left to append. It is called
+            again for each entry that another writer adds meanwhile.
+
+    Returns:
+        All entries, with the one that was appended, if one was, as the last.
+
+    Raises:
+        UserError: as `read_ledger`, or the store has no way to create a file only where it is absent.
+        IncompleteError: the store does not answer. Whether the entry stands is not known then; `make` sees it the next
+            time.
+    """
+    for _ in range(_RACES):
+        entries = read_ledger(store)
+        content = make(entries)
+        if content is None:
+            return entries
+        number = len(entries)
+        data = to_json(
+            sealed(
+                {
+                    "number": number,
+                    "previous": entries[-1].sha256 if entries else None,
+                    "writer": uuid.uuid4().hex,
+                    "content": json.loads(to_json(content)),
+                }
+            )
+        )
+        if _created(store, entry_file(number), data):
+            return [*entries, _checked(store, number, data, entries)]
+    raise IncompleteError(f"{store.url}: {_RACES} other writers were quicker; run it again")
+
+
+def entry_file(number: int) -> str:
+    """The name of an entry's file in the folder of the ledger."""
+    return f"{number:08d}.json"
+
+
+def _read(store: Store, number: int) -> bytes | None:
+    """The file of an entry; None where it is not there."""
+    return _patiently(store, lambda: store.read_many([entry_file(number)])[0])
+
+
+def _created(store: Store, name: str, data: bytes) -> bool:
+    """Create an entry; False where another writer was quicker.
+
+    A creation whose answer is lost may have been done, also where the file system asks again by itself: then the file
+    that is in the way is this writer's.
+    """
+
+    def create() -> bool:
+        return store.create(name, data, last_may_win=False) or store.read(name) == data
+
+    return _patiently(store, create)
+
+
+def _patiently(store: Store, work: Callable[[], T]) -> T:
+    """Do requests that may be done again, until the store answers.
+
+    Raises:
+        UserError: it answers that the folder is not there, or may not be used; or it is a disk.
+        IncompleteError: it does not answer.
+    """
+    for pause in (*PAUSES, None):
+        try:
+            return work()
+        except (FileNotFoundError, PermissionError) as error:
+            raise UserError(f"ledger {store.url}: {_reason(error)}") from None
+        except Exception as error:
+            if not is_of_storage(error):
+                raise
+            if store.local:  # another try would fail alike
+                raise UserError(f"ledger {store.url}: {_reason(error)}") from None
+            if pause is None:
+                raise IncompleteError(
+                    f"ledger {store.url} does not answer ({_reason(error)}): the same command goes on when it does"
+                ) from None
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _reason(error: Exception) -> str:
+    return one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def _checked(store: Store, number: int, data: bytes | None, before: Sequence[LedgerEntry]) -> LedgerEntry:
+    """An entry, if it is as it was appended and follows the one before.
+
+    Raises:
+        UserError: it is not, or does not.
+    """
+    where = f"ledger {store.url}: entry {number}"
+    if data is None:
+        raise UserError(f"{where} is missing, and later ones are there: put {entry_file(number)} back")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where} is damaged: {entry_file(number)} is not JSON") from None
+    if not isinstance(value, dict) or value.keys() != _KEYS or not isinstance(value["content"], dict):
+        raise UserError(f"{where} is damaged: {entry_file(number)} is no entry of a ledger")
+    if not is_sealed(value) or to_json(value) != data:
+        raise UserError(f"{where} was edited: {entry_file(number)} is not as it was appended; put the first one back")
+    if value["number"] != number:
+        raise UserError(f"{where} was replaced: {entry_file(number)} is entry {value['number']}")
+    previous = before[-1].sha256 if before else None
+    if value["previous"] != previous:
+        what = f"follows another entry {number - 1} than the one that is there" if before else "is no first entry"
+        raise UserError(f"{where} {what}: one of both was replaced, or comes from another ledger")
+    return LedgerEntry(number, value["content"], hashlib.sha256(data).hexdigest())

@@ -1,0 +1,278 @@
+"""Runs that are scans of a schedule: one place each, whatever dies, and the same bytes from the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import sentence
+from pydantic import ValidationError
+from rich.console import Console
+
+from pipeline.audit.description import load_config, load_evaluation
+from pipeline.audit.summary import Summary
+from pipeline.errors import ExitCode, UserError
+from pipeline.series.scans import Schedule, read_schedule
+from pipeline.store.files import Store
+from pipeline.store.ledger import append_entry
+from pipeline.trial.config import TrialConfig
+from ray_jobs import audit as driver
+from ray_jobs.audit import run_audit
+from ray_jobs.cli import main
+from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
+
+SELECTION = {"name": "members", "detectors": ["loss"], "procedure": "bh"}
+
+
+@pytest.fixture
+def scan(make_audit: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Writes the audit.yaml of a scan; `terms` are of its series."""
+
+    def write(selections: Sequence[dict[str, Any]] = (SELECTION,), **terms: Any) -> Path:
+        texts = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(40)]
+        series = {"ledger": str(tmp_path / "ledger"), "alpha": 0.2, "horizon": 4, **terms}
+        return make_audit(*texts, detectors=["loss"], selections=list(selections), series=series, evidence=0)
+
+    return write
+
+
+def run(path: Path, *overrides: str, limit: int | None = None) -> tuple[list[Summary], str]:
+    """The answers of a run, and what it printed."""
+    console = Console(record=True, quiet=False, file=open("/dev/null", "w"), width=500)  # noqa: SIM115
+    outcome = run_audit(load_config(str(path), overrides), Reporter(console), limit)
+    return outcome.selections, console.export_text()
+
+
+def schedule_in(folder: Path) -> Schedule:
+    schedule = read_schedule(Store(str(folder / "ledger")))
+    assert schedule is not None
+    return schedule
+
+
+def answers_in(folder: Path) -> dict[str, bytes]:
+    files = sorted((folder / "selection").rglob("*"))
+    return {
+        str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file() and file.suffix != ".jsonl"
+    }
+
+
+def test_a_run_takes_a_place_selects_at_its_level_and_files_its_answer(
+    scan: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = scan()
+    (summary,), text = run(path)
+    assert "series: scan 1 of 4, at level 0.05 (spend)" in text
+    assert summary.alpha == 0.05
+    assert summary.series is not None
+    assert summary.series.model_dump(exclude={"ledger"}) == {
+        "slot": 1, "horizon": 4, "rule": "spend", "alpha": 0.2, "level": 0.05, "before": 0,
+    }  # fmt: skip
+    assert "scan 1 of 4 at level 0.05" in summary.line()
+    page = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert "scan 1 of 4 at level 0.05" in page
+    assert "20% of all that the schedule" in page or "no evidence" in page
+    (one,) = schedule_in(tmp_path).scans
+    assert one.filing is not None
+    assert [answer.name for answer in one.filing.selections] == ["members"]
+    assert "nothing has changed since" in run(path)[1]
+
+
+@pytest.mark.slow
+def test_the_same_scan_in_another_directory_writes_the_same_bytes_at_the_same_place(
+    scan: Callable[..., Path], tmp_path: Path
+) -> None:
+    run(scan())
+    first = answers_in(tmp_path / "run")
+    _, text = run(scan(), f"run={tmp_path / 'other'}")
+    assert "has place 1 of 4 already, claimed from" in text
+    assert answers_in(tmp_path / "other") == first
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "file_result",
+        pytest.param("write_report", marks=pytest.mark.slow),
+        pytest.param("note_finished", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_dies_after_its_answer_is_healed_by_the_same_command(
+    scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, where, die)
+        with pytest.raises(RuntimeError):
+            run(scan())
+    before = answers_in(tmp_path / "run")
+    run(scan())
+    assert answers_in(tmp_path / "run") == before
+    (one,) = schedule_in(tmp_path).scans
+    assert one.filing is not None
+
+
+@pytest.mark.slow
+def test_a_run_that_dies_before_its_answer_has_spent_its_level_and_goes_on_with_it(
+    scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.audit.select._answer_all", die)
+        with pytest.raises(RuntimeError):
+            run(scan())
+    assert not (tmp_path / "run" / "selection").exists()
+    assert [one.filing for one in schedule_in(tmp_path).scans] == [None]
+    assert "has place 1 of 4 already, and keeps it" in run(scan())[1]
+    assert schedule_in(tmp_path).scans[0].filing is not None
+
+
+@pytest.mark.slow
+def test_another_question_of_a_run_takes_another_place_and_says_so(scan: Callable[..., Path], tmp_path: Path) -> None:
+    run(scan())
+    lines: list[str] = []
+    (summary,) = select_again(str(tmp_path / "run"), ["selections.0.procedure=storey"], say=lines.append)
+    assert lines[0] == "series: scan 2 of 4, at level 0.05 (spend)"
+    assert lines[1].startswith("series: this run has place 1 too, for other questions or other scores")
+    assert summary.series is not None
+    assert summary.series.slot == 2
+    assert [one.filing is not None for one in schedule_in(tmp_path).scans] == [True, True]
+    again: list[str] = []
+    select_again(str(tmp_path / "run"), ["selections.0.procedure=storey"], say=again.append)
+    assert again == ["series: this scan has place 2 of 4 already, and keeps it"]
+    with pytest.raises(UserError, match=r"selections.0.alpha is 0.5, and in a series"):
+        select_again(str(tmp_path / "run"), ["selections.0.alpha=0.5"])
+    with pytest.raises(UserError, match="series needs seenset run"):
+        select_again(str(tmp_path / "run"), ["series.horizon=9"])
+
+
+def test_what_is_refused_claims_no_place(scan: Callable[..., Path], tmp_path: Path) -> None:
+    copies = [sentence(i) for i in range(5)]
+    path = scan()
+    (tmp_path / "unseen.jsonl").open("a").write(
+        "".join(f'{{"id": "c{i}", "text": "{t}"}}\n' for i, t in enumerate(copies))
+    )
+    with pytest.raises(UserError, match="near cop"):
+        run(path)
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.slow
+def test_a_ledger_of_other_terms_stops_a_run_before_anything_is_scored(
+    scan: Callable[..., Path], tmp_path: Path
+) -> None:
+    run(scan())
+    with pytest.raises(UserError, match=r"was opened with 0\.2"):
+        run(scan(alpha=0.3), f"run={tmp_path / 'other'}")
+    assert not (tmp_path / "other" / "scores").exists()
+
+
+def test_a_selection_that_states_alpha_beside_series_is_refused(scan: Callable[..., Path]) -> None:
+    for alpha in (0.05, 0.2):
+        with pytest.raises(UserError, match=r"selections.0.alpha is .*: leave it out"):
+            load_config(str(scan([{**SELECTION, "alpha": alpha}])))
+    with pytest.raises(UserError, match="a scan without selections"):
+        load_config(str(scan([])))
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "line"),
+    [
+        ("prds", {"procedure": "storey"}, "series.rule prds is proved for procedure bh alone, got storey"),
+        ("e-lond", {}, "series.rule e-lond is proved for procedure ebh alone, got bh"),
+        ("spend", {"calibration": "conditional"}, "series.rule spend does not cover calibration conditional"),
+    ],
+)
+def test_a_rule_that_does_not_cover_a_selection_is_refused_before_anything_runs(
+    scan: Callable[..., Path], rule: str, settings: dict[str, str], line: str
+) -> None:
+    with pytest.raises(UserError, match=line.replace(".", r"\.")):
+        load_config(str(scan([{**SELECTION, **settings}], rule=rule)))
+
+
+@pytest.mark.slow
+def test_what_was_selected_before_is_handed_to_the_rule(scan: Callable[..., Path], tmp_path: Path) -> None:
+    path = scan(rule="prds")
+    run(path)
+    ledger = Store(str(tmp_path / "ledger"))
+    filing = ledger.read_json("00000002.json")["content"]
+    ledger.remove("00000002.json")
+    filing["selections"][0] |= {"n_selected": 60, "supported": True}
+    append_entry(ledger, lambda entries: filing)
+    (summary,), _ = run(path, f"run={tmp_path / 'other'}", "selections.0.confidence=0.9")
+    assert summary.series is not None
+    assert (summary.series.slot, summary.series.before) == (2, 60)
+    assert summary.minimum_selectable == ceil(20 / 41 / 0.2)  # BH at 0.05 (20 + 60) / 20; p >= 1 / 41
+
+
+@pytest.mark.parametrize("setting", ["series", "against"])
+def test_an_evaluation_is_no_scan(scan: Callable[..., Path], tmp_path: Path, setting: str) -> None:
+    path = scan()
+    overrides = ["series=null", f"against={tmp_path / 'run'}"] if setting == "against" else []
+    with pytest.raises(UserError, match=f"{setting} is of a scan that selects, and evaluate selects nothing"):
+        load_evaluation(str(path), overrides)
+
+
+@pytest.mark.slow
+def test_plan_says_which_place_a_scan_would_get_and_what_could_be_selected_there(
+    scan: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = scan()
+    assert main_code(["plan", str(path)]) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert "series: this would be scan 1 of 4, at level 0.05 of alpha 0.2 (spend)" in text
+    assert f"series: it would open ledger {tmp_path / 'ledger'}" in text
+    assert "selection members (bh, members, alpha 0.05)" in text
+    assert not (tmp_path / "ledger").exists()
+    run(path)
+    assert main_code(["plan", str(path), "--limit", "5"]) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert "this would be scan 2 of 4" in text
+    assert "this run has place 1 already" in text
+    assert "a sample is a scan too" in text
+    (tmp_path / "ledger" / "00000001.json").unlink()
+    assert main_code(["plan", str(path)]) == ExitCode.USER_ERROR
+    assert "entry 1 is missing" in capsys.readouterr().err
+
+
+def main_code(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_a_ledger_in_the_working_directory_alone_is_not_opened_anew_elsewhere(
+    scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "weekly").mkdir(parents=True)
+    (elsewhere / "weekly" / "00000000.json").write_text("{}")
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(UserError, match=r"series\.ledger: weekly is in the working directory and not beside"):
+        load_config(str(scan(ledger="weekly")))
+
+
+@pytest.mark.slow
+def test_a_ledger_that_has_forgotten_the_place_of_an_answer_is_refused(
+    scan: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = scan()
+    run(path)
+    for name in ("00000002.json", "00000001.json"):
+        (tmp_path / "ledger" / name).unlink()
+    with pytest.raises(UserError, match=r"this run was scan 1 of ledger .*, in which 0 places are taken"):
+        select_again(str(tmp_path / "run"), [])
+
+
+@pytest.mark.parametrize("setting", ["series", "against"])
+def test_a_trial_is_no_scan(setting: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        TrialConfig.model_validate({setting: None})
+    assert ("extra_forbidden", (setting,)) in [(error["type"], error["loc"]) for error in raised.value.errors()]

@@ -1,0 +1,248 @@
+"""A scan of a schedule: it takes one place, keeps it, files its answer, and is refused where the promise would fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
+
+from pipeline.config.audit import AuditConfig
+from pipeline.errors import UserError
+from pipeline.selection.schedule import Slot
+from pipeline.series import claims
+from pipeline.series.claims import check_ledger, claim_slots, file_result
+from pipeline.series.scans import Schedule, read_schedule
+from pipeline.series.scorers import listed_keys
+from pipeline.store.files import Store
+from pipeline.store.ledger import append_entry, entry_file
+
+Config = Callable[..., AuditConfig]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Configurations over one ledger."""
+    return lambda **changes: scan_config(str(tmp_path / "ledger"), **changes)
+
+
+def claim(config: AuditConfig, content: str, lines: list[str] | None = None, **changes: Any) -> dict[str, Slot]:
+    scored = scan_scores(config, content, **changes.pop("fingerprint", {}))
+    keys = changes.pop("keys", calibrations(config))
+    return claim_slots(config, scored, keys, changes.pop("limit", None), ([] if lines is None else lines).append)
+
+
+def file(config: AuditConfig, content: str, n_selected: int, supported: bool | None = True) -> list[str]:
+    lines: list[str] = []
+    summaries = [scan_summary(config, one.name, n_selected, supported) for one in config.selections]
+    file_result(config, scan_scores(config, content), None, summaries, lines.append)
+    return lines
+
+
+def schedule(config: AuditConfig) -> Schedule:
+    assert config.series is not None
+    schedule = read_schedule(Store(config.series.ledger))
+    assert schedule is not None
+    return schedule
+
+
+def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        function(*arguments, **settings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_scans_take_the_places_of_a_schedule_in_turn(config: Config) -> None:
+    slots = [claim(config(horizon=4), content)["members"] for content in "abcd"]
+    assert [slot.number for slot in slots] == [1, 2, 3, 4]
+    assert sum(slot.level for slot in slots) == slots[0].alpha
+
+
+def test_the_same_scan_keeps_its_place_and_another_question_takes_another(config: Config) -> None:
+    first, again, other = [], [], []
+    assert claim(config(), "a", first)["members"].number == 1
+    assert claim(config(), "a", again)["members"].number == 1
+    assert claim(config(procedure="storey"), "a", other)["members"].number == 2
+    assert first[0].startswith("series: scan 1, at level 0.0")
+    assert again == ["series: this scan has place 1 already, and keeps it"]
+    assert "this run has place 1 too, for other questions or other scores" in other[1]
+
+
+def test_the_same_scores_in_another_run_directory_have_the_same_place(config: Config) -> None:
+    claim(config(), "a")
+    lines: list[str] = []
+    assert claim(config(run="/runs/two"), "a", lines)["members"].number == 1
+    assert "claimed from /runs/one" in lines[0]
+
+
+def test_a_sample_is_a_scan_too(config: Config) -> None:
+    claim(config(), "a")
+    lines: list[str] = []
+    assert claim(config(), "a", lines, limit=5)["members"].number == 2
+    assert any("a sample is a scan too" in line for line in lines)
+
+
+def test_a_crashed_scan_has_spent_its_level_and_counts_for_nothing(config: Config) -> None:
+    claim(config(), "a")
+    claim(config(), "b")
+    file(config(), "b", 7)
+    assert claim(config(), "c")["members"] == Slot(3, "spend", *terms_of(config(), 3), before=7)
+    assert [scan.filing is None for scan in schedule(config()).scans] == [True, False, True]
+
+
+def terms_of(config: AuditConfig, number: int) -> tuple[Any, Any]:
+    slot = claims.slot_of(schedule(config), schedule(config).scans[number - 1], "members")
+    return slot.alpha, slot.share
+
+
+def test_an_answer_counts_for_later_scans_by_name_unless_a_check_contradicts_it(config: Config) -> None:
+    both = config(names=("members", "others"))
+    claim(config(), "a")
+    file(config(), "a", 5)
+    claim(both, "b")
+    file(both, "b", 3)
+    claim(config(), "c")
+    file(config(), "c", 100, supported=False)
+    slots = claim(both, "d")
+    assert (slots["members"].before, slots["others"].before) == (8, 3)
+
+
+def test_what_was_selected_before_stays_as_it_was_when_the_place_was_claimed(config: Config) -> None:
+    claim(config(), "a")
+    claim(config(), "b")
+    file(config(), "a", 5)
+    assert claim(config(), "b")["members"].before == 0
+    assert claim(config(), "c")["members"].before == 5
+
+
+def test_an_answer_is_filed_once_and_another_one_is_told(config: Config) -> None:
+    claim(config(), "a")
+    assert file(config(), "a", 5) == []
+    assert file(config(), "a", 5) == []
+    assert "had filed another answer before" in file(config(), "a", 6)[0]
+    filing = schedule(config()).scans[0].filing
+    assert filing is not None
+    assert filing.selections[0].n_selected == 5
+
+
+@pytest.mark.parametrize(
+    ("terms", "line"),
+    [
+        ({"alpha": 0.2}, "series.alpha is 0.2, and ledger .* was opened with 0.1"),
+        ({"rule": "e-lond"}, "series.rule is e-lond, and ledger .* was opened with spend"),
+        ({"horizon": 5}, "series.horizon is 5, and ledger .* was opened with null"),
+    ],
+)
+def test_a_ledger_of_other_terms_is_refused(config: Config, terms: dict[str, Any], line: str) -> None:
+    claim(config(), "a")
+    for problem in (refusal(check_ledger, config(**terms)), refusal(claim, config(**terms), "b")):
+        assert re.search(line, problem)
+        assert "begin a new ledger" in problem
+    assert len(schedule(config()).scans) == 1
+
+
+def test_a_used_up_horizon_is_refused_and_says_what_can_be_done(config: Config) -> None:
+    for content in "ab":
+        claim(config(horizon=2), content)
+    assert claim(config(horizon=2), "b")["members"].number == 2
+    check_ledger(config(horizon=2))  # this run may have its place already
+    for problem in (
+        refusal(check_ledger, config(horizon=2, run="/runs/two")),
+        refusal(claim, config(horizon=2), "c"),
+    ):
+        assert "all 2 places of ledger" in problem
+        assert "begin a new ledger" in problem
+        assert "a longer horizon is refused, because" in problem
+
+
+def test_a_clock_that_runs_backwards_is_told_and_confuses_nothing(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(["2026-11-22T10:00:00+00:00"] * 2 + ["2020-01-01T00:00:00+00:00"] + ["2026-11-29T10:00:00+00:00"])
+    monkeypatch.setattr(claims, "_now", lambda: next(times))
+    lines: list[str] = []
+    numbers = [claim(config(), content, lines)["members"].number for content in "abc"]
+    assert numbers == [1, 2, 3]
+    assert [line for line in lines if "clock" in line] == [
+        "series: scan 2 is dated 2020-01-01T00:00:00+00:00, and scan 1 2026-11-22T10:00:00+00:00: a clock was wrong; "
+        "scans are ordered by their places"
+    ]
+
+
+def test_a_ledger_whose_last_entries_are_gone_is_told_when_the_answer_is_filed(config: Config, tmp_path: Path) -> None:
+    claim(config(), "a")
+    claim(config(), "b")
+    (tmp_path / "ledger" / entry_file(2)).unlink()
+    assert "has lost the claim of this scan" in refusal(file, config(), "b", 1)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, {"kind": "claim"}, {"kind": ["claim"]}, {"kind": "other", "schema": 1}])
+def test_entries_of_something_else_are_no_schedule(tmp_path: Path, content: dict[str, Any]) -> None:
+    store = Store(str(tmp_path / "ledger"))
+    append_entry(store, lambda entries: content)
+    assert "entry 0 " in refusal(read_schedule, store)
+
+
+def test_a_claim_without_an_opening_and_a_result_without_a_claim_are_named(config: Config, tmp_path: Path) -> None:
+    claim(config(), "a")
+    file(config(), "a", 1)
+    ledger = Store(str(tmp_path / "ledger"))
+    opening, claimed, result = (ledger.read_json(entry_file(n))["content"] for n in range(3))
+    for number, order in enumerate(([claimed], [opening, result], [opening, claimed, result, result])):
+        other = Store(str(tmp_path / f"other-{number}"))
+        for content in order:
+            append_entry(other, lambda entries, content=content: content)
+        assert f"entry {len(order) - 1} is" in refusal(read_schedule, other)
+    twice = Store(str(tmp_path / "twice"))
+    for content in (opening, claimed, claimed):
+        append_entry(twice, lambda entries, content=content: content)
+    assert "entry 2 claims place 1, and the next one is 2" in refusal(read_schedule, twice)
+
+
+# --- rule prds
+
+
+def test_prds_takes_exactly_the_same_calibration_documents_or_only_fresh_ones(config: Config) -> None:
+    audit = config(rule="prds")
+    for content, keys in (("a", calibrations(audit)), ("b", calibrations(audit)), ("c", calibrations(audit, 50, 30))):
+        claim(audit, content, keys=keys)
+    claim(audit, "d", keys={"members": calibrations(audit)["members"][::-1]})
+    some = refusal(claim, audit, "e", keys=calibrations(audit, 10))
+    assert "rule prds: 10 of 20 calibration documents of selection members calibrated scan 1 too" in some
+    assert "rule prds: 20 of 20" in refusal(claim, audit, "e", keys=calibrations(audit, 55))
+    assert len(schedule(audit).scans) == 4
+
+
+def test_prds_is_refused_where_the_scorer_changed_and_the_change_is_named(config: Config) -> None:
+    audit = config(rule="prds")
+    claim(audit, "a")
+    changed = {"model": "m2", "max_tokens": 512}
+    assert "selection members of scan 1 had another: max_tokens, model;" in refusal(
+        claim, audit, "b", fingerprint=changed
+    )
+    assert "settings" in refusal(claim, config(rule="prds", procedure="by"), "b")
+    assert "max_tokens, model" in refusal(
+        check_ledger, audit, scan_scores(audit, "b", **changed).receipts[0].fingerprint
+    )
+    claim(audit, "b", fingerprint={"rows": [9, 18]})
+
+
+def test_other_rules_bear_another_scorer_and_hold_no_keys(config: Config) -> None:
+    claim(config(), "a")
+    claim(config(), "b", fingerprint={"model": "m2"}, keys=calibrations(config(), 10))
+    assert all(scan.claim.calibration_keys == {} for scan in schedule(config()).scans)
+
+
+def test_keys_of_calibration_documents_are_held_once(config: Config) -> None:
+    audit = config(rule="prds", names=("members", "others"))
+    for content in "ab":
+        claim(audit, content)
+    assert [len(scan.claim.calibration_keys) for scan in schedule(audit).scans] == [1, 0]
+    assert np.array_equal(
+        listed_keys(next(iter(schedule(audit).scans[0].claim.calibration_keys.values()))), np.arange(20)
+    )
