@@ -1,4 +1,4 @@
-"""Ray Data maps actors over shard descriptions, for every stage; receipts come back, texts never move."""
+"""Ray Data runs actors that take shards from a line, for every stage; receipts come back, texts never move."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -25,12 +25,13 @@ from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
-from pipeline.stages.turns import SHARDS_AT_A_TIME, Turns
+from pipeline.stages.turns import SHARDS_AT_A_TIME, Turn, Turns
+from pipeline.store.attempts import forget_attempts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
-from ray_jobs.board import start_board
-from ray_jobs.bundles import QUEUED, bundles, packed, shards_in
+from ray_jobs.board import Portion, start_board
+from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
 from ray_jobs.head import watch_head
 from ray_jobs.metrics import Metrics, ShardMetrics
 from ray_jobs.neighbours import start_private_cluster
@@ -40,15 +41,22 @@ from ray_jobs.versions import versions_here
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
+NEWS_SECONDS = 0.2
+END_SECONDS = 3.0
+"""Waited for actors to end by themselves when all shards have ended."""
+
+GROWTH = 2
+"""Times the actors that a run began with: how many `auto` may grow to when nodes are added."""
+
 CONNECT_SECONDS = 10
 STARTS = 3
 REASON_CHARACTERS = 200
 
 
 class ShardActor:
-    """One actor: bundles of shards in, a receipt (or a failure) out for each shard as it ends.
+    """One actor: it takes shards from the board's line until none is left, two at a time: one is read ahead.
 
-    It is called for the next bundle while it works on one; shards of both take turns.
+    A call is a caller of the line. The call of an actor that died goes to another, and on with the shard that it had.
     """
 
     def __init__(
@@ -67,43 +75,79 @@ class ShardActor:
         self.reported = 0.0
         self.turns = Turns()
         self.metrics = Metrics(store_url, stage.name)
+        self.worker: Any = None
         try:
             if versions is not None:
                 check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
         except UserError as error:  # a node lacks a model or a plugin: one line, not the trace of a dead actor
-            self.worker = error
-        board.ready.remote()
+            board.broken.remote(f"{_node_here()}: {error}")
+        else:
+            board.ready.remote()
 
     def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, str]]:
-        """Finish the shards of one row, one after the other.
+        """Finish shards; the first row comes at once, so that the driver holds what runs this."""
+        caller, actor = str(row["caller"]), _actor_here()
+        yield {"caller": caller}
+        while self.worker is not None:
+            with self.turns.take() as turn:
+                portion = self.ask(self.board.take, caller, actor)
+                if isinstance(portion, Portion):
+                    self.finish(caller, portion, turn)
+            if portion is None:
+                return
+            if isinstance(portion, float):
+                time.sleep(portion)
 
-        An actor that takes over from one that died reads the receipts of the shards that this one had finished.
-        """
-        return map(self.finish, shards_in(row["bundle"]))
+    def ask(self, method: Any, *arguments: Any) -> Any:
+        """What the board answers."""
+        import ray
 
-    def finish(self, shard: Shard) -> dict[str, str]:
-        """Finish a shard. Rows hold JSON: Arrow would merge the columns of unlike receipts."""
+        return ray.get(method.remote(*arguments))
+
+    def finish(self, caller: str, portion: Portion, turn: Turn) -> None:
+        """Finish a shard, unless another actor is quicker."""
+        shard = shards_in(portion.bundle)[portion.index]
+        metrics = ShardMetrics(self.metrics, turn)
 
         def on_batch(documents: int, tokens: int) -> None:
             metrics.advance(documents, tokens)
             if time.monotonic() - self.reported >= TICK_SECONDS:
                 self.reported = time.monotonic()
-                self.board.advance.remote(shard.id, documents, tokens)
+                if self.ask(self.board.advance, caller, shard.id, documents, tokens):
+                    raise _Beaten
 
         try:
-            if isinstance(self.worker, UserError):
-                raise self.worker
-            with self.turns.take() as turn:
-                metrics = ShardMetrics(self.metrics, turn)
-                receipt = process(self.stage, self.worker, shard, self.store, self.driver, on_batch, turn)
+            receipt = process(
+                self.stage, self.worker, shard, self.store, self.driver, on_batch, turn, second=portion.second
+            )
             metrics.finish(receipt)
-            return {"failure": "", "receipt": json.dumps(receipt.to_dict())}
+            self.ask(self.board.end, caller, "receipt", json.dumps(receipt.to_dict()))
+        except _Beaten:
+            forget_attempts(self.store, self.stage.name, shard.id)
+            self.ask(self.board.give_up, caller)
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
-            return {"receipt": "", "failure": json.dumps(asdict(failure_of(shard, error)))}
+            self.ask(self.board.end, caller, "failure", json.dumps(asdict(failure_of(shard, error))))
+
+
+class _Beaten(BaseException):
+    """Ends an attempt at a shard that another worker has finished."""
+
+
+def _actor_here() -> str:
+    """The name of this actor, which it keeps when it is started again."""
+    import ray
+
+    return str(ray.get_runtime_context().get_actor_id())
+
+
+def _node_here() -> str:
+    import ray
+
+    return f"node {ray.util.get_node_ip_address()}"
 
 
 def cluster_is_named() -> bool:
@@ -198,8 +242,11 @@ def _quiet() -> Iterator[None]:
             os.close(kept)
 
 
-def actors(resources: ResourcesConfig, nodes: Sequence[Node], shards: int) -> tuple[int, ActorShape]:
-    """How many actors the cluster holds, at most one a shard, and what each takes.
+def actors(resources: ResourcesConfig, nodes: Sequence[Node], shards: int) -> tuple[int, int, ActorShape]:
+    """How many actors a run begins with, at most one a shard, how many it may grow to, and what each takes.
+
+    It begins with what the cluster holds. With `auto` it grows with the cluster, to `GROWTH` times of that; with a
+    number, to that number.
 
     Args:
         resources: of the audit.
@@ -211,12 +258,17 @@ def actors(resources: ResourcesConfig, nodes: Sequence[Node], shards: int) -> tu
     """
     shape = actor_shape(resources, nodes)
     capacity = places(nodes, shape)
-    wanted = resources.actors
-    return max(1, min(capacity if wanted == "auto" else wanted, capacity, shards)), shape
+    least, most = resources.actors_between(capacity, GROWTH * capacity)
+    return max(1, min(least, shards)), max(1, min(most, shards)), shape
 
 
 def map_shards(
-    stage: Stage, resources: ResourcesConfig, shards: Sequence[Shard], store: Store, driver: str
+    stage: Stage,
+    resources: ResourcesConfig,
+    shards: Sequence[Shard],
+    store: Store,
+    driver: str,
+    sizes: Mapping[str, float] | None = None,
 ) -> Iterator[Event]:
     """Let a pool of actors finish shards; receipts and failures come in the order in which shards end.
 
@@ -226,30 +278,35 @@ def map_shards(
         shards: without a receipt of the stage.
         store: the run directory.
         driver: who asks, for the count of attempts.
+        sizes: about how much work each shard is, by id; None: all alike. The largest are begun first.
 
     Raises:
         UserError: the cluster cannot hold one actor.
+        IncompleteError: a node cannot load what the stage needs, or the cluster is lost.
     """
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
     connect()
-    size, shape = actors(resources, cluster_nodes(), len(shards))
+    least, most, shape = actors(resources, cluster_nodes(), len(shards))
     context = DataContext.get_current().copy()
-    context.target_max_block_size = 1  # each receipt is a block of its own, which is seen as soon as it is there
+    context.target_max_block_size = 1  # each row is a block of its own, which is seen as soon as it is there
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
-    context.execution_no_progress_timeout_s = NO_PROGRESS_SECONDS
+    context.execution_no_progress_timeout_s = -1  # what is no progress is decided here
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    board = start_board()
-    rows = [{"bundle": packed(bundle)} for bundle in bundles(shards, size)]
+    weights = [max(1.0, (sizes or {}).get(shard.id, 1.0)) for shard in shards]
+    board = start_board(list(bundles(shards)), IN_BUNDLE, weights)
+    callers = [{"caller": number} for number in range(SHARDS_AT_A_TIME * most)]
     with DataContext.current(context):
-        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
+        dataset = ray.data.from_items(callers, override_num_blocks=len(callers)).flat_map(
             cast(Any, ShardActor),
             fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board, versions_here()),
             compute=ActorPoolStrategy(
-                size=size,
-                max_tasks_in_flight_per_actor=QUEUED,
+                min_size=least,
+                max_size=most,
+                initial_size=most,  # those that find no place wait for one, and begin where a node is added
+                max_tasks_in_flight_per_actor=SHARDS_AT_A_TIME,
                 max_concurrent_calls_per_actor=SHARDS_AT_A_TIME,
                 enable_true_multi_threading=True,
             ),
@@ -257,13 +314,44 @@ def map_shards(
             num_gpus=shape.gpus,
             **task_environment(resources, shape.gpus),
         )
-    for row in _with_ticks(dataset.iter_rows()):
-        if row is None:
-            yield from _news(board)
-        elif row["receipt"]:
-            yield Receipt.from_dict(json.loads(row["receipt"]), f"receipt of stage {stage.name}")
-        else:
-            yield Failure(**json.loads(row["failure"]))
+    with running(dataset) as check:
+        yield from _events(stage, board, len(shards), check)
+
+
+def _events(stage: Stage, board: Any, waiting: int, check: Callable[[], None]) -> Iterator[Event]:
+    """What the board says, until all shards have ended."""
+    import ray
+
+    last = time.monotonic()
+    while waiting:
+        answer = board.news.remote()
+        while not ray.wait([answer], timeout=TICK_SECONDS)[0]:
+            check()
+            yield Tick()
+        news = ray.get(answer)
+        if news.broken:
+            raise IncompleteError(
+                f"{news.broken}; what is finished is kept: every node needs the same packages, and each model as a hub "
+                "id or under a path that all nodes share"
+            )
+        if news.ready:
+            yield Ready()
+        for shard, advance in news.advances.items():
+            yield Advance(shard, *advance)
+        for kind, text in news.ended:
+            waiting -= 1
+            if kind == "receipt":
+                yield Receipt.from_dict(json.loads(text), f"receipt of stage {stage.name}")
+            else:
+                yield Failure(**json.loads(text))
+        if news.ended or news.advances or news.ready:
+            last = time.monotonic()
+        elif time.monotonic() - last > NO_PROGRESS_SECONDS:
+            raise IncompleteError(f"no worker of stage {stage.name} got on for {NO_PROGRESS_SECONDS / 3600:g} hours")
+        if waiting:
+            check()
+            yield Tick()
+            time.sleep(NEWS_SECONDS)
 
 
 def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
@@ -273,46 +361,37 @@ def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
     return {"runtime_env": {"env_vars": ENVIRONMENT}}
 
 
-def _news(board: Any) -> Iterator[Event]:
-    """What actors have written on the board; it is not waited for."""
-    import ray
+@contextmanager
+def running(dataset: Any) -> Iterator[Callable[[], None]]:
+    """Run the calls of actors in the background while the block runs, and end the actors with it.
 
-    try:
-        news = ray.get(board.take.remote(), timeout=TICK_SECONDS)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):  # progress is worth no failure
-        news = {}
-    yield Tick()
-    for shard, advance in news.items():
-        yield Ready() if advance is None else Advance(shard, *advance)
-
-
-def _with_ticks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any] | None]:
-    """Rows as they come, and None about every second while there is none."""
-    results: queue.SimpleQueue[tuple[dict[str, Any] | None, BaseException | None]] = queue.SimpleQueue()
-    stop = threading.Event()
+    Returns:
+        Raises what ended the calls, if anything did.
+    """
+    raised: list[BaseException] = []
 
     def read() -> None:
         try:
-            for row in rows:
-                if stop.is_set():
-                    return
-                results.put((row, None))
-            results.put((None, None))
+            for _ in dataset.iter_rows():
+                pass
         except BaseException as error:
-            results.put((None, error))
+            raised.append(error)
 
-    threading.Thread(target=read, name="seenset-results", daemon=True).start()
+    def check() -> None:
+        if raised:
+            raise raised[0]
+        if not thread.is_alive():
+            raise IncompleteError("all actors ended before all shards did: run the same command again")
+
+    thread = threading.Thread(target=read, name="seenset-actors", daemon=True)
+    thread.start()
     try:
-        while True:
-            try:
-                row, error = results.get(timeout=TICK_SECONDS)
-            except queue.Empty:
-                yield None
-                continue
-            if error is not None:
-                raise error
-            if row is None:
-                return
-            yield row
+        yield check
+        thread.join(END_SECONDS)
     finally:
-        stop.set()
+        end = time.monotonic() + END_SECONDS
+        while dataset._current_executor is None and thread.is_alive() and time.monotonic() < end:
+            time.sleep(NEWS_SECONDS)  # it is there with the first row
+        executor = dataset._current_executor  # an actor may be held up by what is done elsewhere
+        if executor is not None and thread.is_alive():
+            executor.shutdown(force=True)

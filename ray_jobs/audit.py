@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from pipeline.report import write_report
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.stages.base import Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
+from pipeline.stages.line import longest_shards_first
 from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
 from pipeline.store.compaction import compact_receipts
@@ -306,7 +307,7 @@ def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[St
 def _with_actors(plan: Plan, most: int) -> Plan:
     """The same work on no more actors."""
     resources = plan.config.resources
-    actors = most if resources.actors == "auto" else min(most, resources.actors)
+    actors = min(most, resources.actors_between(most, most)[1])
     config = plan.config.model_copy(update={"resources": resources.model_copy(update={"actors": actors})})
     return replace(plan, config=config)
 
@@ -318,9 +319,9 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
         IncompleteError: a shard could not be finished.
     """
     store, status, reporter = driver.store, driver.status, driver.reporter
-    todo = pending(plan, stage.name, store)
+    todo, sizes = pending(plan, stage.name, store), plan.estimated_tokens()
     compact_receipts(store, stage.name)
-    counts = status.counts = Counts(len(plan.shards), stage.name, plan.estimated_tokens())
+    counts = status.counts = Counts(len(plan.shards), stage.name, sizes)
     waiting = {shard.id for shard in todo}
     for receipt in read_receipts(store, stage.name):
         if receipt.shard not in waiting:
@@ -330,7 +331,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
         return
     ready = stage.endpoint is not None
     with reporter, head_watched():
-        for event in _events(driver, stage, plan, todo):
+        for event in _events(driver, stage, plan, todo, sizes):
             driver.check()
             ready = ready or not isinstance(event, Tick)
             if isinstance(event, Receipt):
@@ -359,16 +360,19 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
         )
 
 
-def _events(driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard]) -> Iterator[Event]:
+def _events(
+    driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard], sizes: Mapping[str, float]
+) -> Iterator[Event]:
     """Who finishes the shards of a stage: an endpoint, asked by this process; threads of it; or actors on a cluster."""
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
         return ask_shards(stage, shards, store)
+    shards = [shards[number] for number in longest_shards_first([sizes[shard.id] for shard in shards])]
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")
         models = driver.models if stage.name == STAGE else None
         return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
     reporter.say(f"{stage.name}: starting actors on the cluster")
-    return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner)
+    return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner, sizes)

@@ -89,7 +89,7 @@ def check_meanwhile(
     mine = not cluster_is_named()
     connect()
     check_node_versions()
-    count, shape = actors(plan.config.resources, cluster_nodes(), len(pending(plan, STAGE, store)))
+    count, _, shape = actors(plan.config.resources, cluster_nodes(), len(pending(plan, STAGE, store)))
     if mine and not shape.gpus:
         _warm(count)
     imports.exception()  # whoever imports it again says what is wrong

@@ -1,33 +1,107 @@
-"""Where actors write how far their shards are; the driver takes it from there. Imports nothing: it starts at once."""
+"""What actors and the driver share: the line of shards, how far each is, and what they came to.
+
+It is one process on the driver's node, which ends when the driver does: no other node that is lost takes it along.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from pipeline.stages.line import Line
+
+MOST_ASKS = 500.0
+"""A second, of all workers that wait for a shard together."""
+
+LEAST_WAIT = 0.2
+"""Seconds until a worker that waits for a shard asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A shard that is taken from the line."""
+
+    bundle: bytes  # in which it is
+    index: int  # in the bundle
+    second: bool  # whether another worker is at it
+
+
+@dataclass(slots=True)
+class News:
+    """What is new since the last time."""
+
+    ended: list[tuple[str, str]] = field(default_factory=list)  # receipt or failure, and the JSON of it
+    advances: dict[str, tuple[int, int]] = field(default_factory=dict)  # shard -> documents, tokens
+    ready: bool = False  # whether a worker has loaded its models
+    broken: str = ""  # why a worker cannot load them
 
 
 class Board:
-    """How far shards are, until somebody takes it."""
+    """The line of a stage, and what its driver has not been told yet."""
 
-    def __init__(self) -> None:
-        """Know of no shard yet."""
-        self.news: dict[str, tuple[int, int] | None] = {}
+    def __init__(self, bundles: Sequence[bytes], in_bundle: int, sizes: Sequence[float]) -> None:
+        """Hold the shards.
 
-    def advance(self, shard: str, documents: int, tokens: int) -> None:
-        """Note how far a shard is."""
-        self.news[shard] = documents, tokens
+        Args:
+            bundles: of shards, `packed`.
+            in_bundle: shards in each but the last.
+            sizes: of the shards, in their order, in any unit.
+        """
+        self.bundles = bundles
+        self.in_bundle = in_bundle
+        self.line = Line(sizes)
+        self.fresh = News()
+
+    def take(self, caller: str, worker: str) -> Portion | float | None:
+        """What the caller finishes next, or the seconds after which it shall ask again; None: nothing, ever."""
+        if not self.line.remaining:
+            return None
+        order = self.line.take(caller, worker, time.monotonic())
+        if order is None:
+            return max(LEAST_WAIT, 2 * len(self.line.workers) / MOST_ASKS)
+        bundle, index = divmod(order.number, self.in_bundle)
+        return Portion(self.bundles[bundle], index, order.second)
+
+    def advance(self, caller: str, shard: str, documents: int, tokens: int) -> bool:
+        """Note how far a shard is; whether it has ended elsewhere, so that this attempt can stop."""
+        if self.line.beaten(caller):
+            return True
+        if not self.line.is_second(caller):
+            self.fresh.advances[shard] = documents, tokens
+        return False
+
+    def end(self, caller: str, kind: str, text: str) -> None:
+        """Note what an attempt came to; only the first of a shard counts, and of a second one only its receipt."""
+        if kind == "failure" and (self.line.is_second(caller) or self.line.beaten(caller)):
+            self.line.give_up(caller)
+        elif self.line.end(caller, time.monotonic()):
+            self.fresh.ended.append((kind, text))
+
+    def give_up(self, caller: str) -> None:
+        """Note that an attempt has stopped, because another one was quicker."""
+        self.line.give_up(caller)
 
     def ready(self) -> None:
         """Note that a worker has loaded its models."""
-        self.news[""] = None
+        self.fresh.ready = True
 
-    def take(self) -> dict[str, tuple[int, int] | None]:
-        """What is new since the last time, by shard; None stands for a worker that is ready."""
-        news, self.news = self.news, {}
+    def broken(self, reason: str) -> None:
+        """Note why a worker cannot load its models."""
+        self.fresh.broken = self.fresh.broken or reason
+
+    def news(self) -> News:
+        """What is new since the last time."""
+        news, self.fresh = self.fresh, News()
         return news
 
 
-def start_board() -> Any:
-    """A board on the cluster that this process is connected to; it ends with its last handle."""
+def start_board(bundles: Sequence[bytes], in_bundle: int, sizes: Sequence[float]) -> Any:
+    """A board on the node of this process; it ends with its last handle."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return ray.remote(num_cpus=0)(Board).remote()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    board: Any = ray.remote(num_cpus=0)(Board)
+    return board.options(scheduling_strategy=here).remote(bundles, in_bundle, sizes)

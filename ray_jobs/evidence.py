@@ -79,7 +79,7 @@ def reader_on_cluster(resources: ResourcesConfig, say: Callable[[str], None], ch
         import ray
 
         connect()
-        _, shape = actors(resources, cluster_nodes(), 1)
+        _, _, shape = actors(resources, cluster_nodes(), 1)
         options = task_environment(resources, shape.gpus)
         task = ray.remote(num_cpus=shape.cpus, num_gpus=shape.gpus, max_retries=2, **options)(_read_apart)
         result = task.remote(request, Placement(shape.gpus, shape.cpus))

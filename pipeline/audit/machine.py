@@ -81,7 +81,7 @@ def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:
     if resources.cpus_per_actor > cores:
         raise UserError(f"resources.cpus_per_actor is {resources.cpus_per_actor}, this machine has {cores} CPUs")
     places = 1 if of_worker else cores // resources.cpus_per_actor
-    workers = places if resources.actors == "auto" else min(places, resources.actors)
+    workers = min(places, resources.actors_between(places, places)[1])
     return LocalMachine(workers, of_worker, resources.cpus_per_actor)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ByteSize, ConfigDict, Field
+from pydantic import AfterValidator, ByteSize, ConfigDict, Field, model_validator
 
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
@@ -34,6 +34,22 @@ def _whole_or_share(gpus: float) -> float:
     return gpus
 
 
+class ActorsConfig(Section):
+    """Between how many actors a run on a cluster may work."""
+
+    min: Annotated[int, Field(ge=1)] = Field(
+        1,
+        description="Actors that are asked for from the start; of an autoscaling cluster, whether it has them or not.",
+    )
+    max: Annotated[int, Field(ge=1)] = Field(description="Actors that the run may grow to, as places are there.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ActorsConfig:
+        if self.max < self.min:
+            raise ValueError(f"max must be at least min, {self.min}, got {self.max}")
+        return self
+
+
 class ResourcesConfig(Section):
     """What the run may use. The cluster and the number of actors never change a result."""
 
@@ -43,8 +59,10 @@ class ResourcesConfig(Section):
         "cluster that RAY_ADDRESS names, or on one started here; auto: ray where RAY_ADDRESS is set, where this "
         "machine has several GPUs, or where the work is large.",
     )
-    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="Scoring actors, or local threads; auto is as many as there are places."
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] | ActorsConfig = Field(
+        "auto",
+        description="Scoring actors, or local threads, at most; auto is as many as there are places, also those of "
+        "nodes that are added later, up to twice as many; {min: 2, max: 64} are bounds of one's own.",
     )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0), AfterValidator(_whole_or_share)] = Field(
         "auto",
@@ -78,6 +96,18 @@ class ResourcesConfig(Section):
         "auto", description="Text bytes in a shard, about; auto is at most 1 MiB, and less where the corpus is small."
     )
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
+
+    def actors_between(self, places: int, growth: int) -> tuple[int, int]:
+        """How many actors to begin with, and how many to grow to.
+
+        Args:
+            places: that there are for them.
+            growth: most actors where nothing is stated, >= places.
+        """
+        if isinstance(self.actors, ActorsConfig):
+            return max(self.actors.min, min(places, self.actors.max)), self.actors.max
+        most = growth if self.actors == "auto" else self.actors
+        return min(places, most), most
 
 
 DetectorEntry = str | dict[str, dict[str, Any]]

@@ -56,6 +56,7 @@ def process(
     driver: str = "",
     on_batch: Callable[[int, int], None] | None = None,
     turn: Turn | None = None,
+    second: bool = False,
 ) -> Receipt:
     """Finish a shard and file its receipt; an already filed receipt is returned as it is.
 
@@ -68,6 +69,7 @@ def process(
         on_batch: called before every window and after every batch with the shard's finished documents and tokens so
             far; what it raises ends the attempt.
         turn: of the shard, where several threads share the worker.
+        second: whether another worker is at the shard too: this attempt counts only if it files its receipt first.
 
     Raises:
         UserError: the shard's file is damaged.
@@ -77,7 +79,7 @@ def process(
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
     with Turns().take() if turn is None else nullcontext(turn) as taken:
-        return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, taken)
+        return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, taken, second)
 
 
 def _unheard(documents: int, tokens: int) -> None:
@@ -92,12 +94,13 @@ def _attempt(
     driver: str,
     on_batch: Callable[[int, int], None],
     turn: Turn,
+    second: bool,
 ) -> Receipt:
     """`process` of a shard without a receipt, which has its turn to read."""
     began = time.monotonic()
     turn.attempted = True
     name = f"{stage.name}/{shard.id}"
-    journal = Journal(store, name, shard.name, driver, eager=driver == LOCAL_DRIVER, alone=turn.work)
+    journal = Journal(store, name, shard.name, driver, driver == LOCAL_DRIVER, turn.work, kept=not second)
     output = Output()
     try:
         reader = CarefulReader(worker, worker.open(shard, store, output), output, journal)
@@ -276,7 +279,12 @@ def file_rows(
         spent=None if spent is None else spent.to_dict(),
         earlier=base,
     )
-    return write_receipt(store, stage.name, receipt)
+    filed = write_receipt(store, stage.name, receipt)
+    if filed.data != data:  # another attempt was quicker: nobody reads these
+        store.remove(data)
+        if quarantine is not None:
+            store.remove(quarantine)
+    return filed
 
 
 def changed_input(shard: Shard, stage: str) -> str:

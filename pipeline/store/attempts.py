@@ -20,6 +20,11 @@ def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
     return {name.removesuffix(".json") for name, record in records.items() if record and record["driver"] == driver}
 
 
+def forget_attempts(store: Store, stage: str, shard: str) -> None:
+    """Remove the journal of a shard that has its receipt."""
+    store.remove(f"attempts/{stage}/{shard}.json")
+
+
 class Journal:
     """The attempts at one piece of work, which survive its workers.
 
@@ -36,6 +41,7 @@ class Journal:
         driver: str,
         eager: bool = False,
         alone: Callable[[], object] | None = None,
+        kept: bool = True,
     ) -> None:
         """Begin an attempt.
 
@@ -46,13 +52,16 @@ class Journal:
             driver: attempts of another driver are forgotten.
             eager: whether the first attempt notes the batch in flight too, because each death costs a user's command.
             alone: waits until nothing else is worked on in this process, before an attempt that is not the first.
+            kept: if not, this is an attempt beside another one, whose journal it neither reads nor writes: neither its
+                death nor a lost race counts.
 
         Raises:
             RuntimeError: the work has killed its workers too often.
         """
         self.store = store
         self.name = f"attempts/{work}.json"
-        record = _read_record(store, self.name)
+        self.kept = kept
+        record = _read_record(store, self.name) if kept else None
         if record is None or record["driver"] != driver:
             record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
         if record["starts"] and alone is not None:
@@ -124,6 +133,8 @@ class Journal:
 
     def abandon(self) -> None:
         """The attempt ended without a receipt, and its worker lives: it does not count."""
+        if not self.kept:
+            return
         self.starts -= 1
         self.at = self.ahead = None
         if self.starts:
@@ -135,6 +146,8 @@ class Journal:
         self.close()
 
     def _write(self) -> None:
+        if not self.kept:
+            return
         with self.writing:
             record = {
                 "driver": self.driver,

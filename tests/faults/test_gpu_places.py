@@ -27,8 +27,8 @@ ray.init("local", num_cpus=64, num_gpus=8, include_dashboard=False, log_to_drive
 class Pool(Exception):
     pass
 
-def pool(size, **settings):
-    raise Pool(size)
+def pool(min_size, **settings):
+    raise Pool(min_size)
 
 ray.data.ActorPoolStrategy = pool
 plan = make_plan(load_config(sys.argv[1]))

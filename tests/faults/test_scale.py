@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from pipeline.store.files import Store
 from pipeline.store.pieces import ROWS, SortedRows
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards
-from ray_jobs.bundles import bundles, packed, shards_in
+from ray_jobs.bundles import IN_BUNDLE, bundles, packed, shards_in
 
 MANY = 200_000
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
@@ -174,16 +173,12 @@ def test_repeated_ids_are_the_same_in_any_order_and_however_few_fit_into_memory(
         assert [(number, int(p)) for number in sorted(repeats) for p in repeats[number]] == expected
 
 
-@pytest.mark.parametrize(("shards", "actors"), [(1, 1), (999, 2), (20_000, 2), (MANY, 2), (MANY, 1_000)])
-def test_many_shards_are_few_tasks_and_the_last_are_single(shards: int, actors: int) -> None:
-    sizes = [len(bundle) for bundle in bundles([SHARD] * shards, actors)]
-    assert sum(sizes) == shards
-    assert len(sizes) <= max(1_000, 12_500 if actors > 2 else 1_100)
-    assert sizes == sorted(sizes, reverse=True)
-    for done, size in zip(accumulate(sizes), sizes, strict=True):
-        assert size == 1 or size * 2 * actors <= shards - done + size, (
-            "no actor has more than its share of what remains"
-        )
+@pytest.mark.parametrize("count", [1, IN_BUNDLE, IN_BUNDLE + 1, 1_000])
+def test_bundles_hold_all_shards_in_their_order(count: int) -> None:
+    shards = [replace(SHARD, id=f"audit-{number:06d}") for number in range(count)]
+    packets = list(bundles(shards))
+    assert len(packets) == -(-count // IN_BUNDLE)
+    assert [shard for packet in packets for shard in shards_in(packet)] == shards
 
 
 def test_a_bundle_holds_its_shards_in_few_bytes() -> None:

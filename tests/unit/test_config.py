@@ -96,7 +96,8 @@ def test_a_selection_name_that_could_leave_its_folder_is_refused(name: str) -> N
 def test_a_value_that_no_kind_allows_names_every_kind() -> None:
     with pytest.raises(UserError) as caught:
         build_config(audit(), ["resources.actors=0"])
-    assert str(caught.value) == "resources.actors: input should be 'auto' or greater than or equal to 1, got 0"
+    kinds = "'auto' or greater than or equal to 1 or must be a section with keys of its own"
+    assert str(caught.value) == f"resources.actors: input should be {kinds}, got 0"
 
 
 def test_overrides_reach_lists_and_new_keys() -> None:
@@ -146,3 +147,17 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     bad.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="UTF-8"):
         load_config(str(bad))
+
+
+def test_actors_are_a_number_or_bounds_between_which_a_run_grows() -> None:
+    def between(value: Any) -> tuple[int, int]:
+        return build_config(audit(), [f"resources.actors={value}"]).resources.actors_between(4, 16)
+
+    assert between("auto") == (4, 16)
+    assert between(3) == (3, 3)
+    assert between(9) == (4, 9), "it begins with what is there"
+    assert between("{min: 2, max: 64}") == (4, 64)
+    assert between("{min: 6, max: 64}") == (6, 64), "an autoscaling cluster is asked for them"
+    assert between("{max: 2}") == (2, 2)
+    with pytest.raises(UserError, match=r"max must be at least min, 3, got 2"):
+        between("{min: 3, max: 2}")

@@ -1,0 +1,251 @@
+"""Clusters of several nodes that come, go, and differ in speed: the same bytes, and nobody waits for the slowest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from finished import run
+from made_up import sentence
+
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+
+pytestmark = pytest.mark.slow
+
+ASLEEP = 240
+"""Seconds that the slow node takes for each batch: longer than all else that these tests do."""
+
+PLUGIN = """
+import os, time
+from torch import Tensor
+from seenset import FORWARD, Evidence, detector
+
+@detector(needs={FORWARD: ["log_prob"]})
+def mean_of_all(evidence: Evidence) -> Tensor:
+    node = os.environ.get("NODE_OF_TEST")
+    if node:
+        with open(os.environ["NOTES_OF_TEST"], "a+") as notes:
+            notes.write(node + "\\n")
+            notes.flush()
+            notes.seek(0)
+            nodes = set(notes.read().split())
+        waits = node != "any" and not {"leaving", "slow", "late"} <= nodes
+        time.sleep(float(os.environ["ASLEEP_OF_TEST"]) if node == "slow" else 4 if waits else 0.3)
+    tokens = evidence[FORWARD]
+    return tokens.log_prob.double().masked_fill(~tokens.mask, 0.0).sum(dim=1)
+"""
+
+COME_AND_GO = """
+import json, os, sys, time
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+from rich.console import Console
+from pipeline.audit.description import load_config
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
+
+audit, folder = sys.argv[1], Path(sys.argv[2])
+
+def node_named(name):
+    return {"num_cpus": 1, "env_vars": {"NODE_OF_TEST": name}}
+
+cluster = Cluster(initialize_head=True, head_node_args={**node_named("head"), "include_dashboard": False})
+leaving = cluster.add_node(**node_named("leaving"))
+cluster.add_node(**node_named("slow"))
+cluster.wait_for_nodes()
+ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+lost = []
+
+def receipts():
+    return len(list((folder / "receipts" / "score").glob("*.json")))
+
+class Changing(Reporter):
+    # Adds a node when the run has begun, and takes another one away when all were used; Ray wants the main thread.
+
+    added = False
+
+    def update(self, counts, last=False):
+        notes = Path(os.environ["NOTES_OF_TEST"])
+        if not self.added and receipts():
+            self.added = True
+            cluster.add_node(**node_named("late"))
+        elif self.added and not lost and {"leaving", "slow", "late"} <= set(notes.read_text().split()):
+            cluster.remove_node(leaving, allow_graceful=False)
+            lost.append(receipts())
+        super().update(counts, last)
+
+began = time.monotonic()
+settings = [f"run={folder}", "resources.cluster=ray", "resources.actors=auto"]
+outcome = run_audit(load_config(audit, settings), Changing(Console(), quiet=True))
+print(json.dumps({"code": outcome.exit_code, "lost_at": lost, "seconds": time.monotonic() - began}))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+LOSE_ALL = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from ray.cluster_utils import Cluster
+
+audit, folder = sys.argv[1], Path(sys.argv[2])
+
+def new_cluster():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    return cluster
+
+def begin(cluster):
+    command = [sys.executable, "-m", "ray_jobs.cli", "run", audit, "--set", f"run={folder}",
+               "--set", "resources.cluster=ray"]
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "NODE_OF_TEST": "any"}
+    return subprocess.Popen(command, env=environment, start_new_session=True, text=True,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+def wait_for(more, process):
+    folder_of_receipts = folder / "receipts" / "score"
+    end = len(list(folder_of_receipts.glob("*.json"))) + more
+    while len(list(folder_of_receipts.glob("*.json"))) < end and process.poll() is None:
+        time.sleep(0.05)
+    return process.poll()
+
+os.environ["NODE_OF_TEST"] = "any"
+cluster = new_cluster()
+codes = []
+killed = begin(cluster)
+codes.append(wait_for(3, killed))
+os.killpg(killed.pid, signal.SIGKILL)
+killed.wait()
+lost = begin(cluster)
+codes.append(wait_for(3, lost))
+for node in [cluster.head_node, *cluster.worker_nodes]:
+    cluster.remove_node(node, allow_graceful=False)
+_, errors = lost.communicate()
+codes.append(lost.returncode)
+cluster = new_cluster()
+last = begin(cluster)
+_, others = last.communicate()
+codes.append(last.returncode)
+print(json.dumps({"codes": codes, "error": errors.splitlines()[-1:], "last": others[-500:]}))
+cluster.shutdown()
+"""
+
+ONLY_HERE = """
+import json, os, sys
+import ray
+from ray.cluster_utils import Cluster
+from rich.console import Console
+from pipeline.audit.description import load_config
+from pipeline.errors import UserError
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
+
+def hide():
+    import os
+    hidden, exists, is_dir = os.environ.get("HIDDEN_OF_TEST"), os.path.exists, os.path.isdir
+    if hidden:
+        from pathlib import Path
+        stat = os.stat
+        def away(path, *rest, **settings):
+            if isinstance(path, (str, os.PathLike)) and str(path).startswith(hidden):
+                raise FileNotFoundError(2, "No such file or directory", str(path))
+            return stat(path, *rest, **settings)
+        os.stat = away
+        for name, function in (("exists", exists), ("isdir", is_dir)):
+            setattr(os.path, name, lambda path, function=function: not str(path).startswith(hidden) and function(path))
+        Path.stat = lambda self, **settings: away(str(self), **settings)
+
+audit, model = sys.argv[1:]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1, env_vars={"HIDDEN_OF_TEST": model})
+cluster.wait_for_nodes()
+ray.init(cluster.address, log_to_driver=False, logging_level="ERROR",
+         runtime_env={"worker_process_setup_hook": hide})
+try:
+    run_audit(load_config(audit, ["resources.cluster=ray"]), Reporter(Console(), quiet=True))
+    print(json.dumps(None))
+except UserError as error:
+    print(json.dumps([int(error.exit_code), str(error)]))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Of what a run answers."""
+    files = [path for path in sorted((folder / "selection").rglob("*")) if path.is_file()]
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.name != "history.jsonl"
+    }
+
+
+@pytest.fixture
+def audit(make_audit: Callable[..., Path], tmp_path: Path) -> Path:
+    """An audit of some thirty shards with a detector that takes its time, and its answer in one process."""
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    path = make_audit(
+        [sentence(i) for i in range(90)],
+        [sentence(1000 + i) for i in range(60)],
+        detectors=["loss", "mean_of_all"],
+        resources={"shard_bytes": 500},
+        **{"import": [str(tmp_path / "plugin.py")]},
+    )
+    run(path, f"run={tmp_path / 'here'}", "resources.cluster=local")
+    return path
+
+
+def outcome_of(script: str, *arguments: Path) -> dict[str, object]:
+    """What a script prints last, as JSON."""
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "disabled",
+        "NOTES_OF_TEST": str(arguments[0].parent / "notes"),
+        "ASLEEP_OF_TEST": str(ASLEEP),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "25",
+    }
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_a_late_node_is_used_a_lost_one_is_not_missed_and_the_slowest_is_not_waited_for(
+    audit: Path, tmp_path: Path
+) -> None:
+    outcome = outcome_of(COME_AND_GO, audit, tmp_path / "there")
+    assert outcome["code"] == 0
+    assert outcome["lost_at"], "a node was lost in mid-run"
+    assert set((tmp_path / "notes").read_text().split()) == {"head", "leaving", "slow", "late"}
+    assert float(str(outcome["seconds"])) < ASLEEP
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+    receipts = list(read_receipts(Store(str(tmp_path / "there")), "score"))
+    assert sum(receipt.n_scored for receipt in receipts) == 150
+    assert not any(receipt.n_quarantined for receipt in receipts)
+
+
+def test_a_killed_driver_and_then_a_lost_head_cost_nothing_but_time(audit: Path, tmp_path: Path) -> None:
+    outcome = outcome_of(LOSE_ALL, audit, tmp_path / "there")
+    assert outcome["codes"] == [None, None, 3, 0], outcome
+    assert "is lost" in str(outcome["error"])
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+def test_a_model_that_one_node_lacks_is_one_line_with_the_node_and_the_mend(
+    make_audit: Callable[..., Path], tiny_model_folder: Path
+) -> None:
+    code, message = outcome_of(ONLY_HERE, make_audit(), tiny_model_folder)  # type: ignore[misc]
+    assert code == 3
+    assert "\n" not in message
+    assert message.startswith("node 1")
+    assert str(tiny_model_folder) in message
+    assert "every node needs" in message
