@@ -14,7 +14,7 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage
-from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, terminal
+from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, series, terminal
 from ray_jobs.options import (
     AsJson,
     ConfigPath,
@@ -149,7 +149,7 @@ for command in (
     finished.export,
 ):
     app.command()(command)
-for comparing_command in (comparing.compare, comparing.joint, comparing.rank):
+for comparing_command in (comparing.compare, comparing.joint, comparing.rank, series.series):
     app.command()(comparing_command)
 
 

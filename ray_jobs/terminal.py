@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.compare.joint import JointReport
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
+    from pipeline.series.course import Course
     from pipeline.trial.progress import TrialStatus
 
 
@@ -297,3 +298,22 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
     for line in (f"{count} ({clean.guarantee}). {clean.promise}", ranking.intervals):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
     print_line(f"ranking: {folder}")
+
+
+def print_course(course: Course, page: str | None) -> None:
+    """The scans of a schedule, what is promised of all of them and what is not, and what is new."""
+    from pipeline.series.tables import course_table
+
+    screen = console()
+    screen.print(course_table(course))
+    for note in course.notes:
+        screen.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    for one in course.selections:
+        bounded = [one.bound.sentence] if one.bound is not None else []
+        for line in (one.promise, *one.not_promised, *bounded):
+            screen.print(f"{one.name}: {line}", markup=False, highlight=False, soft_wrap=True)
+    for latest in course.new:
+        for line in (latest.sentence(), *latest.notes):
+            screen.print(f"{latest.name}: {line}", markup=False, highlight=False, soft_wrap=True)
+    if page is not None:
+        print_line(f"page: {page}")

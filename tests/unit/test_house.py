@@ -34,7 +34,7 @@ ROOMS = (
     "seenset",
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
-LAZY = {"ray_jobs.cli", "ray_jobs.comparing", "ray_jobs.finished", "ray_jobs.terminal"}
+LAZY = {"ray_jobs.cli", "ray_jobs.comparing", "ray_jobs.finished", "ray_jobs.series", "ray_jobs.terminal"}
 """May import in functions, which keeps `seenset --help` quick."""
 
 

@@ -24,6 +24,7 @@ from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.schemas import RECORDS, render_schemas, write_schemas
 from pipeline.selection import StrictAnswer
+from pipeline.series.schemas import SERIES_RECORDS
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from ray_jobs.cli import main
@@ -76,7 +77,7 @@ def test_every_field_of_the_strict_answer_has_a_sentence() -> None:
 
 
 def test_the_schemas_of_the_documentation_are_those_of_the_records(tmp_path: Path) -> None:
-    rendered = {**render_schemas(), **render_schemas(COMPARISON_RECORDS)}
+    rendered = {**render_schemas(), **render_schemas(COMPARISON_RECORDS), **render_schemas(SERIES_RECORDS)}
     assert {path.name: path.read_bytes() for path in SCHEMAS.iterdir()} == rendered
     write_schemas(tmp_path / "schemas")
     assert {path.name for path in (tmp_path / "schemas").iterdir()} == {f"{name}.schema.json" for name in RECORDS}

@@ -1,0 +1,302 @@
+"""The course of a schedule of scans: what each selected, what is promised of all of it and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.config.selection import Direction
+from pipeline.config.series import Rule
+from pipeline.errors import ExitCode, UserError
+from pipeline.selection.digits import percentage
+from pipeline.selection.schedule import COUNTING, share_of
+from pipeline.series.news import LISTED, LatestList, latest_lists
+from pipeline.series.records import Claim, FiledSelection
+from pipeline.series.scans import Schedule, read_schedule
+from pipeline.store.files import Store
+
+
+class ScanAnswer(FiledSelection):
+    """One answer of a scan, and why nothing is promised of it, if nothing is."""
+
+    doubt: str | None = Field(description="Why the schedule promises nothing of this list; null where it does.")
+
+
+class ScanCourse(Record):
+    """One scan of a schedule."""
+
+    slot: int = Field(description="Number of its place: 1 for the first scan.")
+    at: str = Field(description="When it claimed its place, by the clock of its command: ISO 8601, UTC.")
+    run: str = Field(description="Run directory of the scan.")
+    model: str = Field(description="The audited model, as the run's pages name it.")
+    level: float = Field(description="What it has spent of alpha, with a result or without one.")
+    filed_at: str | None = Field(description="When its result was filed; null: none is, and it says nothing.")
+    answers: list[ScanAnswer] = Field(description="Its answers; empty where none is filed.")
+
+
+class ListsBound(Record):
+    """What holds of the lists of all scans at once, with probability `confidence`."""
+
+    confidence: float = Field(description="Probability with which all of this holds, in (0, 1).")
+    wrong_at_most: int = Field(
+        description="Selected documents that are wrong, at most; all of a list without a bound may be."
+    )
+    right_at_least: int = Field(description="Selected documents that are of the kind sought, at least.")
+    n_without: int = Field(description="Selected documents of lists without a bound.")
+    sentence: str = Field(description="The same in words.")
+
+
+class SelectionCourse(Record):
+    """What the scans select together under one name, and what is promised of it."""
+
+    name: str = Field(description="Name of the selection, in every scan.")
+    direction: list[Direction] = Field(description="What was sought; more than one promises nothing of the sum.")
+    n_scans: int = Field(description="Scans that have filed an answer of this name.")
+    n_audit: int = Field(description="Documents that they audited; one that several audited counts in each.")
+    n_selected: int = Field(description="Documents that they selected; one that several selected counts in each.")
+    n_promised: int = Field(description="Of these, those on lists that the promise is of.")
+    promised: bool | None = Field(
+        description="True: at most alpha of all selected are wrong on average, and no check contradicts it; null: as "
+        "much, but a list's assumption was not tested; false: not promised of all of them."
+    )
+    promise: str = Field(description="What is promised of the error rate over all scans.")
+    not_promised: list[str] = Field(description="What is not promised and why, a line each.")
+    bound: ListsBound | None = Field(description="What holds of all lists at once; null where no list has a bound.")
+
+
+class Course(VersionedRecord):
+    """A schedule of scans from its first to its latest: `seenset series --json`, and series.json beside its page."""
+
+    ledger: str = Field(description="Folder of the ledger.")
+    alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
+    rule: Rule = Field(description="How alpha is shared out.")
+    horizon: int | None = Field(description="Scans of the schedule; null: no end.")
+    opened_at: str = Field(description="When its first scan opened it.")
+    spent: float = Field(description="Sum of the levels of all scans: the part of alpha that is spent.")
+    places_left: int | None = Field(description="Places that no scan has taken; null: no end.")
+    scans: list[ScanCourse] = Field(description="All scans by their places.")
+    unfiled: list[int] = Field(description="Places without a result: their level is spent.")
+    selections: list[SelectionCourse] = Field(description="Sums by the name of the selection.")
+    latest: int | None = Field(description="Place of the latest scan with a result; null: there is none.")
+    new: list[LatestList] = Field(description="What the latest scan with a result selected and no earlier one had.")
+    notes: list[str] = Field(description="What a reader must know besides, a line each.")
+
+    def exit_code(self) -> ExitCode:
+        """How `--fail-if-new` ends: 5 where a list with new documents is not supported, 4 where all of them are."""
+        lists = [one for one in self.new if one.n_new != 0]  # None: nobody can tell, and it selected something
+        if any(one.supported is False for one in lists):
+            return ExitCode.UNSUPPORTED
+        return ExitCode.SELECTED if lists else ExitCode.DONE
+
+
+def read_course(ledger: str) -> Course:
+    """The course of the schedule of a ledger; nothing is written.
+
+    Args:
+        ledger: its folder, a local path or an fsspec URL.
+
+    Raises:
+        UserError: in one line: no ledger of scans, a damaged or edited one.
+        IncompleteError: its store does not answer.
+    """
+    try:
+        store = Store(ledger)
+    except UserError as error:
+        raise UserError(f"no ledger at {ledger}: {str(error).replace('run directory', 'folder')}") from None
+    schedule = read_schedule(store)
+    if schedule is None:
+        raise UserError(f"{store.url} holds no ledger: series.ledger of a scan's configuration names its folder")
+    return course_of(schedule, store.url)
+
+
+def course_of(schedule: Schedule, url: str) -> Course:
+    """As `read_course`, of a schedule that was read.
+
+    Args:
+        schedule: of the ledger.
+        url: of the ledger.
+    """
+    terms, scans = schedule.opening, _scans(schedule)
+    unfiled = [scan.slot for scan in scans if scan.filed_at is None]
+    filed = [scan.slot for scan in scans if scan.filed_at is not None]
+    claims = {scan.claim.slot: scan.claim for scan in schedule.scans}
+    names = list(dict.fromkeys(answer.name for scan in scans for answer in scan.answers))
+    return Course(
+        ledger=url,
+        alpha=terms.alpha,
+        rule=terms.rule,
+        horizon=terms.horizon,
+        opened_at=terms.at,
+        spent=float(sum((_level(terms.alpha, claim) for claim in claims.values()), Fraction(0))),
+        places_left=None if terms.horizon is None else max(0, terms.horizon - len(scans)),
+        scans=scans,
+        unfiled=unfiled,
+        selections=[_selection(name, schedule, scans) for name in names],
+        latest=filed[-1] if filed else None,
+        new=latest_lists(schedule, url),
+        notes=[*_unfiled_notes(unfiled), *_name_notes(names), *schedule.clock_notes()],
+    )
+
+
+def _scans(schedule: Schedule) -> list[ScanCourse]:
+    courses = []
+    for scan in schedule.scans:
+        claim, filing = scan.claim, scan.filing
+        answers = [] if filing is None else filing.selections
+        courses.append(
+            ScanCourse(
+                slot=claim.slot,
+                at=claim.at,
+                run=claim.run,
+                model=claim.model,
+                level=float(_level(schedule.opening.alpha, claim)),
+                filed_at=None if filing is None else filing.at,
+                answers=[ScanAnswer(**dict(answer), doubt=_doubt(answer, claim, schedule)) for answer in answers],
+            )
+        )
+    return courses
+
+
+def _level(alpha: float, claim: Claim) -> Fraction:
+    return Fraction(repr(alpha)) * Fraction(claim.share)
+
+
+def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | None:
+    """Why the promise of the schedule is not of this list; None where it is."""
+    terms = schedule.opening
+    if answer.supported is False:
+        return "a check contradicts what its promise rests on"
+    if answer.guarantee == "heuristic":
+        return f"no error rate is proved for {answer.procedure} as it was used"
+    if answer.guarantee == "asymptotic":
+        return f"the error rate of {answer.procedure} as it was used is proved only as numbers grow"
+    if terms.rule in COUNTING and answer.procedure != COUNTING[terms.rule]:
+        return f"rule {terms.rule} is proved for procedure {COUNTING[terms.rule]}, and it used {answer.procedure}"
+    if (terms.horizon is not None and claim.slot > terms.horizon) or claim.share > float(
+        share_of(claim.slot, terms.horizon)
+    ):
+        return "it claimed more of alpha than is its part"
+    if answer.alpha > float(_level(terms.alpha, claim)) * (1 + 1e-9):
+        return f"it selected at level {answer.alpha:g}, above the level of its place"
+    return None
+
+
+def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> SelectionCourse:
+    """The sums and promises of one name."""
+    answers = [(scan.slot, answer) for scan in scans for answer in scan.answers if answer.name == name]
+    directions = list(dict.fromkeys(answer.direction for _, answer in answers))
+    sound = [(slot, answer) for slot, answer in answers if answer.doubt is None]
+    doubts = [(slot, answer) for slot, answer in answers if answer.doubt is not None]
+    lines = [f"scan {slot}: not promised, because {answer.doubt}" for slot, answer in doubts]
+    broken = _miscounted(name, schedule, sound)
+    if len(directions) > 1:
+        broken = "scans of this name sought members and clean documents: a promise is of one kind"
+    untested = [slot for slot, answer in sound if answer.supported is None]
+    n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
+    return SelectionCourse(
+        name=name,
+        direction=directions,
+        n_scans=len(answers),
+        n_audit=sum(answer.n_audit for _, answer in answers),
+        n_selected=sum(answer.n_selected for _, answer in answers),
+        n_promised=n_promised,
+        promised=False if doubts or broken else None if untested else True,
+        promise=_promise(schedule, [slot for slot, _ in sound], bool(doubts), untested, broken),
+        not_promised=[*lines, *([broken] if broken else []), *_limits(answers)],
+        bound=_bound([answer for _, answer in answers]),
+    )
+
+
+def _promise(
+    schedule: Schedule, sound: Sequence[int], partial: bool, untested: Sequence[int], broken: str | None
+) -> str:
+    """The error rate over all scans in words; nothing is promised of the sum where one list of it has no promise."""
+    if broken or not sound:
+        return "No error rate is promised over these scans."
+    share = percentage(Fraction(repr(schedule.opening.alpha)))
+    if partial:
+        head = "No error rate is promised over all of these scans. Of what "
+        head += f"{_places(sound)} together alone, at most {share} is wrong"
+    else:
+        filed = " with a result" if any(scan.filing is None for scan in schedule.scans) else ""
+        head = f"Of all that the scans{filed} select together, at most {share} is wrong"
+    text = f"{head}, on average over repetitions of the schedule ({schedule.opening.rule})"
+    if untested:
+        return f"{text}, if what {_places(untested, 'rests on')} holds, which was not tested or not conclusively."
+    return f"{text}, if what each list rests on holds; no check contradicts it."
+
+
+def _limits(answers: Sequence[tuple[int, ScanAnswer]]) -> list[str]:
+    """What no schedule promises."""
+    if not any(answer.n_selected for _, answer in answers):
+        return []
+    return [
+        "the error rate is an average over repetitions of the whole schedule: the list of one scan, or of some scans "
+        "picked by what they show, may be wrong more often"
+    ]
+
+
+def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
+    """Why lists that count what was selected before have no promise: they counted lists without one."""
+    if schedule.opening.rule not in COUNTING:
+        return None
+    selected = 0
+    for slot, answer in sound:
+        before = schedule.scans[slot - 1].claim.before.get(name, 0)
+        if before > selected:
+            return (
+                f"scan {slot} counts {before:,} documents that were selected before, and lists with a promise "
+                f"hold {selected:,}: rule {schedule.opening.rule} is proved for those alone"
+            )
+        selected += answer.n_selected
+    return None
+
+
+def _bound(answers: Sequence[ScanAnswer]) -> ListsBound | None:
+    """The bounds of all lists at once: what each may fail by adds up."""
+    bounds = [answer.bound for answer in answers if answer.bound is not None and answer.supported is not False]
+    failing = sum((1 - Fraction(repr(bound.confidence)) for bound in bounds), Fraction(0))
+    if not bounds or failing >= 1:
+        return None
+    selected = sum(answer.n_selected for answer in answers)
+    without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.supported is False)
+    wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
+    untested = any(answer.supported is None and answer.bound is not None for answer in answers)
+    text = f"With {percentage(1 - failing)} confidence, for all {len(bounds):,} lists with a bound at once: at most "
+    text += f"{wrong:,} of the {selected:,} selected are wrong, and at least {right:,} are right"
+    if untested:
+        text += ", if what the bounds rest on holds, which was not tested for all of them"
+    if without:
+        text += f"; {without:,} are on lists without a bound, and all of those may be wrong"
+    return ListsBound(
+        confidence=float(1 - failing),
+        wrong_at_most=wrong,
+        right_at_least=right,
+        n_without=without,
+        sentence=f"{text}.",
+    )
+
+
+def _places(slots: Sequence[int], verb: str = "selected") -> str:
+    """Scans by their numbers, with a verb."""
+    text = ", ".join(f"{slot}" for slot in slots[:LISTED]) + (" and others" if len(slots) > LISTED else "")
+    if verb == "selected":
+        return f"scan{'s' * (len(slots) > 1)} {text} selected"
+    return f"the list of scan {text} {verb}" if len(slots) == 1 else f"the lists of scans {text} rest on"
+
+
+def _unfiled_notes(unfiled: Sequence[int]) -> list[str]:
+    return [
+        f"scan {slot} has claimed its place and filed no result: it is at work, or it was stopped; its level is spent, "
+        "and nothing that it may have selected is in these sums"
+        for slot in unfiled
+    ]
+
+
+def _name_notes(names: Sequence[str]) -> list[str]:
+    if len(names) < 2:
+        return []
+    return [f"each of the selections {', '.join(names)} has a promise of its own; none is of them all together"]

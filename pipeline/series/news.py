@@ -1,0 +1,139 @@
+"""What the latest scan of a schedule selected and no earlier one had, as far as the run directories still say."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pydantic import Field
+
+from pipeline.audit.records import Record
+from pipeline.audit.summary import read_summary
+from pipeline.errors import UserError
+from pipeline.series.records import FiledSelection
+from pipeline.series.scans import Scan, Schedule
+from pipeline.store.files import Store
+from pipeline.store.space import is_of_storage
+
+LISTED = 200
+"""New documents, and scans, that are named one by one."""
+
+_COLUMNS = ["doc_id", "source"]
+
+
+class NewDocument(Record):
+    """A document that no earlier scan had selected."""
+
+    doc_id: str = Field(description="Its id.")
+    source: str = Field(description="Input file that it stands in.")
+
+
+class LatestList(Record):
+    """What is new on one list of the latest scan with a result."""
+
+    name: str = Field(description="Name of the selection.")
+    slot: int = Field(description="Place of the scan.")
+    n_selected: int = Field(description="Documents that it selected.")
+    supported: bool | None = Field(description="Whether the checks bear the promise of this list; null: not tested.")
+    n_new: int | None = Field(
+        description="Of these, those that no earlier scan had selected under this name; null: the list cannot be read, "
+        "and it counts as new."
+    )
+    documents: list[NewDocument] = Field(description="The first of them, in the order of the list.")
+    notes: list[str] = Field(description="Which lists could not be read, and what follows from that.")
+
+    def sentence(self) -> str:
+        """The same in words."""
+        mark = "NOT SUPPORTED, do not act on it: " if self.supported is False else ""
+        count = "not known, and counted as" if self.n_new is None else f"{self.n_new:,} of them"
+        return f"{mark}scan {self.slot} selected {self.n_selected:,}, {count} new"
+
+
+class _Unreadable(Exception):
+    """A list of a run directory cannot be read, or is no longer the one of its claim; says why."""
+
+
+def latest_lists(schedule: Schedule, url: str) -> list[LatestList]:
+    """What is new on the lists of the latest scan with a result; empty where none has one.
+
+    Args:
+        schedule: of the ledger.
+        url: of the ledger, by which a run directory tells that a list is of its scan.
+    """
+    filed = [scan for scan in schedule.scans if scan.filing is not None]
+    if not filed or (filing := filed[-1].filing) is None:
+        return []
+    return [_latest(filed[-1], answer, filed[:-1], schedule, url) for answer in filing.selections]
+
+
+def _latest(scan: Scan, answer: FiledSelection, earlier: list[Scan], schedule: Schedule, url: str) -> LatestList:
+    new, notes = _new_documents(scan, answer, earlier, schedule, url) if answer.n_selected else (_NOTHING, [])
+    shown = [] if new is None else new.slice(0, LISTED).to_pylist()
+    return LatestList(
+        name=answer.name,
+        slot=scan.claim.slot,
+        n_selected=answer.n_selected,
+        supported=answer.supported,
+        n_new=None if new is None else len(new),
+        documents=[NewDocument(**row) for row in shown],
+        notes=notes,
+    )
+
+
+def _new_documents(
+    scan: Scan, answer: FiledSelection, earlier: list[Scan], schedule: Schedule, url: str
+) -> tuple[pa.Table | None, list[str]]:
+    """The rows of a list that no earlier one holds, and what could not be read; None where the list itself cannot."""
+    try:
+        rows = _selected(scan, answer, schedule, url)
+    except _Unreadable as error:
+        return None, [f"scan {scan.claim.slot}: {error}: what is new is not known, and all of it counts as new"]
+    notes, order = [], pa.array(range(len(rows)), pa.int64())
+    new = rows.append_column("place", order)
+    for other in earlier:
+        for one in other.filing.selections if other.filing is not None else ():
+            if (one.name, one.direction) != (answer.name, answer.direction) or not one.n_selected:
+                continue
+            try:
+                new = new.join(_selected(other, one, schedule, url), _COLUMNS, join_type="left anti")
+            except _Unreadable as error:
+                notes.append(
+                    f"scan {other.claim.slot}: {error}: what it alone had selected counts as new where scan "
+                    f"{scan.claim.slot} selected it too"
+                )
+    return new.sort_by("place").select(_COLUMNS), notes
+
+
+def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) -> pa.Table:
+    """Ids and sources of a filed list, if the run directory still holds it.
+
+    Raises:
+        _Unreadable: it does not, or cannot be reached.
+    """
+    claim, terms = scan.claim, schedule.opening
+    try:
+        store = Store(claim.run)
+        summary = read_summary(store, answer.name)
+        if summary is None:
+            raise _Unreadable(f"{claim.run} cannot be reached, or holds no selection {answer.name} any more")
+        place = summary.series
+        if (
+            place is None
+            or Store(place.ledger).url != url
+            or (place.slot, place.rule, place.alpha) != (claim.slot, terms.rule, terms.alpha)
+            or (place.horizon, place.before) != (terms.horizon, claim.before.get(answer.name, 0))
+        ):
+            raise _Unreadable(f"selection {answer.name} in {claim.run} is no longer the one of this scan")
+        rows = store.read_table(f"selection/{answer.name}/selected.parquet", _COLUMNS)
+    except UserError as error:
+        raise _Unreadable(str(error)) from None
+    except Exception as error:
+        if not is_of_storage(error):
+            raise
+        raise _Unreadable(f"{claim.run} cannot be reached ({type(error).__name__})") from None
+    if len(rows) != answer.n_selected:
+        raise _Unreadable(
+            f"selection {answer.name} in {claim.run} holds {len(rows):,} documents, and {answer.n_selected:,} are filed"
+        )
+    return rows.cast(_NOTHING.schema)
+
+
+_NOTHING = pa.schema([("doc_id", pa.string()), ("source", pa.string())]).empty_table()

@@ -1,0 +1,137 @@
+"""The page of a schedule of scans: one HTML file that needs nothing else, in the style of the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.compare.output import open_output
+from pipeline.errors import UserError
+from pipeline.report.svg import BLUE, COLOURS, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
+from pipeline.report.templates import render
+from pipeline.series.course import Course
+from pipeline.series.news import LISTED
+from pipeline.series.tables import course_rows
+from pipeline.store.files import Store
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SERIES_PAGE, SERIES_FILE = "series.html", "series.json"
+SPOKEN = 12
+"""Scans whose numbers the sentence of the figure gives, the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlace:
+    """Where a page is to be written."""
+
+    store: Store
+    name: str
+    with_json: bool
+
+
+def check_page_place(page: str, ledger: str) -> PagePlace:
+    """Where `--page` says that the page is written.
+
+    Args:
+        page: a folder, or a file whose name ends in .html; local path or fsspec URL.
+        ledger: folder of the ledger, in which nothing else may be.
+
+    Raises:
+        UserError: the folder holds other files, or is in the ledger.
+    """
+    folder, name = page, SERIES_PAGE
+    is_file = page.endswith(".html")
+    if is_file:
+        folder, _, name = page.rpartition("/")
+        folder = folder or ("/" if page.startswith("/") else ".")
+    place, inside = Store(folder), Store(ledger).url
+    if place.url == inside or place.url.startswith(f"{inside}/"):
+        raise UserError(f"--page {page} is in the ledger, which holds its entries alone: give another folder")
+    if not is_file:
+        try:
+            place = open_output(folder, SERIES_FILE)
+        except UserError as error:
+            raise UserError(str(error).replace("--output", "--page")) from None
+    return PagePlace(place, name, not is_file)
+
+
+def write_course(place: PagePlace, course: Course) -> str:
+    """Write the page; the same course gives the same bytes.
+
+    Args:
+        place: of the page.
+        course: of the schedule.
+
+    Returns:
+        the path or URL of the page.
+    """
+    page = render(
+        f"pipeline.series/{SERIES_PAGE}",
+        course=course,
+        rows=list(course_rows(course)),
+        figure=course_figure(course) if course.latest is not None else None,
+        listed=LISTED,
+    )
+    if place.with_json:
+        place.store.write_json(SERIES_FILE, course.plain())
+    place.store.write(place.name, page.encode("utf-8", "replace"))
+    return f"{place.store.url}/{place.name}"
+
+
+def course_figure(course: Course) -> FigureImage:
+    """Documents selected by each scan, a line for each selection; crosses where a check contradicts the promise."""
+    lines = {one.name: _points(course, one.name) for one in course.selections}
+
+    def paint(figure: Figure, axes: Axes) -> None:
+        for index, (name, points) in enumerate(lines.items()):
+            x, y = [slot for slot, _, _ in points], [count for _, count, _ in points]
+            axes.plot(x, y, color=COLOURS[index % len(COLOURS)] if index else BLUE, marker="o", label=label(name))
+            void = [(slot, count) for slot, count, supported in points if supported is False]
+            if void:
+                axes.plot(*zip(*void, strict=True), "x", color=ORANGE, markersize=11, label="not supported")
+        if course.unfiled:
+            axes.plot(course.unfiled, [0] * len(course.unfiled), "|", color=INK, markersize=11, label="no result")
+        axes.set_xlabel("scan")
+        axes.set_ylabel("documents selected")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        count_axis(axes)
+        put_legend(figure)
+
+    return draw(
+        "course",
+        "series-course.svg",
+        "Documents selected by each scan",
+        _spoken(course),
+        "Scans stand by their places, whatever the clocks of their commands were.",
+        paint,
+    )
+
+
+def _points(course: Course, name: str) -> list[tuple[int, int, bool | None]]:
+    """(place, selected, supported) of each answer of a name."""
+    return [
+        (scan.slot, answer.n_selected, answer.supported)
+        for scan in course.scans
+        for answer in scan.answers
+        if answer.name == name
+    ]
+
+
+def _spoken(course: Course) -> str:
+    """The numbers of the figure in words."""
+    parts = []
+    for one in course.selections:
+        points = _points(course, one.name)
+        counts = ", ".join(
+            f"{count:,} by scan {slot:,}{' (not supported)' if supported is False else ''}"
+            for slot, count, supported in points[-SPOKEN:]
+        )
+        of = f"{one.n_selected:,} in all by {one.n_scans:,} scans; the latest: " if len(points) > SPOKEN else ""
+        parts.append(f"{label(one.name)}: {of}{counts}")
+    without = ", ".join(f"{slot:,}" for slot in course.unfiled[-SPOKEN:])
+    ended = f" No result is filed by scan {without}." if without else ""
+    return f"Documents selected, {'; '.join(parts)}.{ended}"
