@@ -83,6 +83,8 @@ def write_course(place: PagePlace, course: Course) -> str:
 
 def course_figure(course: Course) -> FigureImage:
     """Documents selected by each scan, a line for each selection; crosses where a check contradicts the promise."""
+    from matplotlib.ticker import MaxNLocator
+
     lines = {one.name: _points(course, one.name) for one in course.selections}
 
     def paint(figure: Figure, axes: Axes) -> None:
@@ -97,7 +99,7 @@ def course_figure(course: Course) -> FigureImage:
         axes.set_xlabel("scan")
         axes.set_ylabel("documents selected")
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         count_axis(axes)
         put_legend(figure)
 
