@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ray_jobs import terminal
-from ray_jobs.options import AsJson
+from ray_jobs.options import AsJson, ExitZeroOn
 
 PAGE_HELP = "Write series.html and series.json into FOLDER, of its own, or the page alone to FILE.html."
 NEW_HELP = (
@@ -22,6 +22,7 @@ def series(
     page: Annotated[str | None, typer.Option("--page", metavar="FOLDER|FILE", help=PAGE_HELP)] = None,
     fail_if_new: Annotated[bool, typer.Option("--fail-if-new", help=NEW_HELP)] = False,
     json_: AsJson = False,
+    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Every scan of a schedule, the error rate over all of them, and what is new since the last one."""
     from pipeline.series.course import read_course

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 from pipeline.config.selection import SelectionConfig
@@ -58,7 +59,13 @@ class Level:
         if slot is None:
             return cls(selection.exact_alpha, selection.exact_confidence)
         refuse_uncovered(selection, slot.rule)
-        return cls(slot.level, 1 - (1 - selection.exact_confidence) * slot.share, slot)
+        return cls(slot.level, 1 - _rounded_down((1 - selection.exact_confidence) * slot.share), slot)
+
+
+def _rounded_down(chance: Fraction) -> Fraction:
+    """A chance to fail with three significant digits, never above it: a confidence is a number that people read."""
+    whole = Context(prec=3, rounding=ROUND_FLOOR)
+    return Fraction(whole.divide(Decimal(chance.numerator), Decimal(chance.denominator)))
 
 
 def share_of(number: int, horizon: int | None) -> Fraction:

@@ -12,7 +12,7 @@ from pipeline.config.selection import Direction
 from pipeline.config.series import Rule
 from pipeline.errors import ExitCode, UserError
 from pipeline.selection.digits import percentage
-from pipeline.selection.schedule import COUNTING, share_of
+from pipeline.selection.schedule import COVERED, share_of
 from pipeline.series.news import LISTED, LatestList, latest_lists
 from pipeline.series.records import Claim, FiledSelection
 from pipeline.series.scans import Schedule, read_schedule
@@ -173,8 +173,8 @@ def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | No
         return f"no error rate is proved for {answer.procedure} as it was used"
     if answer.guarantee == "asymptotic":
         return f"the error rate of {answer.procedure} as it was used is proved only as numbers grow"
-    if terms.rule in COUNTING and answer.procedure != COUNTING[terms.rule]:
-        return f"rule {terms.rule} is proved for procedure {COUNTING[terms.rule]}, and it used {answer.procedure}"
+    if terms.rule in COVERED and answer.procedure != COVERED[terms.rule]:
+        return f"rule {terms.rule} is proved for procedure {COVERED[terms.rule]}, and it used {answer.procedure}"
     if (terms.horizon is not None and claim.slot > terms.horizon) or claim.share > float(
         share_of(claim.slot, terms.horizon)
     ):
@@ -241,7 +241,7 @@ def _limits(answers: Sequence[tuple[int, ScanAnswer]]) -> list[str]:
 
 def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
     """Why lists that count what was selected before have no promise: they counted lists without one."""
-    if schedule.opening.rule not in COUNTING:
+    if schedule.opening.rule not in COVERED:
         return None
     selected = 0
     for slot, answer in sound:
