@@ -64,7 +64,9 @@ class SelectionCourse(Record):
     )
     promise: str = Field(description="What is promised of the error rate over all scans.")
     not_promised: list[str] = Field(description="What is not promised and why, a line each.")
-    bound: ListsBound | None = Field(description="What holds of all lists at once; null where no list has a bound.")
+    bound: ListsBound | None = Field(
+        description="What holds of all lists at once; null where no list has a bound, or nothing is selected."
+    )
 
 
 class Course(VersionedRecord):
@@ -259,9 +261,9 @@ def _bound(answers: Sequence[ScanAnswer]) -> ListsBound | None:
     """The bounds of all lists at once: what each may fail by adds up."""
     bounds = [answer.bound for answer in answers if answer.bound is not None and answer.supported is not False]
     failing = sum((1 - Fraction(repr(bound.confidence)) for bound in bounds), Fraction(0))
-    if not bounds or failing >= 1:
-        return None
     selected = sum(answer.n_selected for answer in answers)
+    if not bounds or failing >= 1 or not selected:
+        return None
     without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.supported is False)
     wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
     untested = any(answer.supported is None and answer.bound is not None for answer in answers)

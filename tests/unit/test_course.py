@@ -183,6 +183,11 @@ def test_all_of_a_list_without_a_bound_may_be_wrong(scan: Scan, ledger: Path) ->
     assert (both.wrong_at_most, both.right_at_least, both.n_without) == (1 + 2 + 1, 2, 3)
 
 
+def test_nothing_selected_has_no_bound(scan: Scan, ledger: Path) -> None:
+    scan([], bound=bound(0, 0))
+    assert members(ledger).bound is None
+
+
 # --- what is new
 
 
