@@ -32,7 +32,7 @@ from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
 from ray_jobs.board import Portion, start_board
 from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
-from ray_jobs.head import watch_head
+from ray_jobs.head import keep_output, watch_head
 from ray_jobs.metrics import Metrics, ShardMetrics
 from ray_jobs.neighbours import start_private_cluster
 from ray_jobs.node_versions import check_versions
@@ -174,6 +174,7 @@ def connect() -> None:
         watch_head()
         return
     check_cluster()
+    keep_output()
     address = os.environ.get("RAY_ADDRESS", "")
     private = address in ("", "local")
     for attempt in range(1, STARTS + 1):

@@ -164,6 +164,7 @@ def hide():
         Path.stat = lambda self, **settings: away(str(self), **settings)
 
 audit, model = sys.argv[1:]
+os.environ["NODE_OF_TEST"] = "head"  # which takes its time: the other node is to be asked
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 cluster.add_node(num_cpus=1, env_vars={"HIDDEN_OF_TEST": model})
 cluster.wait_for_nodes()
@@ -241,9 +242,9 @@ def test_a_killed_driver_and_then_a_lost_head_cost_nothing_but_time(audit: Path,
 
 
 def test_a_model_that_one_node_lacks_is_one_line_with_the_node_and_the_mend(
-    make_audit: Callable[..., Path], tiny_model_folder: Path
+    audit: Path, tiny_model_folder: Path
 ) -> None:
-    code, message = outcome_of(ONLY_HERE, make_audit(), tiny_model_folder)  # type: ignore[misc]
+    code, message = outcome_of(ONLY_HERE, audit, tiny_model_folder)  # type: ignore[misc]
     assert code == 3
     assert "\n" not in message
     assert message.startswith("node 1")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import excerpts
-from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
@@ -222,13 +221,13 @@ def test_the_selected_are_shown_by_how_they_begin_unless_texts_are_left_out(fini
 
 def test_the_texts_of_a_shard_are_read_once_for_all_selections(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    read_shard = excerpts.read_shard
+    texts_of = excerpts.texts_of
 
-    def counted(shard: Shard) -> Generator[Document]:
+    def counted(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]:
         opened.append(shard.id)
-        return read_shard(shard)
+        return texts_of(shard, wanted)
 
-    monkeypatch.setattr(excerpts, "read_shard", counted)
+    monkeypatch.setattr(excerpts, "texts_of", counted)
     summaries = select(run, {"alpha": 0.2}, {"alpha": 0.3}, {"procedure": "by", "alpha": 0.01}, texts=True)
     assert all(summary.n_selected for summary in summaries[:2])
     assert len(opened) == len(set(opened)) > 1
