@@ -6,8 +6,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from pipeline.audit.against import settled_judged
 from pipeline.audit.allocation import (
     KEYS_FILE,
     allocation_record,
@@ -30,10 +33,11 @@ from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD, check_adapter
-from pipeline.models.devices import CPU
+from pipeline.models.devices import CPU, Device
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
 from pipeline.series.claims import check_ledger, claim_of, file_result
+from pipeline.series.earlier import begin_against
 from pipeline.stages.base import Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
 from pipeline.stages.line import longest_shards_first
@@ -118,7 +122,7 @@ def run_audit(
     device = CPU
     if earlier is not None and earlier.fingerprint.get("device") != CPU.mark:
         device = device_on_file(store, config.resources) or CPU
-    if earlier is not None and earlier.fingerprint == work_of(config, plan.shards, device).stages[-1].fingerprint:
+    if earlier is not None and earlier.fingerprint == _fingerprint(config, plan, device, store):
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):
@@ -128,10 +132,17 @@ def run_audit(
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         report = write_report(scored.store, texts=texts)
-        if claim is not None:
+        if claim is not None and summaries:
             file_result(config, scored, limit, summaries, reporter.say)
         note_finished(plan, flags, scored, ended, report)
     return Outcome(ended, report)
+
+
+def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
+    """What a finished run would be scored by now."""
+    settled = settled_judged(config, store)
+    judged = None if settled is None else settled[1]
+    return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
 
 
 @contextmanager
@@ -182,7 +193,8 @@ def _scoring(
         forget_finished(store)
         unscored = pending(plan, STAGE, store)
         device = device_of_run(config.resources, store, machine, bool(unscored))
-        work = work_of(config, plan.shards, device)
+        judging = partial(begin_against, config, store=store, say=reporter.say)
+        work = work_of(config, plan.shards, device, judging)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
             check_ledger(config, fingerprints[STAGE])

@@ -106,7 +106,7 @@ class ShardMetrics:
     def finish(self, receipt: Receipt) -> None:
         """Bring the metrics up to the receipt of the shard; one that was there before is not counted."""
         if self._turn.attempted:
-            self.advance(receipt.n_in, receipt.tokens)
+            self.advance(receipt.n_new, receipt.tokens)
             self._count("seenset_quarantined", receipt.n_quarantined)
 
     def _count(self, name: str, total: float) -> None:

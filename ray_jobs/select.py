@@ -49,6 +49,6 @@ def select_again(
         fold = fold_of(store, True)
         summaries = select_all(config, scored, manifest.limit, fold, "select", texts, say=say, claim=claim)
         write_report(store, texts=texts)
-        if claim is not None:
+        if claim is not None and summaries:
             file_result(config, scored, manifest.limit, summaries, say)
     return summaries

@@ -34,7 +34,7 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
     Raises:
         IncompleteError: they were; the run ends before any selection, and its scores are kept.
     """
-    total = sum(receipt.n_in for receipt in scored.receipts)
+    total = sum(receipt.n_new for receipt in scored.receipts)
     reasons = Counter[str]()
     for role in ROLES:
         reasons.update(scored.quarantined(role))
@@ -81,6 +81,14 @@ class Scored:
             if rows is not None:
                 keep[rows] = False
         return table if keep.all() else table.filter(pa.array(keep))
+
+    def n_judged(self) -> int:
+        """Audit documents that are left out, because an earlier run has judged them."""
+        return sum(receipt.n_judged for receipt in self.of("audit"))
+
+    def has_news(self) -> bool:
+        """Whether there is an audit document that no earlier run has judged; True where none was left out."""
+        return not self.n_judged() or any(receipt.n_new for receipt in self.of("audit"))
 
     def n_finetuned(self, role: str) -> int:
         """Scored documents of a role that adapters were trained on, or that are near copies of one of them."""

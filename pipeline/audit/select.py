@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.audit.against import judged_before
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
 from pipeline.audit.diagnostics import diagnose, run_blind_test
@@ -74,7 +75,9 @@ def select_all(
     """
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     columns = sorted({column for selection in config.selections for column in selection.detectors})
-    if not columns:
+    if scored.n_judged():
+        say(judged_before(scored, config))
+    if not columns or not scored.has_news():
         note_answers(scored.store, config, command, [])
         _remove_others(config, scored)
         return []

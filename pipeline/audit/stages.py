@@ -27,6 +27,7 @@ from pipeline.stages.ask_log_probs import EndpointReader, LogProbSettings
 from pipeline.stages.ask_samples import EndpointSampler
 from pipeline.stages.base import Digest, Stage, model_digests
 from pipeline.stages.continuations import SampleSettings
+from pipeline.stages.judged import JudgedTexts
 from pipeline.stages.paraphrase import Paraphraser, ParaphraserSettings, check_other_model, drawing
 from pipeline.stages.sample import Sampler
 from pipeline.stages.score import Scorer, ScoreSettings, score_schema
@@ -37,6 +38,7 @@ def stages_of(
     adapters: Mapping[str, str] | None = None,
     digest: Digest | None = None,
     device: Device = CPU,
+    judged: JudgedTexts | None = None,
 ) -> tuple[Stage, ...]:
     """The stages of an audit; the last one scores and reads the rows of the others.
 
@@ -45,12 +47,13 @@ def stages_of(
         adapters: name -> key of the folder of each adapter; where it is not known yet, its settings stand for it.
         digest: of models, from `model_digests`; reads each model's weights once.
         device: that the actors compute on.
+        judged: texts whose audit documents are left out.
 
     Raises:
         UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no room for a
             batch on the device.
     """
-    make = _maker(config, digest or model_digests())
+    make = _maker(config, digest or model_digests(), judged)
     earlier: list[Stage] = []
     if draws := draws_of(parse_detectors(config.detectors)):
         assert config.paraphraser is not None
@@ -125,9 +128,9 @@ def sample_settings(config: AuditConfig, device: Device = CPU) -> list[SampleSet
     ]
 
 
-def _maker(config: AuditConfig, digest: Digest) -> Callable[..., Stage]:
+def _maker(config: AuditConfig, digest: Digest, judged: JudgedTexts | None = None) -> Callable[..., Stage]:
     """`Stage`, given what every stage of an audit shares."""
-    return partial(Stage, transform=config.text_transform, seed=config.seed, digest=digest)
+    return partial(Stage, transform=config.text_transform, seed=config.seed, digest=digest, judged=judged)
 
 
 def _log_probs(make: Callable[..., Stage], config: AuditConfig, needed: Pass) -> Stage:

@@ -47,6 +47,7 @@ class Status(VersionedRecord):
     under_way: int = Field(0, description="Documents that are done in shards that are not finished.")
     scored: int = Field(description="Documents that the stage could read; with stage score, that have scores.")
     quarantined: int = Field(description="Documents that it could not.")
+    judged: int = Field(0, description="Documents that earlier runs have judged and that are left out (`against`).")
     tokens: int = Field(description="Tokens of the finished shards.")
     documents_per_s: float = Field(description="Documents a second in the last driver's own work.")
     tokens_per_s: float = Field(description="Tokens a second in the last driver's own work.")
@@ -75,6 +76,7 @@ class Counts:
     documents: int = 0
     scored: int = 0
     quarantined: int = 0
+    judged: int = 0
     tokens: int = 0
     answers: int = 0  # of an endpoint
     failures: list[str] = field(default_factory=list)
@@ -97,11 +99,12 @@ class Counts:
         self.documents += receipt.n_in
         self.scored += receipt.n_scored
         self.quarantined += receipt.n_quarantined
+        self.judged += receipt.n_judged
         self.tokens += receipt.tokens
         self.size_done += self.sizes.get(receipt.shard, 0.0)
         if fresh:
             self.fresh_shards += 1
-            self.fresh_documents += receipt.n_in
+            self.fresh_documents += receipt.n_new
             self.fresh_tokens += receipt.tokens
 
     def advance(self, advance: Advance) -> None:
@@ -129,6 +132,7 @@ class Counts:
             under_way=under_way,
             scored=self.scored,
             quarantined=self.quarantined,
+            judged=self.judged,
             tokens=self.tokens,
             documents_per_s=round((self.fresh_documents + under_way) / seconds, 2),
             tokens_per_s=round(tokens / seconds, 1),
@@ -159,10 +163,11 @@ class Counts:
         status = self.status()
         eta = "-" if status.eta_s is None else duration(status.eta_s)
         answers = f"answers {self.answers:,}  " if self.answers else ""
+        judged = f"  judged before {self.judged:,}" if self.judged else ""
         return (
             f"{self.stage}: shards {self.shards_done}/{self.shards}  documents {self.documents + status.under_way:,}  "
             f"{status.documents_per_s:,.1f} documents/s  {status.tokens_per_s:,.0f} tokens/s  "
-            f"ETA {eta}  {answers}quarantined {self.quarantined:,}"
+            f"ETA {eta}  {answers}quarantined {self.quarantined:,}{judged}"
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.audit.allocation import Parts, adapter_folders, allocate
 from pipeline.audit.stages import stages_of
@@ -12,6 +13,7 @@ from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device
 from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.judged import JudgedTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +26,29 @@ class Work:
     base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
 
 
-def work_of(config: AuditConfig, shards: Sequence[Shard], device: Device = CPU) -> Work:
+Judging = Callable[[Mapping[str, Any]], JudgedTexts | None]
+"""From the fingerprint of scores to the texts that are left out, because earlier runs have judged them."""
+
+
+def work_of(
+    config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, judging: Judging = lambda fingerprint: None
+) -> Work:
     """What an audit of these shards computes; reads the weights of its models once, for their digests.
 
     Args:
         config: of the audit.
         shards: of its inputs.
         device: that its actors compute on.
+        judging: tells which documents are left out.
 
     Raises:
-        UserError: as `allocate`, `fingerprint_model` and `stages_of`.
+        UserError: as `allocate`, `fingerprint_model`, `stages_of` and `judging`.
     """
     parts = allocate(config, shards)
     digest = model_digests()
     base = digest(weights_of(config.model)) if parts.adapters else {}
     keys = adapter_folders(parts, base)
-    return Work(stages_of(config, keys or None, digest, device), parts, keys, base)
+    stages = stages_of(config, keys or None, digest, device)
+    if (judged := judging(stages[-1].fingerprint)) is not None:
+        stages = stages_of(config, keys or None, digest, device, judged)
+    return Work(stages, parts, keys, base)

@@ -125,7 +125,7 @@ def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCoun
         documents = kept = 0
         for shard in source.shards:
             verdicts = answered.verdicts(shard)
-            documents += answered.receipts[shard.id].n_in
+            documents += answered.receipts[shard.id].n_new
             kept += verdicts.kept(question).size
             selected += verdicts.selected.size
             quarantined += verdicts.quarantined.size

@@ -74,6 +74,12 @@ def read_answered(question: ExportQuestion) -> AnsweredRun:
     receipts = {r.shard: r for r in read_receipts(question.store, SCORING) if r.shard in wanted}
     if missing := sorted(wanted - receipts.keys()):
         raise IncompleteError(f"run {question.store.url}: {len(missing)} shards are not scored, first {missing[0]}")
+    judged = sum(receipt.n_judged for receipt in receipts.values())
+    if judged and not question.keeps_selected:
+        raise UserError(
+            f"{judged:,} documents of run {question.store.url} were judged by earlier runs (against), and what is kept "
+            "of those only their answers tell: export those runs, or what this run has selected"
+        )
     return AnsweredRun(question, receipts)
 
 
@@ -84,7 +90,7 @@ def _read_verdicts(store: Store, selection: str, shard: Shard, receipt: Receipt)
     scores = read_filed(store, receipt, ["doc_id", "row"])
     empty = pa.table({"row": pa.array([], pa.int64())})
     refused = empty if receipt.quarantine is None else read_filed(store, receipt, ["row"], receipt.quarantine)
-    if len(verdicts) != receipt.n_in:
+    if len(verdicts) != receipt.n_new:
         raise _others(store, selection)
     judged = verdicts.filter(pc.is_valid(verdicts.column(3)))  # the first detector's scores
     repeats = verdicts["doc_id"].slice(len(judged) + len(refused))  # ids that stand in an earlier shard

@@ -198,6 +198,7 @@ def _role_counts(receipts: Sequence[Receipt], duplicates: Counter[str]) -> Itera
                 n_in=sum(receipt.n_in for receipt in shards),
                 n_scored=sum(receipt.n_scored for receipt in shards) - duplicates[role],
                 n_quarantined=sum(receipt.n_quarantined for receipt in shards) + duplicates[role],
+                n_judged=sum(receipt.n_judged for receipt in shards),
                 n_truncated=sum(receipt.n_truncated for receipt in shards),
                 tokens=sum(receipt.tokens for receipt in shards),
             )

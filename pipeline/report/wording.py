@@ -297,7 +297,7 @@ def fine_tuned(run: RunFacts) -> dict[str, str]:
 
 
 def _disagreements(run: RunFacts) -> list[str]:
-    audited = next((role.n_in for role in run.roles if role.role == "audit"), None)
+    audited = next((role.n_in - role.n_judged for role in run.roles if role.role == "audit"), None)
     return [
         f"Selection “{selection.name}” counts {selection.summary.n_audit:,} audited documents, and the run holds "
         f"{audited:,}: it was made from other scores. Make it again before relying on it."

@@ -13,9 +13,10 @@ import numpy as np
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.series.scans import Scan, Schedule
+from pipeline.stages.base import AGAINST
 
-OF_A_SHARD = ("rows", "columns", "detectors")
-"""Of a fingerprint: what differs between shards, and the detectors of other selections."""
+OF_A_SHARD = ("rows", "columns", "detectors", AGAINST)
+"""Of a fingerprint: what differs between shards, the detectors of other selections and the documents left out."""
 
 _REMEDY = "begin a new ledger with rule spend, which bears any change"
 

@@ -32,10 +32,15 @@ from pipeline.endpoint.client import Endpoint
 from pipeline.models.load import fingerprint_model
 from pipeline.models.sharing import Opened, SharedModels
 from pipeline.stages.growth import Rows
+from pipeline.stages.judged import JudgedTexts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 Digest = Callable[[AnyModel], Mapping[str, str]]
+
+
+AGAINST = "against"
+"""The key of a fingerprint under which the digest of the texts stands that earlier runs have judged."""
 
 
 def model_digests() -> Digest:
@@ -94,6 +99,7 @@ class Stage:
     quarantines: bool = False  # documents without a result go to quarantine; else they are rows with a reason
     grows: str | None = None  # the setting of which more can be asked later, without making anew what is there
     wanted_by: tuple[str, ...] = ()  # columns of the detectors that read its rows, for messages
+    judged: JudgedTexts | None = None  # audit documents with such a text are left out
     fingerprint: dict[str, Any] = field(init=False)
 
     def __post_init__(self, digest: Digest) -> None:
@@ -109,7 +115,9 @@ class Stage:
         if self.transform is not None:
             parts["text_transform"] = _plain(self.transform)
         if self.reads:
-            parts["reads"] = {stage.name: _short_digest(stage.fingerprint) for stage in self.reads}
+            parts["reads"] = {stage.name: _short_digest(_but_judged(stage.fingerprint)) for stage in self.reads}
+        if self.judged is not None:
+            parts[AGAINST] = self.judged.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
 
     def fingerprint_of(self, shard: Shard) -> dict[str, Any]:
@@ -155,6 +163,7 @@ class Output:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # number of the row -> columns
     refused: dict[int, tuple[Document, str, str]] = field(default_factory=dict)  # document, reason, message
     unread: set[int] = field(default_factory=set)  # of the refused: no stage can read them
+    n_judged: int = 0  # documents that are left out, because an earlier run has judged their text
     tokens: int = 0
     n_truncated: int = 0
     gradient: dict[str, Any] | None = None  # over what gradient norms were taken, and how
@@ -235,6 +244,11 @@ def _plain(value: Any) -> Any:
     elif is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     return json.loads(json.dumps(value))
+
+
+def _but_judged(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint without the documents that are left out: they change no row of the others."""
+    return {key: value for key, value in fingerprint.items() if key != AGAINST}
 
 
 def _short_digest(value: Any) -> str:

@@ -162,6 +162,8 @@ async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Sto
 def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch = unwatched) -> Iterator[Document]:
     """The documents of a shard that can be read, each id once; the others are refused.
 
+    Audit documents that an earlier run has judged are counted, and left out.
+
     Args:
         stage: that refuses them.
         shard: to be read.
@@ -175,7 +177,12 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
     if shard.transform != stage.transform:
         raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
     ids: set[str] = set()
+    judged = stage.judged if shard.role == "audit" else None
     for document in read_shard(shard, output.content, watch):
+        if judged is not None and document.problem is None and judged.hold(document.text):
+            ids.add(document.doc_id)
+            output.n_judged += 1
+            continue
         problem = document.problem
         if document.doc_id in ids:
             problem = ("duplicate_id", "the id stands earlier in the shard")
@@ -263,9 +270,10 @@ def file_rows(
     receipt = Receipt(
         shard=shard.id,
         role=shard.role,
-        n_in=n_in,
+        n_in=n_in + output.n_judged,
         n_scored=n_in - n_refused,
         n_quarantined=n_refused,
+        n_judged=output.n_judged,
         data=data,
         quarantine=quarantine,
         reasons=dict(sorted(output.reasons.items())),

@@ -1,0 +1,214 @@
+"""Which texts earlier runs have judged by the same model, so that an audit leaves their documents out.
+
+A text is judged by a run that is complete if an audit document with it has a score there: one in quarantine has none,
+and is audited again. What such a run left out itself, because others had judged it before, counts too. Runs score alike
+where the model, what is done to texts before it reads them, and all else that the detectors of this run's selections
+depend on are the same; the seed, the device, sizes of batches and the version of Seenset are no part of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from pipeline.audit.manifest import read_run
+from pipeline.audit.records import VersionedRecord, read_record
+from pipeline.audit.score_shards import DUPLICATES
+from pipeline.audit.scored import Scored
+from pipeline.audit.status import SCORING, read_status
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.errors import IncompleteError, UserError
+from pipeline.stages.base import AGAINST
+from pipeline.stages.judged import JudgedTexts, read_judged, write_judged
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.tables import read_filed
+
+JUDGED_RECORD = "judged.json"
+
+_DETECTORS = "detectors"
+_OF_A_RUN = frozenset(
+    {
+        *("rows", "columns", "document_bytes"),  # of a shard
+        *("batch_tokens", "gradient_tokens", "device", "seed", "code"),
+        *("sketch", AGAINST, _DETECTORS),
+    }
+)
+"""Of a fingerprint: what may differ between runs that score alike."""
+
+Say = Callable[[str], None]
+
+
+class JudgedRecord(VersionedRecord):
+    """Which texts a run leaves out, settled when it began: `judged.json`."""
+
+    against: str = Field(description="The run or the ledger that the configuration names.")
+    runs: list[str] = Field(description="The runs that have judged these texts: absolute paths or URLs.")
+    detectors: list[str] = Field(description="Score columns by which they were judged.")
+    texts: int = Field(description="How many texts these are.")
+    sha256: str = Field(description="SHA-256 of judged.npy, the 64-bit keys of the texts.")
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """What the answers of a run depend on."""
+
+    parts: Mapping[str, Any]  # of the fingerprint of its scores
+    detectors: tuple[str, ...]  # columns that its selections read
+
+    @classmethod
+    def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> Scorer:
+        """The scorer of an audit.
+
+        Args:
+            config: of the audit; without selections, all its detectors count.
+            fingerprint: of its scores.
+        """
+        columns = sorted({column for selection in config.selections for column in selection.detectors})
+        parts = {key: value for key, value in fingerprint.items() if key not in _OF_A_RUN}
+        return cls(parts, tuple(columns or fingerprint[_DETECTORS]))
+
+    def difference(self, fingerprint: Mapping[str, Any]) -> str | None:
+        """The first field in which another run scored otherwise, with both values; None where it scored alike."""
+        unscored = [column for column in self.detectors if column not in fingerprint.get(_DETECTORS, ())]
+        if unscored:
+            return f"detector {unscored[0]} was never scored there"
+        for key in sorted({*self.parts, *fingerprint} - _OF_A_RUN):
+            theirs, mine = fingerprint.get(key), self.parts.get(key)
+            if key == "reads" and isinstance(theirs, dict):  # stages of other detectors change nothing
+                theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
+            if key == "plugins" and mine is None:
+                continue
+            if key.startswith("reference_") and mine is None:
+                continue
+            if key == "adapters" and isinstance(theirs, dict):
+                theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
+            if theirs != mine:
+                return f"{key} is {_short(theirs)} there and {_short(mine)} here"
+        return None
+
+
+def settled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, JudgedTexts] | None:
+    """What a run directory says that its run leaves out; None where it has not begun, or audits all documents.
+
+    Raises:
+        UserError: the run began with another `against`, or a file is damaged.
+    """
+    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory")
+    if record is None:
+        return None
+    if config.against is None or Store(config.against).url != record.against:
+        now = "none" if config.against is None else config.against
+        raise UserError(
+            f"run {store.url} began with against {record.against}, now {now}: state the same, or begin a new run "
+            "directory"
+        )
+    return record, JudgedTexts(store.url, record.sha256, record.texts)
+
+
+def settle_judged(
+    config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, runs: Iterable[str], strict: bool, say: Say
+) -> JudgedTexts:
+    """Write down once which texts a run leaves out. The run's lock must be held.
+
+    Args:
+        config: of the audit, with `against`.
+        fingerprint: of its scores.
+        store: its run directory.
+        runs: that may have judged some.
+        strict: whether one that cannot count is refused; else it is left out, and a line says so.
+        say: prints a line.
+
+    Raises:
+        UserError: the run has begun to work without; with `strict`, one that is not there, is damaged or scored
+            otherwise.
+        IncompleteError: with `strict`, one that is not complete.
+    """
+    assert config.against is not None
+    if any(store.names(f"receipts/{stage}") for stage in store.names("receipts")):
+        raise UserError(
+            f"run {store.url} began without against {config.against}, or has lost its {JUDGED_RECORD}: begin a new run "
+            "directory"
+        )
+    scorer, counted, keys = Scorer.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
+    for run in dict.fromkeys(runs):
+        if run == store.url:
+            continue
+        try:
+            keys.append(judged_by(Store(run), scorer))
+            counted.append(run)
+        except (UserError, OSError) as error:
+            if strict:
+                raise
+            say(f"against: a run counts nothing: {' '.join(str(error).split())}")
+    judged = write_judged(store, np.concatenate(keys))
+    record = JudgedRecord(
+        against=Store(config.against).url,
+        runs=counted,
+        detectors=list(scorer.detectors),
+        texts=judged.count,
+        sha256=judged.sha256,
+    )
+    store.write_json(JUDGED_RECORD, record.plain())
+    return judged
+
+
+def judged_before(scored: Scored, config: AuditConfig) -> str:
+    """What to say of the audit documents of a run that are left out."""
+    count, others = scored.n_judged(), "" if scored.has_news() else ", and there are no others: nothing is selected"
+    return f"{count:,} audit documents were judged before by {config.against} and are not audited again{others}"
+
+
+def judged_by(store: Store, scorer: Scorer) -> np.ndarray:
+    """Keys of the texts that a run has judged, and of those that it left out as judged: int64, in no order.
+
+    Raises:
+        UserError: it is no run, is damaged, or scored otherwise: names the field.
+        IncompleteError: it is not complete.
+    """
+    _, shards = read_run(store)
+    status, by_id = read_status(store), {shard.id: shard for shard in shards}
+    receipts = [receipt for receipt in read_receipts(store, SCORING) if receipt.shard in by_id]
+    if status is None or status.state != "complete" or len(receipts) < len(shards):
+        raise IncompleteError(f"run {store.url} is not complete: finish it first, with the same command")
+    for receipt in receipts:
+        if (difference := scorer.difference(receipt.fingerprint)) is not None:
+            raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
+    keys = [_keys_of(store, receipts, by_id)]
+    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory")
+    if record is not None and set(scorer.detectors) <= set(record.detectors):
+        keys.append(read_judged(store, record.sha256))
+    return np.concatenate(keys)
+
+
+def _keys_of(store: Store, receipts: list[Receipt], shards: Mapping[str, Shard]) -> np.ndarray:
+    """The text keys of the scored audit documents, without those that repeat an id of an earlier shard."""
+    repeats = None
+    if store.exists(DUPLICATES):
+        table = store.read_table(DUPLICATES, ["role", "source", "row"])
+        repeats = table.filter(pc.equal(table["role"], "audit"))
+    keys = [np.empty(0, dtype=np.int64)]
+    for receipt in receipts:
+        if receipt.role == "audit" and receipt.n_scored:
+            table = read_filed(store, receipt, ["row", "text_key"])
+            if repeats is not None:
+                here = repeats.filter(pc.equal(repeats["source"], shards[receipt.shard].name))
+                table = table.filter(pc.invert(pc.is_in(table["row"], value_set=_whole(here["row"]))))
+            keys.append(table["text_key"].to_numpy())
+    return np.concatenate(keys)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."

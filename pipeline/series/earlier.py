@@ -1,0 +1,70 @@
+"""The runs that `against` names: one by its directory, or all scans of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.audit.against import settle_judged, settled_judged
+from pipeline.audit.records import MANIFEST_FILE
+from pipeline.config.audit import AuditConfig
+from pipeline.errors import UserError
+from pipeline.series.scans import read_schedule
+from pipeline.stages.judged import JudgedTexts, read_judged
+from pipeline.store.files import Store
+
+Say = Callable[[str], None]
+
+
+def begin_against(
+    config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, say: Say = lambda line: None
+) -> JudgedTexts | None:
+    """Which texts a run leaves out, settled when it began or now; None where it audits all. The lock must be held.
+
+    Args:
+        config: of the audit.
+        fingerprint: of its scores.
+        store: its run directory.
+        say: prints a line.
+
+    Raises:
+        UserError: `against` is no run and no ledger, or is this run; or a run that scored otherwise, or is damaged.
+        IncompleteError: a run that is not complete.
+    """
+    if (settled := settled_judged(config, store)) is None:
+        if config.against is None:
+            return None
+        runs, strict = earlier_runs(config, store.url)
+        judged = settle_judged(config, fingerprint, store, runs, strict, say)
+        say(f"against {config.against}: {judged.count:,} texts were judged before, and are not audited again")
+        return judged
+    _, judged = settled
+    read_judged(store, judged.sha256)
+    return judged
+
+
+def earlier_runs(config: AuditConfig, run: str) -> tuple[list[str], bool]:
+    """The run directories that `against` names, and whether it names one run itself.
+
+    Args:
+        config: of the audit, with `against`.
+        run: directory of this run.
+
+    Raises:
+        UserError: it is neither a run nor a ledger, or it is this run.
+    """
+    assert config.against is not None
+    try:
+        named = Store(config.against)
+    except UserError as error:
+        raise UserError(f"against: {error}") from None
+    if named.url == run:
+        raise UserError(f"against {named.url} is this very run: name an earlier one, or a ledger")
+    if named.exists(MANIFEST_FILE):
+        return [named.url], True
+    schedule = read_schedule(named)
+    if schedule is not None:
+        return [scan.claim.run for scan in schedule.scans], False
+    if config.series is not None and Store(config.series.ledger).url == named.url:
+        return [], False  # the first scan opens it
+    raise UserError(f"against {named.url} is neither a run directory ({MANIFEST_FILE}) nor a ledger: nothing is there")

@@ -1,0 +1,91 @@
+"""The texts that earlier runs have judged: documents with one of them are counted, and no stage works on them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.corpus.documents import text_key
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+JUDGED_FILE = "judged.npy"
+"""Of a run directory: the keys of those texts, int64, ascending, written once when the run begins."""
+
+_opening = threading.Lock()
+_open: dict[tuple[str, str], np.ndarray] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTexts:
+    """The set of a run: where its keys lie, and their digest. The keys themselves are read where they are needed."""
+
+    run: str  # run directory
+    sha256: str  # of the file, hexadecimal
+    count: int
+
+    def fingerprint(self) -> str:
+        """What a stage's rows depend on."""
+        return self.sha256
+
+    def hold(self, text: str) -> bool:
+        """Whether an earlier run has judged a text.
+
+        Raises:
+            UserError: the file is gone, or is not the one that was written.
+        """
+        if not self.count:
+            return False
+        keys, key = _keys(self), text_key(text)
+        place = int(np.searchsorted(keys, key))
+        return place < keys.size and int(keys[place]) == key
+
+
+def write_judged(store: Store, keys: np.ndarray) -> JudgedTexts:
+    """Write the keys of judged texts, int64, (texts,), in any order and with repeats, into a run directory."""
+    keys = np.unique(keys.astype(np.int64))
+    file = io.BytesIO()
+    np.save(file, keys)
+    data = file.getvalue()
+    store.write(JUDGED_FILE, data)
+    return JudgedTexts(store.url, hashlib.sha256(data).hexdigest(), keys.size)
+
+
+def read_judged(store: Store, sha256: str) -> np.ndarray:
+    """The keys of a run directory: int64, ascending.
+
+    Raises:
+        UserError: the file is gone, or is not the one with this SHA-256.
+    """
+    try:
+        data = store.read(JUDGED_FILE)
+    except FileNotFoundError:
+        raise _damaged(store, "is gone") from None
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise _damaged(store, "is not the one that was written")
+    return np.asarray(np.load(io.BytesIO(data)), dtype=np.int64)
+
+
+def _keys(judged: JudgedTexts) -> np.ndarray:
+    """The keys, opened once in a process: mapped from a local file, else read."""
+    place = judged.run, judged.sha256
+    with _opening:
+        if place not in _open:
+            _open.clear()  # one run at a time
+            store = Store(judged.run)
+            if store.local:
+                try:
+                    _open[place] = np.asarray(np.load(store.path(JUDGED_FILE), mmap_mode="r"))
+                except (OSError, ValueError):
+                    raise _damaged(store, "cannot be read") from None
+            else:
+                _open[place] = read_judged(store, judged.sha256)
+        return _open[place]
+
+
+def _damaged(store: Store, problem: str) -> UserError:
+    return UserError(f"{store.url}/{JUDGED_FILE} {problem}: put it back, or begin a new run directory")

@@ -1,0 +1,260 @@
+"""A scan audits what earlier scans by the same model have not judged: each document once, and none vanishes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.against import JUDGED_RECORD
+from pipeline.audit.description import build_config
+from pipeline.audit.status import run_status
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.documents import text_key
+from pipeline.errors import ExitCode, IncompleteError, UserError
+from pipeline.series.scans import read_schedule
+from pipeline.stages.judged import JUDGED_FILE, write_judged
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts, withdraw_receipt
+from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.progress import Reporter
+
+
+def text_of(number: int) -> str:
+    return f"{number} " + " ".join(WORDS[(7 * number + step) % len(WORDS)] for step in range(5 + number % 9))
+
+
+def scan(folder: Path, model: Path, name: str, audit: list[int], **described: Any) -> tuple[AuditConfig, list[str]]:
+    """Files of a scan, and its configuration; documents are numbers."""
+    paths = {"audit": folder / f"{name}.jsonl", "unseen": folder / "unseen.jsonl"}
+    for role, numbers in (("audit", audit), ("unseen", list(range(1000, 1040)))):
+        lines = [json.dumps({"id": f"{role}-{number}", "text": text_of(number)}) + "\n" for number in numbers]
+        paths[role].write_text("".join(lines))
+    config = {
+        "run": str(folder / name),
+        "model": {"path": str(model)},
+        "corpus": {role: {"path": str(path), "id": "id"} for role, path in paths.items()},
+        "detectors": ["loss"],
+        "selections": [{"name": "members", "detectors": ["loss"]}],
+        "resources": {"cluster": "local", "shard_documents": 20},
+        "evidence": 0,
+        "near_copies": 1.0,
+        **described,
+    }
+    return build_config(config)
+
+
+def audited(run: Path | str) -> list[str]:
+    """Ids of the audit documents that a run has scored."""
+    store = Store(str(run))
+    receipts = [receipt for receipt in read_receipts(store, "score") if receipt.role == "audit"]
+    for receipt in receipts:
+        assert receipt.n_in == receipt.n_scored + receipt.n_quarantined + receipt.n_judged
+    return sorted(itertools.chain(*(store.read_table(r.data, ["doc_id"])["doc_id"].to_pylist() for r in receipts)))
+
+
+class Lines(Reporter):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(), quiet=True)
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def run(config: AuditConfig) -> tuple[Outcome, list[str]]:
+    reporter = Lines()
+    return run_audit(config, reporter, texts=False), reporter.lines
+
+
+def names(*numbers: int) -> list[str]:
+    return sorted(f"audit-{number}" for number in numbers)
+
+
+@given(scans=st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_each_text_is_left_once_whatever_the_order_of_scans(
+    scans: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    judged: list[int] = []
+    for number, scan_of in enumerate(scans):
+        store = Store(str(tmp_path_factory.mktemp("scan")))
+        texts = write_judged(store, np.array([text_key(text_of(one)) for one in judged], dtype=np.int64))
+        left = [one for one in dict.fromkeys(scan_of) if not texts.hold(text_of(one))]
+        assert set(left) == set(scan_of) - set(judged), number
+        judged += left
+    assert len(judged) == len(set(judged)) == len({one for scan_of in scans for one in scan_of})
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_scans_of_a_ledger_audit_each_document_once(
+    order: tuple[int, ...], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    corpora = [list(range(30)), list(range(20, 50)), [*range(10), *range(45, 60)]]
+    ledger = str(tmp_path / "ledger")
+    met: list[str] = []
+    for place in order:
+        described = {"series": {"ledger": ledger, "alpha": 0.2, "horizon": 5}, "against": ledger}
+        config = scan(tmp_path, tiny_model_folder, f"scan-{place}", corpora[place], **described)
+        outcome, _ = run(config)
+        new = audited(config.run)
+        assert outcome.selections[0].n_audit == len(new) == outcome.status.scored - 40
+        assert outcome.status.judged == len(corpora[place]) - len(new)
+        met += new
+    assert sorted(met) == names(*range(60))
+
+
+def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
+    second = scan(tmp_path, tiny_model_folder, "second", list(range(30)), against=first.run)
+    third = scan(tmp_path, tiny_model_folder, "third", [3, 25, *range(40, 52)], against=second.run)
+    for config in (first, second, third):
+        outcome, lines = run(config)
+    assert audited(second.run) == names(*range(20, 30))
+    assert audited(third.run) == names(*range(40, 52))
+    assert f"2 audit documents were judged before by {second.run} and are not audited again" in lines
+    report = json.loads((tmp_path / "third" / "report" / "report.json").read_text())
+    audit = next(role for role in report["documents"] if role["role"] == "audit")
+    assert (audit["n_in"], audit["n_scored"], audit["n_judged"]) == (14, 12, 2)
+    assert run_status(third.run).judged == outcome.status.judged == 2
+
+
+def test_a_resumed_run_keeps_its_set(tmp_path: Path, tiny_model_folder: Path) -> None:
+    ledger = str(tmp_path / "ledger")
+    described = {"series": {"ledger": ledger, "alpha": 0.2}, "against": ledger}
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(10)), **described)
+    second = scan(tmp_path, tiny_model_folder, "second", list(range(40)), **described)
+    run(first)
+    run(second)
+    third = scan(tmp_path, tiny_model_folder, "third", list(range(20, 50)), **described)
+    run(third)
+    assert audited(third.run) == names(*range(40, 50))
+    kept = Path(second.run, JUDGED_FILE).read_bytes()
+    receipt = next(r for r in read_receipts(Store(second.run), "score") if r.role == "audit" and r.n_judged)
+    withdraw_receipt(Store(second.run), "score", receipt.shard)
+    outcome, _ = run(second)
+    assert Path(second.run, JUDGED_FILE).read_bytes() == kept
+    assert audited(second.run) == names(*range(10, 40))
+    assert outcome.selections[0].n_audit == 30
+    with pytest.raises(UserError, match=f"began with against {ledger}, now none"):
+        run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=described["series"]))
+
+
+def test_against_cannot_be_added_to_a_run_that_has_scores(tmp_path: Path, tiny_model_folder: Path) -> None:
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
+    other = scan(tmp_path, tiny_model_folder, "other", list(range(15)))
+    run(first)
+    run(other)
+    late = scan(tmp_path, tiny_model_folder, "other", list(range(15)), against=first.run)
+    with pytest.raises(UserError, match="began without against"):
+        run(late)
+    assert not Path(other.run, JUDGED_RECORD).exists()
+    assert run(other)[0].exit_code == ExitCode.DONE
+
+
+def other_model(folder: Path, model: Path) -> Path:
+    """The same weights with another configuration: another model to whoever compares digests."""
+    other = folder / "other-model"
+    shutil.copytree(model, other)
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**settings, "comment": "another"}))
+    return other
+
+
+def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tiny_model_folder: Path) -> None:
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
+    run(first)
+    other = other_model(tmp_path, tiny_model_folder)
+    changes: list[tuple[str, Path, dict[str, Any]]] = [
+        ("model is", other, {}),
+        ("max_tokens is 1024 there and 64 here", tiny_model_folder, {"max_tokens": 64}),
+        ("text_transform is none there", tiny_model_folder, {"text_transform": {"normalize": "NFC"}}),
+        (
+            "detector min_k was never scored there",
+            tiny_model_folder,
+            {"detectors": ["min_k"], "selections": [{"name": "members", "detectors": ["min_k"]}]},
+        ),
+    ]
+    for number, (message, model, described) in enumerate(changes):
+        config = scan(tmp_path, model, f"other-{number}", list(range(25)), against=first.run, **described)
+        with pytest.raises(UserError, match=message):
+            run(config)
+        assert not Path(config.run, JUDGED_RECORD).exists()
+    more = {"detectors": ["loss", "min_k"], "seed": 3}  # what the selection reads was scored alike
+    config = scan(tmp_path, tiny_model_folder, "more", list(range(25)), against=first.run, **more)
+    run(config)
+    assert audited(config.run) == names(*range(20, 25))
+
+
+def test_scans_of_another_model_in_a_ledger_are_left_out_and_said(tmp_path: Path, tiny_model_folder: Path) -> None:
+    ledger = str(tmp_path / "ledger")
+    described = {"series": {"ledger": ledger, "alpha": 0.2}, "against": ledger}
+    run(scan(tmp_path, tiny_model_folder, "first", list(range(20)), **described))
+    run(scan(tmp_path, tiny_model_folder, "gone", list(range(20, 25)), **described))
+    shutil.rmtree(tmp_path / "gone")
+    other = other_model(tmp_path, tiny_model_folder)
+    config = scan(tmp_path, other, "other", list(range(25)), **described)
+    _, lines = run(config)
+    assert audited(config.run) == names(*range(25))
+    said = [line for line in lines if line.startswith("against: a run counts nothing")]
+    assert [("scored otherwise" in line, "is not a run directory" in line) for line in said] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_a_scan_without_news_ends_well_and_takes_no_place(tmp_path: Path, tiny_model_folder: Path) -> None:
+    ledger = str(tmp_path / "ledger")
+    described = {"series": {"ledger": ledger, "alpha": 0.2, "horizon": 2}, "against": ledger}
+    run(scan(tmp_path, tiny_model_folder, "first", list(range(20)), **described))
+    config = scan(tmp_path, tiny_model_folder, "second", list(range(15)), **described)
+    outcome, lines = run(config)
+    assert (outcome.exit_code, outcome.status.state, outcome.selections) == (ExitCode.DONE, "complete", [])
+    assert any("15 audit documents were judged before" in line and "nothing is selected" in line for line in lines)
+    schedule = read_schedule(Store(ledger))
+    assert schedule is not None
+    assert len(schedule.scans) == 1
+    again, lines = run(config)
+    assert "its answers stand" in lines[-1]
+    assert again.exit_code == ExitCode.DONE
+    third = scan(tmp_path, tiny_model_folder, "third", list(range(21)), **described)
+    run(third)
+    assert audited(third.run) == names(20)
+
+
+def test_a_quarantined_document_was_not_judged(tmp_path: Path, tiny_model_folder: Path) -> None:
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
+    path = tmp_path / "first.jsonl"
+    path.write_text(path.read_text() + json.dumps({"id": "audit-0", "text": text_of(7)}) + "\n")
+    run(first)
+    second = scan(tmp_path, tiny_model_folder, "second", [1, 7, 8], against=first.run)
+    run(second)
+    assert audited(second.run) == names(7, 8)
+
+
+def test_what_is_neither_run_nor_ledger_or_not_finished_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
+    nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="neither a run directory"):
+        run(nothing)
+    itself = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "one"))
+    with pytest.raises(UserError, match="this very run"):
+        run(itself)
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)))
+    run(first)
+    status = Path(first.run, "status.json")
+    status.write_text(status.read_text().replace('"complete"', '"incomplete"'))
+    with pytest.raises(IncompleteError, match="is not complete"):
+        run(scan(tmp_path, tiny_model_folder, "two", list(range(9)), against=first.run))
