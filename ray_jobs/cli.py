@@ -68,6 +68,7 @@ def plan(
     from pipeline.audit.precheck import plan_checks
     from pipeline.audit.stages import log_prob_stages
     from pipeline.config.models import weights_of
+    from pipeline.series.earlier import planned_against
     from pipeline.series.outlook import planned_scan
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
@@ -86,7 +87,7 @@ def plan(
     check_log_probs(log_prob_stages(audit))
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
-    facts["series"] = series
+    facts["series"], facts["against"] = series, planned_against(audit)
     if matched is not None:
         subsets = write_matched(planned, matched)
         facts["matched"] = [subset.facts() for subset in subsets]

@@ -121,6 +121,8 @@ def print_plan(facts: dict[str, Any]) -> None:
         screen.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     for line in (facts.get("series") or {}).get("lines", []):
         screen.print(f"series: {line}", markup=False, highlight=False, soft_wrap=True)
+    if facts.get("against") is not None:
+        screen.print(f"against: {facts['against']}", markup=False, highlight=False, soft_wrap=True)
     for entry in facts["selections"]:
         mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
@@ -153,9 +155,10 @@ def status_lines(status: Status) -> list[str]:
     """How far a run is, without its answers."""
     stage = "" if status.stage == "score" else f", {status.stage}"
     scored = f", scored {status.scored:,}" if status.stage == "score" else ""
+    judged = f", judged before {status.judged:,}" if status.judged else ""
     lines = [
         f"{status.state}{stage}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}{scored}, "
-        f"quarantined {status.quarantined:,}"
+        f"quarantined {status.quarantined:,}{judged}"
     ]
     if status.state == "running":
         eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"

@@ -57,15 +57,15 @@ class JudgedRecord(VersionedRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class ScoringTerms:
     """What the answers of a run depend on."""
 
     parts: Mapping[str, Any]  # of the fingerprint of its scores
     detectors: tuple[str, ...]  # columns that its selections read
 
     @classmethod
-    def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> Scorer:
-        """The scorer of an audit.
+    def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringTerms:
+        """What an audit asks of runs that it relies on.
 
         Args:
             config: of the audit; without selections, all its detectors count.
@@ -137,12 +137,12 @@ def settle_judged(
             f"run {store.url} began without against {config.against}, or has lost its {JUDGED_RECORD}: begin a new run "
             "directory"
         )
-    scorer, counted, keys = Scorer.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
+    terms, counted, keys = ScoringTerms.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
     for run in dict.fromkeys(runs):
         if run == store.url:
             continue
         try:
-            keys.append(judged_by(Store(run), scorer))
+            keys.append(judged_by(Store(run), terms))
             counted.append(run)
         except (UserError, OSError) as error:
             if strict:
@@ -152,7 +152,7 @@ def settle_judged(
     record = JudgedRecord(
         against=Store(config.against).url,
         runs=counted,
-        detectors=list(scorer.detectors),
+        detectors=list(terms.detectors),
         texts=judged.count,
         sha256=judged.sha256,
     )
@@ -166,7 +166,7 @@ def judged_before(scored: Scored, config: AuditConfig) -> str:
     return f"{count:,} audit documents were judged before by {config.against} and are not audited again{others}"
 
 
-def judged_by(store: Store, scorer: Scorer) -> np.ndarray:
+def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
     """Keys of the texts that a run has judged, and of those that it left out as judged: int64, in no order.
 
     Raises:
@@ -179,11 +179,11 @@ def judged_by(store: Store, scorer: Scorer) -> np.ndarray:
     if status is None or status.state != "complete" or len(receipts) < len(shards):
         raise IncompleteError(f"run {store.url} is not complete: finish it first, with the same command")
     for receipt in receipts:
-        if (difference := scorer.difference(receipt.fingerprint)) is not None:
+        if (difference := terms.difference(receipt.fingerprint)) is not None:
             raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
     keys = [_keys_of(store, receipts, by_id)]
     record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory")
-    if record is not None and set(scorer.detectors) <= set(record.detectors):
+    if record is not None and set(terms.detectors) <= set(record.detectors):
         keys.append(read_judged(store, record.sha256))
     return np.concatenate(keys)
 

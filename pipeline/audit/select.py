@@ -77,7 +77,9 @@ def select_all(
     columns = sorted({column for selection in config.selections for column in selection.detectors})
     if scored.n_judged():
         say(judged_before(scored, config))
-    if not columns or not scored.has_news():
+    if not scored.has_news():
+        config, columns = config.model_copy(update={"selections": []}), []
+    if not columns:
         note_answers(scored.store, config, command, [])
         _remove_others(config, scored)
         return []

@@ -43,6 +43,22 @@ def begin_against(
     return judged
 
 
+def planned_against(config: AuditConfig) -> str | None:
+    """What `seenset plan` says of the documents that a run would leave out; None where it audits all.
+
+    Raises:
+        UserError: as `earlier_runs`.
+    """
+    if config.against is None:
+        return None
+    count = len(earlier_runs(config, Store(config.run).url)[0])
+    runs = "run" if count == 1 else "runs"
+    return (
+        f"audit documents that {config.against} ({count:,} {runs}) has judged are left out; here they are counted, "
+        "because the run itself finds out which these are"
+    )
+
+
 def earlier_runs(config: AuditConfig, run: str) -> tuple[list[str], bool]:
     """The run directories that `against` names, and whether it names one run itself.
 

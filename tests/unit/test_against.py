@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.against import JUDGED_RECORD
+from pipeline.audit.against import JUDGED_RECORD, ScoringTerms
 from pipeline.audit.description import build_config
 from pipeline.audit.status import run_status
 from pipeline.config.audit import AuditConfig
@@ -97,15 +97,42 @@ def test_each_text_is_left_once_whatever_the_order_of_scans(
     assert len(judged) == len(set(judged)) == len({one for scan_of in scans for one in scan_of})
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_scans_of_a_ledger_audit_each_document_once(
-    order: tuple[int, ...], tmp_path: Path, tiny_model_folder: Path
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"seed": 9, "code": "9.9", "device": "cuda", "batch_tokens": 8, "rows": "other", "against": "ab"}, None),
+        ({"detectors": ["loss", "min_k"], "plugins": {"mine.py": "ab"}, "reference_model": "r"}, None),
+        ({"reads": {"samples": "ab"}, "adapters": {"fsd": "ab"}}, None),
+        ({"model": "m2"}, "model is m2 there and m1 here"),
+        ({"dtype": None}, "dtype is none there and float32 here"),
+        ({"text_transform": {"dates": "remove"}}, "text_transform is {'dates': 'remove'} there and none here"),
+        ({"detectors": ["min_k"]}, "detector loss was never scored there"),
+    ],
+)
+def test_runs_are_alike_in_all_that_the_detectors_of_the_selections_depend_on(
+    change: dict[str, Any], difference: str | None, tmp_path: Path
 ) -> None:
+    made_of = {"model": "m1", "dtype": "float32", "max_tokens": 1024, "seed": 0, "detectors": ["loss"]}
+    terms = ScoringTerms.of(scan(tmp_path, tmp_path, "scan", [0]), made_of)
+    assert terms.difference({**made_of, **change}) == difference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("order", "cluster"), [((0, 1, 2), "local"), ((2, 0, 1), "local"), ((1, 2, 0), "local"), ((0, 1, 2), "ray")]
+)
+def test_scans_of_a_ledger_audit_each_document_once(
+    order: tuple[int, ...], cluster: str, tmp_path: Path, tiny_model_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    if cluster == "ray":
+        request.getfixturevalue("cluster")
     corpora = [list(range(30)), list(range(20, 50)), [*range(10), *range(45, 60)]]
     ledger = str(tmp_path / "ledger")
     met: list[str] = []
     for place in order:
-        described = {"series": {"ledger": ledger, "alpha": 0.2, "horizon": 5}, "against": ledger}
+        resources = {"cluster": cluster, "gpus_per_actor": 0, "shard_documents": 20}
+        series = {"ledger": ledger, "alpha": 0.2, "horizon": 5}
+        described = {"series": series, "against": ledger, "resources": resources}
         config = scan(tmp_path, tiny_model_folder, f"scan-{place}", corpora[place], **described)
         outcome, _ = run(config)
         new = audited(config.run)
@@ -132,6 +159,7 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out(
     assert run_status(third.run).judged == outcome.status.judged == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_set(tmp_path: Path, tiny_model_folder: Path) -> None:
     ledger = str(tmp_path / "ledger")
     described = {"series": {"ledger": ledger, "alpha": 0.2}, "against": ledger}
@@ -153,6 +181,7 @@ def test_a_resumed_run_keeps_its_set(tmp_path: Path, tiny_model_folder: Path) ->
         run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=described["series"]))
 
 
+@pytest.mark.slow
 def test_against_cannot_be_added_to_a_run_that_has_scores(tmp_path: Path, tiny_model_folder: Path) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
     other = scan(tmp_path, tiny_model_folder, "other", list(range(15)))
@@ -174,6 +203,7 @@ def other_model(folder: Path, model: Path) -> Path:
     return other
 
 
+@pytest.mark.slow
 def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tiny_model_folder: Path) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
     run(first)
@@ -181,7 +211,7 @@ def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tin
     changes: list[tuple[str, Path, dict[str, Any]]] = [
         ("model is", other, {}),
         ("max_tokens is 1024 there and 64 here", tiny_model_folder, {"max_tokens": 64}),
-        ("text_transform is none there", tiny_model_folder, {"text_transform": {"normalize": "NFC"}}),
+        ("text_transform is none there", tiny_model_folder, {"text_transform": {"dates": "remove"}}),
         (
             "detector min_k was never scored there",
             tiny_model_folder,
@@ -199,6 +229,7 @@ def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tin
     assert audited(config.run) == names(*range(20, 25))
 
 
+@pytest.mark.slow
 def test_scans_of_another_model_in_a_ledger_are_left_out_and_said(tmp_path: Path, tiny_model_folder: Path) -> None:
     ledger = str(tmp_path / "ledger")
     described = {"series": {"ledger": ledger, "alpha": 0.2}, "against": ledger}
@@ -216,6 +247,7 @@ def test_scans_of_another_model_in_a_ledger_are_left_out_and_said(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_a_scan_without_news_ends_well_and_takes_no_place(tmp_path: Path, tiny_model_folder: Path) -> None:
     ledger = str(tmp_path / "ledger")
     described = {"series": {"ledger": ledger, "alpha": 0.2, "horizon": 2}, "against": ledger}
@@ -235,6 +267,7 @@ def test_a_scan_without_news_ends_well_and_takes_no_place(tmp_path: Path, tiny_m
     assert audited(third.run) == names(20)
 
 
+@pytest.mark.slow
 def test_a_quarantined_document_was_not_judged(tmp_path: Path, tiny_model_folder: Path) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
     path = tmp_path / "first.jsonl"
@@ -245,6 +278,7 @@ def test_a_quarantined_document_was_not_judged(tmp_path: Path, tiny_model_folder
     assert audited(second.run) == names(7, 8)
 
 
+@pytest.mark.slow
 def test_what_is_neither_run_nor_ledger_or_not_finished_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
     nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="neither a run directory"):
