@@ -80,7 +80,7 @@ def earlier_runs(config: AuditConfig, run: str) -> tuple[list[str], bool]:
         return [named.url], True
     schedule = read_schedule(named)
     if schedule is not None:
-        return [scan.claim.run for scan in schedule.scans], False
+        return list(dict.fromkeys(scan.claim.run for scan in schedule.scans if scan.claim.run != run)), False
     if config.series is not None and Store(config.series.ledger).url == named.url:
         return [], False  # the first scan opens it
     raise UserError(f"against {named.url} is neither a run directory ({MANIFEST_FILE}) nor a ledger: nothing is there")
