@@ -17,14 +17,18 @@ from rich.console import Console
 from benchmarks.small_model import WORDS
 from pipeline.audit.against import JUDGED_RECORD, ScoringTerms
 from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
 from pipeline.audit.status import run_status
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ROLES
 from pipeline.corpus.documents import text_key
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
 from pipeline.stages.judged import JUDGED_FILE, write_judged
+from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts, withdraw_receipt
+from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 
@@ -83,7 +87,7 @@ def names(*numbers: int) -> list[str]:
 
 
 @given(scans=st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_each_text_is_left_once_whatever_the_order_of_scans(
     scans: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -95,6 +99,17 @@ def test_each_text_is_left_once_whatever_the_order_of_scans(
         assert set(left) == set(scan_of) - set(judged), number
         judged += left
     assert len(judged) == len(set(judged)) == len({one for scan_of in scans for one in scan_of})
+
+
+def test_only_audit_documents_are_left_out_and_each_is_counted(tmp_path: Path, tiny_model_folder: Path) -> None:
+    config = scan(tmp_path, tiny_model_folder, "scan", list(range(30)))
+    store = Store(config.run)
+    keys = np.array([text_key(text_of(number)) for number in [*range(12), 1000]], dtype=np.int64)
+    (stage,) = stages_of(config, judged=write_judged(store, keys))
+    receipts = list(finish_shards(stage, make_plan(config).shards, store, 1))
+    counts = {role: sum(r.n_judged for r in receipts if isinstance(r, Receipt) and r.role == role) for role in ROLES}
+    assert counts == {"audit": 12, "unseen": 0, "seen": 0}
+    assert audited(config.run) == names(*range(12, 30))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +157,7 @@ def test_scans_of_a_ledger_audit_each_document_once(
     assert sorted(met) == names(*range(60))
 
 
+@pytest.mark.slow
 def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
