@@ -37,8 +37,8 @@ def text_of(number: int) -> str:
     return f"{number} " + " ".join(WORDS[(7 * number + step) % len(WORDS)] for step in range(5 + number % 9))
 
 
-def scan(folder: Path, model: Path, name: str, audit: list[int], **described: Any) -> tuple[AuditConfig, list[str]]:
-    """Files of a scan, and its configuration; documents are numbers."""
+def scan(folder: Path, model: Path, name: str, audit: list[int], **described: Any) -> AuditConfig:
+    """Write the files of a scan, whose documents are numbers; its configuration."""
     paths = {"audit": folder / f"{name}.jsonl", "unseen": folder / "unseen.jsonl"}
     for role, numbers in (("audit", audit), ("unseen", list(range(1000, 1040)))):
         lines = [json.dumps({"id": f"{role}-{number}", "text": text_of(number)}) + "\n" for number in numbers]
