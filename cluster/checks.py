@@ -25,7 +25,7 @@ SLOW_STORAGE = 10e6
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Finding:
     """One check of one node."""
 
     node: str
@@ -78,7 +78,7 @@ MENDS = {
 HUNG = "see what hangs there (a file system, a driver, no place for a process), or give it more time with --timeout"
 
 
-def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Line]:
+def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Finding]:
     """The lines of all nodes, in the order of the nodes and of the checks."""
     lines = [_line(node, check, answer, expected) for node in nodes for check, answer in node.answers.items()]
     winners = [node.name for node in nodes if _facts(node, "run directory").get("won")]
@@ -89,14 +89,14 @@ def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
     return node.answers[check].facts if check in node.answers else {}
 
 
-def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectation) -> Line:
+def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectation) -> Finding:
     if answer.problem:
         mend = HUNG if answer.problem.startswith(NO_ANSWER) else MENDS[check]
-        return Line(node.name, check, "red", answer.problem, mend)
-    return Line(node.name, check, *_JUDGES[check](answer.facts, node, expected))
+        return Finding(node.name, check, "red", answer.problem, mend)
+    return Finding(node.name, check, *_JUDGES[check](answer.facts, node, expected))
 
 
-def _shared(line: Line, nodes: Sequence[NodeReport], winners: Sequence[str]) -> Line:
+def _shared(line: Finding, nodes: Sequence[NodeReport], winners: Sequence[str]) -> Finding:
     """The line of the run directory with what only all nodes together tell: whether it is one folder."""
     (node,) = (node for node in nodes if node.name == line.node)
     facts = _facts(node, "run directory")
@@ -107,7 +107,7 @@ def _shared(line: Line, nodes: Sequence[NodeReport], winners: Sequence[str]) -> 
         value = f"{len(winners)} nodes created one file, each its own: this is a folder of each node alone"
     else:
         value = f"{len(winners)} nodes created one file, of which only one may"
-    return Line(line.node, line.check, "red", value, MENDS["run directory"])
+    return Finding(line.node, line.check, "red", value, MENDS["run directory"])
 
 
 def _versions(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:

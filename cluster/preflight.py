@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from cluster.checks import MENDS, Expectation, Line, judge_nodes
+from cluster.checks import MENDS, Expectation, Finding, judge_nodes
 from cluster.inspection import DRIVER_FILE, Inspection, Measurement, make_check
 from cluster.nodes import answers_of_cluster, answers_of_machine
 from pipeline.audit.budgets import model_shape
@@ -81,7 +81,7 @@ def preflight(
         raise typer.Exit(int(ExitCode.USER_ERROR))
 
 
-def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: bool) -> list[Line]:
+def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: bool) -> list[Finding]:
     """All lines: of the cluster, of this machine where it fails, and of every node.
 
     Args:
@@ -99,7 +99,9 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     driver = {check: make_check(check, inspection, DRIVER) for check in SHOWN}
     driver["versions"] = Measurement(dict(versions_here()))
     lines = [*_run_line(config), *_endpoint_lines(config)]
-    lines += [Line(DRIVER, check, "red", a.problem, "mend it here first") for check, a in driver.items() if a.problem]
+    lines += [
+        Finding(DRIVER, check, "red", a.problem, "mend it here first") for check, a in driver.items() if a.problem
+    ]
     on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
     with _without_traces(config.run, inspection.folder):
         lines += _written_lines(config, inspection)
@@ -123,59 +125,63 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     return [*lines, *judge_nodes(nodes, expected)]
 
 
-def _run_line(config: AuditConfig) -> list[Line]:
+def _run_line(config: AuditConfig) -> list[Finding]:
     """Whether what stands in the run directory can be gone on with."""
     mend = "begin a new run directory, or go on with that version on all nodes"
     try:
         manifest = read_manifest(Store(config.run))
     except UserError as error:
-        return [Line(CLUSTER, "manifest", "red", str(error), mend)]
+        return [Finding(CLUSTER, "manifest", "red", str(error), mend)]
     except Exception as error:  # of a store; the nodes say so too
-        return [Line(CLUSTER, "manifest", "red", one_line(f"{type(error).__name__}: {error}")[:300], "see the reason")]
+        return [
+            Finding(CLUSTER, "manifest", "red", one_line(f"{type(error).__name__}: {error}")[:300], "see the reason")
+        ]
     if manifest is None:
         return []
     before, here = manifest.versions.get("seenset"), versions_here().get("seenset")
     if before != here:
-        return [Line(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", mend)]
-    return [Line(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
+        return [Finding(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", mend)]
+    return [Finding(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
 
 
-def _written_lines(config: AuditConfig, inspection: Inspection) -> list[Line]:
+def _written_lines(config: AuditConfig, inspection: Inspection) -> list[Finding]:
     """Write what the nodes are to see; a line if that fails."""
     try:
         Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")
     except Exception as error:  # of a store; the nodes go on and say what they see
-        return [Line(DRIVER, "run directory", "red", one_line(str(error))[:300], MENDS["run directory"])]
+        return [Finding(DRIVER, "run directory", "red", one_line(str(error))[:300], MENDS["run directory"])]
     return []
 
 
-def _endpoint_lines(config: AuditConfig) -> list[Line]:
+def _endpoint_lines(config: AuditConfig) -> list[Finding]:
     """Whether the endpoints answer, which this machine alone asks."""
     lines = []
     for model in config.models:
         if isinstance(model, EndpointConfig):
             try:
                 describe_model(model)
-                lines.append(Line(DRIVER, "endpoint", "good", f"{model.endpoint} answers"))
+                lines.append(Finding(DRIVER, "endpoint", "good", f"{model.endpoint} answers"))
             except UserError as error:
-                lines.append(Line(DRIVER, "endpoint", "red", str(error), "start the endpoint, or mend model.endpoint"))
+                lines.append(
+                    Finding(DRIVER, "endpoint", "red", str(error), "start the endpoint, or mend model.endpoint")
+                )
     return lines
 
 
-def _token_line(config: AuditConfig) -> Line:
+def _token_line(config: AuditConfig) -> Finding:
     """Whether the cluster lets in who has no token."""
     address = os.environ["RAY_ADDRESS"]
     if address.startswith("ray://"):
-        return Line(CLUSTER, "token", "note", f"{address} is a Ray client's: it cannot be tried from here", "")
+        return Finding(CLUSTER, "token", "note", f"{address} is a Ray client's: it cannot be tried from here", "")
     if cluster_warning(config.resources) is None:
-        return Line(CLUSTER, "token", "good", "it asks for a token")
+        return Finding(CLUSTER, "token", "good", "it asks for a token")
     value = "it asks for no token: whoever reaches its ports runs code as its user"
-    return Line(
+    return Finding(
         CLUSTER, "token", "red", value, "start it with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on all nodes"
     )
 
 
-def _cluster_places(config: AuditConfig) -> tuple[ActorShape, Line]:
+def _cluster_places(config: AuditConfig) -> tuple[ActorShape, Finding]:
     """What an actor takes, and whether the cluster holds one."""
     nodes = cluster_nodes()
     try:
@@ -184,19 +190,19 @@ def _cluster_places(config: AuditConfig) -> tuple[ActorShape, Line]:
         wanted = config.resources.gpus_per_actor
         shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
         mend = "add nodes that hold such an actor, or change resources"
-        return shape, Line(CLUSTER, "places", "red", str(error), mend)
+        return shape, Finding(CLUSTER, "places", "red", str(error), mend)
     value = f"{places(nodes, shape)} actors of {shape.gpus:g} GPUs and {shape.cpus} CPUs on {len(nodes)} nodes"
-    return shape, Line(CLUSTER, "places", "good", value)
+    return shape, Finding(CLUSTER, "places", "good", value)
 
 
-def _machine_shape(config: AuditConfig) -> tuple[ActorShape, list[Line]]:
+def _machine_shape(config: AuditConfig) -> tuple[ActorShape, list[Finding]]:
     """What a worker of this machine takes, and why it holds none."""
     try:
         machine = local_machine(config.resources, torch.cuda.device_count())
     except UserError as error:
         wanted = config.resources.gpus_per_actor
         shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
-        return shape, [Line(CLUSTER, "places", "red", str(error), "set RAY_ADDRESS, or change resources")]
+        return shape, [Finding(CLUSTER, "places", "red", str(error), "set RAY_ADDRESS, or change resources")]
     return ActorShape(machine.gpus, machine.threads), []
 
 
@@ -220,7 +226,7 @@ def _without_traces(run: str, folder: str) -> Any:
                 os.rmdir(path)
 
 
-def _print(lines: Sequence[Line]) -> None:
+def _print(lines: Sequence[Finding]) -> None:
     """The table, and below it each line that asks for something."""
     screen = terminal.console()
     names = list(dict.fromkeys(line.node for line in lines))
@@ -243,7 +249,7 @@ def _print(lines: Sequence[Line]) -> None:
     screen.print(f"{red} of {len(lines)} lines red" if red else f"none of {len(lines)} lines red", highlight=False)
 
 
-def _cell(line: Line | None, whole: bool) -> Text:
+def _cell(line: Finding | None, whole: bool) -> Text:
     """A line in the table: what was measured, or only its state."""
     if line is None:
         return Text("")

@@ -147,7 +147,7 @@ def _answers(address: str) -> bool:
 
 
 def keep_output() -> None:
-    """Ray prints what a raylet says of a dead worker to the standard output, where the answer stands: never print it."""
+    """Never print what a raylet says of a dead worker: Ray would, on the standard output, where the answer stands."""
     from ray._private import worker
 
     worker.print_to_stdstream = lambda *lines, **settings: None

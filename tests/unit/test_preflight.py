@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster import inspection
-from cluster.checks import HUNG, MENDS, Expectation, Line, NodeReport, judge_nodes
+from cluster.checks import HUNG, MENDS, Expectation, Finding, NodeReport, judge_nodes
 from cluster.first_batch import scored_alone
 from cluster.inspection import CHECKS, Inspection, Measurement, file_marks, make_check
 from cluster.nodes import answers_of_machine
@@ -57,7 +57,7 @@ def first() -> NodeReport:
     return node("one", run_directory={"won": True})
 
 
-def judged(other: NodeReport, expected: Expectation = EXPECTED) -> list[Line]:
+def judged(other: NodeReport, expected: Expectation = EXPECTED) -> list[Finding]:
     """The lines that are not good, of this node beside a good one."""
     lines = judge_nodes([first(), other], expected)
     assert [line.check for line in lines] == [*FACTS] * 2
@@ -128,7 +128,7 @@ def test_a_check_that_fails_is_a_red_line_with_the_reason(check: str) -> None:
     good = node()
     for problem, mend in (("no answer in 60 s", HUNG), ("OSError: it broke", MENDS[check])):
         lines = judged(replace(good, answers={**good.answers, check: Measurement({}, problem)}))
-        assert lines == [Line("two", check, "red", problem, mend)]
+        assert lines == [Finding("two", check, "red", problem, mend)]
 
 
 def test_a_folder_that_is_not_shared_is_red_on_every_node_that_has_its_own() -> None:
