@@ -170,11 +170,11 @@ def connect() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
+    keep_output()
     if ray.is_initialized():
         watch_head()
         return
     check_cluster()
-    keep_output()
     address = os.environ.get("RAY_ADDRESS", "")
     private = address in ("", "local")
     for attempt in range(1, STARTS + 1):
