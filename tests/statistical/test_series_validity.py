@@ -63,7 +63,7 @@ def schedules(rule: Rule | None, share: float, shared: bool, runs: int) -> tuple
 @pytest.mark.parametrize("rule", get_args(Rule))
 @pytest.mark.parametrize("shared", [True, False], ids=["one model", "changing models"])
 @pytest.mark.parametrize("share", [0.0, 0.1])
-@pytest.mark.parametrize("runs", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_rule_keeps_alpha_over_twelve_scans(rule: Rule, shared: bool, share: float, runs: int) -> None:
     false_share, power = schedules(rule, share, shared, runs)
     assert false_share.mean <= float(ALPHA) + 4 * max(false_share.se, (0.1 * 0.9 / runs) ** 0.5 if share == 0 else 0)
