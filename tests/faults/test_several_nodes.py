@@ -58,10 +58,10 @@ def node_named(name):
     return {"num_cpus": 1, "env_vars": {"NODE_OF_TEST": name}}
 
 cluster = Cluster(initialize_head=True, head_node_args={**node_named("head"), "include_dashboard": False})
+ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")  # on the head: it outlives the others
 leaving = cluster.add_node(**node_named("leaving"))
 cluster.add_node(**node_named("slow"))
 cluster.wait_for_nodes()
-ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
 lost = []
 
 def receipts():
