@@ -140,7 +140,9 @@ def run_audit(
 
 def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
     """What a finished run would be scored by now."""
-    settled = settled_judged(config, store)
+    settled = (
+        None if config.against is None else settled_judged(config, store)
+    )  # without: no request for what is not there
     judged = None if settled is None else settled[1]
     return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
 

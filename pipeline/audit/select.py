@@ -86,6 +86,8 @@ def select_all(
     check_training(config, scored, each)
     questions = _questions(config, scored, limit, texts, columns, each)
     if claim is not None:
+        for question in questions:  # what its known documents refuse is to cost no place
+            next(question.ask(), None)
         slots = claim({question.selection.name: question.calibration_keys() for question in questions})
         questions = [question.placed(slots[question.selection.name]) for question in questions]
         config = config.model_copy(update={"selections": [question.selection for question in questions]})
@@ -237,6 +239,8 @@ class _Question:
     def calibration_keys(self) -> np.ndarray:
         """Keys of the texts that calibrate, int64, (documents,)."""
         tables = [self.scored.table(receipt, ["text_key"]) for receipt in self.scored.of(self.null_role)]
+        if not tables:
+            return np.empty(0, dtype=np.int64)
         return pa.concat_tables(tables)["text_key"].to_numpy()[self.overlap.keep]
 
     def placed(self, slot: Slot) -> _Question:

@@ -84,6 +84,8 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         "detectors": ", ".join(summary.detectors),
         "calibration": summary.calibration,
     }
+    if summary.series is not None:
+        stated["schedule"] = summary.series.sentence
     others = {key: str(value) for key, value in _settings(history, summary.name).items() if key not in stated}
     facts = CardFacts(
         headline=answer_sentence(question, counts),

@@ -208,7 +208,7 @@ _FIXED = (
 _ASSUMED: dict[Rule, str] = {
     "spend": f"This holds in every scan of the schedule. {_FIXED}",
     "prds": "This holds for the documents of all scans of the schedule together, which share one unchanged model, "
-    "score and set of calibration documents, or in each scan, if each has a fresh set and fresh documents of its own. "
+    "score and set of calibration documents. "
     f"{_FIXED}",
     "e-lond": "This holds in every scan of the schedule; how the scans depend on one another, and whether the model "
     f"changes between them, is free. {_FIXED}",

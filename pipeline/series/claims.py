@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import __version__
+from pipeline.audit.history import read_history
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Claiming
 from pipeline.audit.summary import Summary, read_summary
@@ -22,11 +23,16 @@ from pipeline.errors import UserError
 from pipeline.selection.schedule import Slot, share_of
 from pipeline.series.records import Claim, FiledSelection, Filing, Opening
 from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
-from pipeline.series.scorers import check_scorers, key_list, keys_digest, scorers_of
+from pipeline.series.scorers import check_scorers, keys_digest, scorers_of
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
 
-SAMPLE = "a sample is a scan too, and spends its level: --set series=null tries things out"
+SAMPLE = "a sample is a scan too, and spends its level: try things out on other documents than those of a scan"
+
+ASKED_BEFORE = (
+    "this run had answered before it took its place, so what was asked may have been picked by an answer: nothing is "
+    "promised of this scan"
+)
 
 Say = Callable[[str], None]
 
@@ -68,7 +74,7 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
     if all(scan.claim.run != Store(config.run).url for scan in schedule.scans):  # else it may have its place already
         _check_room(schedule, store.url)
     if fingerprint is not None and schedule.opening.rule == "prds":
-        check_scorers(schedule, scorers_of(config, fingerprint), {}, {})
+        check_scorers(schedule, scorers_of(config, fingerprint), {})
     return schedule
 
 
@@ -104,6 +110,7 @@ def claim_slots(
     store, key = open_ledger(config.series), scan_key(config, scored, limit)
     scorers = scorers_of(config, _fingerprint(scored))
     digests = {name: keys_digest(keys) for name, keys in calibrations.items()}
+    asked_before = any(entry.questions for entry in read_history(scored.store))
 
     def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
         schedule = _opened(config, entries, store.url)
@@ -112,7 +119,7 @@ def claim_slots(
             return None
         _check_room(schedule, store.url)
         if schedule.opening.rule == "prds":
-            check_scorers(schedule, scorers, digests, calibrations)
+            check_scorers(schedule, scorers, digests)
         slot = len(schedule.scans) + 1
         return Claim(
             slot=slot,
@@ -121,8 +128,8 @@ def claim_slots(
             model=display_name(config.model),
             scorer=scorers,
             calibration=digests,
-            calibration_keys=_new_keys(schedule, digests, calibrations),
             share=float(share_of(slot, schedule.opening.horizon)),
+            asked_before=asked_before,
             before={selection.name: selected_before(schedule, selection.name) for selection in config.selections},
             version=__version__,
             at=_now(),
@@ -169,7 +176,7 @@ def file_result(config: AuditConfig, scored: Scored, limit: int | None, summarie
         return Filing(slot=scan.claim.slot, key=key, selections=answers, at=_now()).plain()
 
     append_entry(store, make)
-    if filed and sorted(_counts(filed[0].selections)) != sorted(_counts(answers)):
+    if filed and _by_name(filed[0].selections) != _by_name(answers):
         say(f"series: scan {filed[0].slot} had filed another answer before, which the ledger keeps")
 
 
@@ -303,14 +310,6 @@ def _check_room(schedule: Schedule, url: str) -> None:
         )
 
 
-def _new_keys(schedule: Schedule, digests: Mapping[str, str], calibrations: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Keys of calibration documents that later scans are held against, where no claim holds them."""
-    if schedule.opening.rule != "prds":
-        return {}
-    held = {digest for scan in schedule.scans for digest in scan.claim.calibration_keys}
-    return {digest: key_list(calibrations[name]) for name, digest in digests.items() if digest not in held}
-
-
 def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | None) -> list[str]:
     """What a user must know of a claim."""
     number, others = scan.claim.slot, [other for other in schedule.scans if other is not scan]
@@ -324,6 +323,8 @@ def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, ru
             f"series: this run has place {', '.join(earlier)} too, for other questions or other scores: each has spent "
             "its level"
         )
+    if scan.claim.asked_before:
+        lines.append(f"series: {ASKED_BEFORE}")
     if limit is not None:
         lines.append(f"series: {SAMPLE}")
     if others and scan.claim.at < others[-1].claim.at:
@@ -341,8 +342,8 @@ def _filed(summary: Summary) -> FiledSelection:
     return FiledSelection(**{name: getattr(summary, name) for name in FiledSelection.model_fields})
 
 
-def _counts(answers: Iterable[FiledSelection]) -> list[tuple[str, int]]:
-    return [(answer.name, answer.n_selected) for answer in answers]
+def _by_name(answers: Iterable[FiledSelection]) -> list[FiledSelection]:
+    return sorted(answers, key=lambda answer: answer.name)
 
 
 def _now() -> str:

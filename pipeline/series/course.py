@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -169,6 +170,8 @@ def _level(alpha: float, claim: Claim) -> Fraction:
 def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | None:
     """Why the promise of the schedule is not of this list; None where it is."""
     terms = schedule.opening
+    if claim.asked_before:
+        return "its run had answered before it took its place, so what was asked may have been picked by an answer"
     if answer.supported is False:
         return "a check contradicts what its promise rests on"
     if answer.guarantee == "heuristic":
@@ -208,7 +211,7 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
         promised=False if doubts or broken else None if untested else True,
         promise=_promise(schedule, [slot for slot, _ in sound], bool(doubts), untested, broken),
         not_promised=[*lines, *([broken] if broken else []), *_limits(answers)],
-        bound=_bound([answer for _, answer in answers]),
+        bound=_bound(name, answers, [scan.claim for scan in schedule.scans]),
     )
 
 
@@ -257,14 +260,23 @@ def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAn
     return None
 
 
-def _bound(answers: Sequence[ScanAnswer]) -> ListsBound | None:
-    """The bounds of all lists at once: what each may fail by adds up."""
-    bounds = [answer.bound for answer in answers if answer.bound is not None and answer.supported is not False]
+def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequence[Claim]) -> ListsBound | None:
+    """The bounds of all lists at once: what each may fail by adds up, also that of scans that filed none.
+
+    Which scans file a bound may hang on what they found; so those that did not count as if they had.
+    """
+    answers = [answer for _, answer in answered]
+    sound = [(slot, answer.bound) for slot, answer in answered if answer.bound and answer.doubt is None]
+    bounds = [bound for _, bound in sound]
     failing = sum((1 - Fraction(repr(bound.confidence)) for bound in bounds), Fraction(0))
+    shares = {claim.slot: Fraction(claim.share) for claim in claims if name in claim.before}
+    most = max(((1 - Fraction(repr(bound.confidence))) / shares[slot] for slot, bound in sound), default=Fraction(1))
+    others = sum((share for slot, share in shares.items() if slot not in dict(sound)), Fraction(0))
+    failing += Fraction(math.ceil(1000 * most * others), 1000)
     selected = sum(answer.n_selected for answer in answers)
     if not bounds or failing >= 1 or not selected:
         return None
-    without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.supported is False)
+    without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.doubt is not None)
     wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
     untested = any(answer.supported is None and answer.bound is not None for answer in answers)
     text = f"With {percentage(1 - failing)} confidence, for all {len(bounds):,} lists with a bound at once: at most "

@@ -40,9 +40,8 @@ class Claim(VersionedRecord):
     calibration: dict[str, str] = Field(
         description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
     )
-    calibration_keys: dict[str, str] = Field(
-        description="By that SHA-256: a 64-bit key of each of those texts, base64 of them all; for rule prds, and "
-        "where no earlier claim holds them."
+    asked_before: bool = Field(
+        False, description="Whether the run had answered questions before it took this place: nothing is promised then."
     )
     share: float = Field(description="Part of alpha that is this scan's.")
     before: dict[str, int] = Field(

@@ -265,7 +265,7 @@ def test_the_audit_of_the_config_map_is_an_audit(
     (tmp_path / "audit.yaml").write_text(of_kind(rendered["setup"], "ConfigMap")["data"]["audit.yaml"])
     config = load_config(str(tmp_path / "audit.yaml"))
     assert config.series is not None
-    assert all("alpha" not in selection.model_fields_set for selection in config.selections)
+    assert all(selection.alpha == config.series.alpha for selection in config.selections), "the ledger says the level"
     assert config.resources.cluster == "ray"
     paths = [config.run, config.series.ledger, config.corpus.audit.path, config.corpus.unseen.path]  # type: ignore[union-attr]
     assert all(path.startswith("s3://BUCKET/") for path in paths), "what a pod writes to itself is lost with it"
