@@ -140,9 +140,7 @@ def run_audit(
 
 def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
     """What a finished run would be scored by now."""
-    settled = (
-        None if config.against is None else settled_judged(config, store)
-    )  # without: no request for what is not there
+    settled = None if config.against is None else settled_judged(config, store)  # else no request for it
     judged = None if settled is None else settled[1]
     return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
 
