@@ -30,7 +30,7 @@ from pipeline.store.attempts import forget_attempts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import interrupts
-from ray_jobs.board import Portion, start_board
+from ray_jobs.board import Portion, losses_told, start_board
 from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
 from ray_jobs.head import keep_output, watch_head
 from ray_jobs.metrics import Metrics, ShardMetrics
@@ -315,7 +315,7 @@ def map_shards(
             num_gpus=shape.gpus,
             **task_environment(resources, shape.gpus),
         )
-    with running(dataset) as check:
+    with losses_told(), running(dataset) as check:
         yield from _events(stage, board, len(shards), check)
 
 

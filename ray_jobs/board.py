@@ -6,10 +6,12 @@ It is one process on the driver's node, which ends when the driver does: no othe
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.errors import IncompleteError
 from pipeline.stages.line import Line
 
 MOST_ASKS = 500.0
@@ -105,3 +107,21 @@ def start_board(bundles: Sequence[bytes], in_bundle: int, sizes: Sequence[float]
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     board: Any = ray.remote(num_cpus=0)(Board)
     return board.options(scheduling_strategy=here).remote(bundles, in_bundle, sizes)
+
+
+@contextmanager
+def losses_told() -> Iterator[None]:
+    """Tell in one line that the board is lost.
+
+    Raises:
+        IncompleteError: it is.
+    """
+    from ray.exceptions import RayActorError
+
+    try:
+        yield
+    except RayActorError as error:
+        raise IncompleteError(
+            "the process that hands out the shards is lost, with its node or for want of memory; what is finished is "
+            "kept: run the same command again to go on"
+        ) from error

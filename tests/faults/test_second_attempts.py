@@ -6,14 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+import ray
 from recorder import Recorder, letters, shards_of, stage_of
 
 from pipeline.corpus.documents import Document
+from pipeline.errors import IncompleteError
 from pipeline.stages.base import Entry, Output, Placement
 from pipeline.stages.process import process
 from pipeline.store.attempts import forget_attempts
 from pipeline.store.files import Store
-from ray_jobs.board import Board, Portion
+from ray_jobs.board import Board, Portion, losses_told, start_board
 from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
 
 JOURNAL = "attempts/turns/audit-000000.json"
@@ -96,3 +98,12 @@ def test_a_board_tells_of_each_shard_once_and_of_no_failure_of_a_second_attempt(
     assert news.ended == [("receipt", "c"), ("receipt", "b"), ("failure", "a")]
     assert board.take("one", "one") is None
     assert board.news().ended == []
+
+
+@pytest.mark.slow
+def test_a_lost_board_is_one_line(cluster: None) -> None:
+    board = start_board([b""], 1, [1.0])
+    ray.get(board.news.remote())
+    ray.kill(board)
+    with pytest.raises(IncompleteError, match="run the same command again to go on"), losses_told():
+        ray.get(board.news.remote())
