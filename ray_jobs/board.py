@@ -104,7 +104,7 @@ def start_board(bundles: Sequence[bytes], in_bundle: int, sizes: Sequence[float]
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board: Any = ray.remote(num_cpus=0)(Board)
     return board.options(scheduling_strategy=here).remote(bundles, in_bundle, sizes)
 
