@@ -56,19 +56,7 @@ def stages_of(
     make = _maker(config, digest or model_digests(), judged)
     earlier: list[Stage] = []
     if draws := draws_of(parse_detectors(config.detectors)):
-        assert config.paraphraser is not None
-        settings = ParaphraserSettings(
-            weights_of(config.model),
-            config.paraphraser,
-            drawing(config.paraphraser),
-            draws,
-            config.max_tokens,
-            device.mark,
-            model_budget([config.paraphraser], device, config.max_tokens).cache,
-        )
-        stage = make(paraphrase.STAGE, paraphrase.FOLDER, paraphrase.SCHEMA, settings, make=Paraphraser)
-        check_other_model(stage)
-        earlier.append(stage)
+        earlier.append(_paraphrases(make, config, draws, device))
     earlier += [_log_probs(make, config, needed) for needed in endpoint_passes(config)]
     earlier += [_samples(make, config, samples) for samples in sample_settings(config, device)]
     reference = _reads_reference(config)
@@ -131,6 +119,22 @@ def sample_settings(config: AuditConfig, device: Device = CPU) -> list[SampleSet
 def _maker(config: AuditConfig, digest: Digest, judged: JudgedTexts | None = None) -> Callable[..., Stage]:
     """`Stage`, given what every stage of an audit shares."""
     return partial(Stage, transform=config.text_transform, seed=config.seed, digest=digest, judged=judged)
+
+
+def _paraphrases(make: Callable[..., Stage], config: AuditConfig, draws: int, device: Device) -> Stage:
+    assert config.paraphraser is not None
+    settings = ParaphraserSettings(
+        weights_of(config.model),
+        config.paraphraser,
+        drawing(config.paraphraser),
+        draws,
+        config.max_tokens,
+        device.mark,
+        model_budget([config.paraphraser], device, config.max_tokens).cache,
+    )
+    stage = make(paraphrase.STAGE, paraphrase.FOLDER, paraphrase.SCHEMA, settings, make=Paraphraser)
+    check_other_model(stage)
+    return stage
 
 
 def _log_probs(make: Callable[..., Stage], config: AuditConfig, needed: Pass) -> Stage:
