@@ -34,7 +34,7 @@ from pipeline.detectors.plugins import imported
 from pipeline.errors import ExitCode, UserError, one_line
 from pipeline.store.files import Store
 from ray_jobs import terminal
-from ray_jobs.actors import connect
+from ray_jobs.connection import connect
 from ray_jobs.neighbours import cluster_warning
 from ray_jobs.nodes import cluster_nodes
 from ray_jobs.options import AsJson, ConfigPath, Overrides

@@ -6,11 +6,9 @@ import contextlib
 import json
 import logging
 import os
-import socket
-import sys
-import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,17 +22,16 @@ from pipeline.models.devices import ENVIRONMENT
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
+from pipeline.stages.line import SILENT_SECONDS
 from pipeline.stages.process import process
 from pipeline.stages.turns import SHARDS_AT_A_TIME, Turn, Turns
 from pipeline.store.attempts import forget_attempts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs import interrupts
 from ray_jobs.board import Portion, losses_told, start_board
 from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
-from ray_jobs.head import keep_output, watch_head
+from ray_jobs.connection import connect, is_private
 from ray_jobs.metrics import Metrics, ShardMetrics
-from ray_jobs.neighbours import start_private_cluster
 from ray_jobs.node_versions import check_versions
 from ray_jobs.nodes import cluster_nodes
 from ray_jobs.versions import versions_here
@@ -42,15 +39,15 @@ from ray_jobs.versions import versions_here
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
 NEWS_SECONDS = 0.2
+LIFE_SECONDS = SILENT_SECONDS / 4
 END_SECONDS = 3.0
 """Waited for actors to end by themselves when all shards have ended."""
 
 GROWTH = 2
-"""Times the actors that a run began with: how many `auto` may grow to when nodes are added."""
+"""Times the actors that a run began with: how many `auto` may grow to, in all its stages."""
 
-CONNECT_SECONDS = 10
-STARTS = 3
-REASON_CHARACTERS = 200
+
+_first_nodes: dict[str, list[Node]] = {}  # by driver
 
 
 class ShardActor:
@@ -72,10 +69,12 @@ class ShardActor:
         self.store = Store(store_url)
         self.driver = driver
         self.board = board
+        self.name = _actor_here()
         self.reported = 0.0
         self.turns = Turns()
         self.metrics = Metrics(store_url, stage.name)
         self.worker: Any = None
+        threading.Thread(target=self._tell_of_life, name="seenset-life", daemon=True).start()
         try:
             if versions is not None:
                 check_versions(versions)
@@ -86,27 +85,42 @@ class ShardActor:
         else:
             board.ready.remote()
 
+    def _tell_of_life(self) -> None:
+        """Tell the board again and again that this process lives, whatever it works on."""
+        while True:
+            self.board.hear.remote(self.name)
+            time.sleep(LIFE_SECONDS)
+
     def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, str]]:
         """Finish shards; the first row comes at once, so that the driver holds what runs this."""
-        caller, actor = str(row["caller"]), _actor_here()
+        caller = str(row["caller"])
         yield {"caller": caller}
         while self.worker is not None:
             with self.turns.take() as turn:
-                portion = self.ask(self.board.take, caller, actor)
+                portion = self.ask(self.board.take, caller, self.name, uuid.uuid4().hex)
                 if isinstance(portion, Portion):
-                    self.finish(caller, portion, turn)
+                    self.finish(portion, turn)
             if portion is None:
                 return
             if isinstance(portion, float):
                 time.sleep(portion)
 
     def ask(self, method: Any, *arguments: Any) -> Any:
-        """What the board answers."""
+        """What the board answers; while it cannot be reached it is asked again.
+
+        Raises:
+            RayActorError: it is lost.
+        """
         import ray
+        from ray.exceptions import ActorUnavailableError
 
-        return ray.get(method.remote(*arguments))
+        while True:
+            try:
+                return ray.get(method.remote(*arguments))
+            except ActorUnavailableError:  # it may have been heard: each of its methods can be called again
+                time.sleep(TICK_SECONDS)
 
-    def finish(self, caller: str, portion: Portion, turn: Turn) -> None:
+    def finish(self, portion: Portion, turn: Turn) -> None:
         """Finish a shard, unless another actor is quicker."""
         shard = shards_in(portion.bundle)[portion.index]
         metrics = ShardMetrics(self.metrics, turn)
@@ -115,7 +129,7 @@ class ShardActor:
             metrics.advance(documents, tokens)
             if time.monotonic() - self.reported >= TICK_SECONDS:
                 self.reported = time.monotonic()
-                if self.ask(self.board.advance, caller, shard.id, documents, tokens):
+                if self.ask(self.board.advance, portion.attempt, shard.id, documents, tokens):
                     raise _Beaten
 
         try:
@@ -123,14 +137,17 @@ class ShardActor:
                 self.stage, self.worker, shard, self.store, self.driver, on_batch, turn, second=portion.second
             )
             metrics.finish(receipt)
-            self.ask(self.board.end, caller, "receipt", json.dumps(receipt.to_dict()))
         except _Beaten:
-            forget_attempts(self.store, self.stage.name, shard.id)
-            self.ask(self.board.give_up, caller)
+            if not portion.second:
+                with contextlib.suppress(Exception):  # nobody reads it any more
+                    forget_attempts(self.store, self.stage.name, shard.id)
+            self.ask(self.board.give_up, portion.attempt)
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)
         except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
-            self.ask(self.board.end, caller, "failure", json.dumps(asdict(failure_of(shard, error))))
+            self.ask(self.board.end, portion.attempt, "failure", json.dumps(asdict(failure_of(shard, error))))
+        else:
+            self.ask(self.board.end, portion.attempt, "receipt", json.dumps(receipt.to_dict()))
 
 
 class _Beaten(BaseException):
@@ -150,116 +167,27 @@ def _node_here() -> str:
     return f"node {ray.util.get_node_ip_address()}"
 
 
-def cluster_is_named() -> bool:
-    """Whether RAY_ADDRESS names a cluster, or this process is connected to one."""
-    # Whoever has not imported Ray to its end, as a thread may be doing now, is not connected.
-    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
-    return bool(os.environ.get("RAY_ADDRESS")) or (is_initialized is not None and is_initialized())
-
-
-def connect() -> None:
-    """Connect to the cluster that RAY_ADDRESS names, or start one on this machine.
-
-    Raises:
-        UserError: no cluster answers at RAY_ADDRESS.
-        IncompleteError: Ray did not start, several times.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a thread that lost the cluster would start another
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    keep_output()
-    if ray.is_initialized():
-        watch_head()
-        return
-    check_cluster()
-    address = os.environ.get("RAY_ADDRESS", "")
-    private = address in ("", "local")
-    for attempt in range(1, STARTS + 1):
-        try:
-            with _quiet():
-                if private:
-                    start_private_cluster()
-                else:
-                    ray.init(log_to_driver=False, logging_level=logging.ERROR)
-            interrupts.renew()
-            watch_head()
-            return
-        except UserError:
-            raise
-        except Exception as error:  # of many kinds: a port, a time limit, a process that died
-            ray.shutdown()
-            reason = " ".join(str(error).split()) or type(error).__name__
-        if not private:
-            raise UserError(
-                f"no Ray cluster answers at RAY_ADDRESS {address} ({reason[:REASON_CHARACTERS]}); start it, or unset "
-                "RAY_ADDRESS to use this machine alone"
-            )
-        if attempt < STARTS:
-            time.sleep(attempt)
-    raise IncompleteError(
-        f"Ray did not start on this machine in {STARTS} attempts ({reason[:REASON_CHARACTERS]}); free memory and space "
-        "in /tmp and run again, or set resources.cluster: local"
-    )
-
-
-def check_cluster() -> None:
-    """Check that somebody listens where RAY_ADDRESS says: Ray itself would wait for minutes.
-
-    Raises:
-        UserError: nobody does.
-    """
-    address = os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto", "local" or none
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UserError(
-            f"no Ray cluster answers at RAY_ADDRESS {address} ({error}); start it, or unset RAY_ADDRESS to use this "
-            "machine alone"
-        ) from None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what Ray's C++ side writes to standard error while it starts, and show it only if it fails."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as messages:
-        os.dup2(messages.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            os.dup2(kept, 2)
-            messages.seek(0)
-            sys.stderr.write(messages.read().decode("utf-8", "replace"))
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-def actors(resources: ResourcesConfig, nodes: Sequence[Node], shards: int) -> tuple[int, int, ActorShape]:
+def actors(
+    resources: ResourcesConfig, nodes: Sequence[Node], shards: int, first: Sequence[Node] = ()
+) -> tuple[int, int, ActorShape]:
     """How many actors a run begins with, at most one a shard, how many it may grow to, and what each takes.
 
-    It begins with what the cluster holds. With `auto` it grows with the cluster, to `GROWTH` times of that; with a
-    number, to that number.
+    It begins with what the cluster holds. With `auto` it grows with the cluster, to `GROWTH` times of that, if that is
+    not this process's own; with a number, to that number.
 
     Args:
         resources: of the audit.
         nodes: of the cluster.
         shards: to be finished.
+        first: nodes of the cluster when the run began; none: it begins now.
 
     Raises:
         UserError: an actor is larger than any node.
     """
     shape = actor_shape(resources, nodes)
     capacity = places(nodes, shape)
-    least, most = resources.actors_between(capacity, GROWTH * capacity)
+    grown = capacity if is_private() else max(capacity, GROWTH * places(first or nodes, shape))
+    least, most = resources.actors_between(capacity, grown)
     return max(1, min(least, shards)), max(1, min(most, shards)), shape
 
 
@@ -289,7 +217,10 @@ def map_shards(
     from ray.data import ActorPoolStrategy, DataContext
 
     connect()
-    least, most, shape = actors(resources, cluster_nodes(), len(shards))
+    nodes = cluster_nodes()
+    # What the cluster has grown to since the run's first stage is not doubled again.
+    first = _first_nodes.setdefault(driver, nodes)
+    least, most, shape = actors(resources, nodes, len(shards), first)
     context = DataContext.get_current().copy()
     context.target_max_block_size = 1  # each row is a block of its own, which is seen as soon as it is there
     context.enable_progress_bars = False
@@ -315,19 +246,19 @@ def map_shards(
             num_gpus=shape.gpus,
             **task_environment(resources, shape.gpus),
         )
-    with losses_told(), running(dataset) as check:
-        yield from _events(stage, board, len(shards), check)
+    with losses_told(board), running(dataset) as ended:
+        yield from _events(stage, board, len(shards), ended)
 
 
-def _events(stage: Stage, board: Any, waiting: int, check: Callable[[], None]) -> Iterator[Event]:
+def _events(stage: Stage, board: Any, waiting: int, ended: Callable[[], BaseException | None]) -> Iterator[Event]:
     """What the board says, until all shards have ended."""
     import ray
 
     last = time.monotonic()
     while waiting:
+        end = ended()  # before the news, which then has all that the actors said
         answer = board.news.remote()
         while not ray.wait([answer], timeout=TICK_SECONDS)[0]:
-            check()
             yield Tick()
         news = ray.get(answer)
         if news.broken:
@@ -350,7 +281,8 @@ def _events(stage: Stage, board: Any, waiting: int, check: Callable[[], None]) -
         elif time.monotonic() - last > NO_PROGRESS_SECONDS:
             raise IncompleteError(f"no worker of stage {stage.name} got on for {NO_PROGRESS_SECONDS / 3600:g} hours")
         if waiting:
-            check()
+            if end is not None:
+                raise end
             yield Tick()
             time.sleep(NEWS_SECONDS)
 
@@ -363,11 +295,11 @@ def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
 
 
 @contextmanager
-def running(dataset: Any) -> Iterator[Callable[[], None]]:
+def running(dataset: Any) -> Iterator[Callable[[], BaseException | None]]:
     """Run the calls of actors in the background while the block runs, and end the actors with it.
 
     Returns:
-        Raises what ended the calls, if anything did.
+        What ended the calls: an error, or that none is left; None while they run.
     """
     raised: list[BaseException] = []
 
@@ -378,16 +310,16 @@ def running(dataset: Any) -> Iterator[Callable[[], None]]:
         except BaseException as error:
             raised.append(error)
 
-    def check() -> None:
-        if raised:
-            raise raised[0]
-        if not thread.is_alive():
-            raise IncompleteError("all actors ended before all shards did: run the same command again")
+    def ended() -> BaseException | None:
+        if thread.is_alive():
+            return None
+        over = IncompleteError("all actors ended before all shards did: run the same command again")
+        return raised[0] if raised else over
 
     thread = threading.Thread(target=read, name="seenset-actors", daemon=True)
     thread.start()
     try:
-        yield check
+        yield ended
         thread.join(END_SECONDS)
     finally:
         end = time.monotonic() + END_SECONDS

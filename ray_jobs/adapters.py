@@ -11,7 +11,7 @@ from pipeline.audit.places import actor_shape, places_beside
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.store.files import Store
-from ray_jobs.actors import connect
+from ray_jobs.connection import connect
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, resources_of, train_adapters
 from ray_jobs.head import head_watched
 from ray_jobs.nodes import cluster_nodes

@@ -25,7 +25,8 @@ from pipeline.models.load import open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
-from ray_jobs.actors import actors, check_cluster, cluster_is_named, connect
+from ray_jobs.actors import actors
+from ray_jobs.connection import check_cluster, cluster_is_named, connect
 from ray_jobs.node_versions import check_node_versions
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
 from ray_jobs.progress import Reporter

@@ -20,11 +20,15 @@ MOST_ASKS = 500.0
 LEAST_WAIT = 0.2
 """Seconds until a worker that waits for a shard asks again."""
 
+ANSWER_SECONDS = 5.0
+"""How long a board that may be lost is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Portion:
     """A shard that is taken from the line."""
 
+    attempt: int  # its number
     bundle: bytes  # in which it is
     index: int  # in the bundle
     second: bool  # whether another worker is at it
@@ -55,35 +59,53 @@ class Board:
         self.in_bundle = in_bundle
         self.line = Line(sizes)
         self.fresh = News()
+        self.answers: dict[str, tuple[str, Portion | float | None]] = {}  # by caller, its last request and our answer
 
-    def take(self, caller: str, worker: str) -> Portion | float | None:
-        """What the caller finishes next, or the seconds after which it shall ask again; None: nothing, ever."""
+    def take(self, caller: str, worker: str, request: str) -> Portion | float | None:
+        """What the caller finishes next, or the seconds after which it shall ask again; None: nothing, ever.
+
+        Args:
+            caller: of `Line.take`.
+            worker: of `Line.take`.
+            request: its name. One that comes again, because its answer was lost, gets the same answer.
+        """
+        last, answer = self.answers.get(caller, ("", None))
+        if last != request:
+            answer = self._next(caller, worker)
+            self.answers[caller] = request, answer
+        return answer
+
+    def _next(self, caller: str, worker: str) -> Portion | float | None:
         if not self.line.remaining:
             return None
         order = self.line.take(caller, worker, time.monotonic())
         if order is None:
-            return max(LEAST_WAIT, 2 * len(self.line.workers) / MOST_ASKS)
-        bundle, index = divmod(order.number, self.in_bundle)
-        return Portion(self.bundles[bundle], index, order.second)
+            return max(LEAST_WAIT, 2 * len(self.line.heard) / MOST_ASKS)
+        bundle, index = divmod(order.shard, self.in_bundle)
+        return Portion(order.attempt, self.bundles[bundle], index, order.second)
 
-    def advance(self, caller: str, shard: str, documents: int, tokens: int) -> bool:
-        """Note how far a shard is; whether it has ended elsewhere, so that this attempt can stop."""
-        if self.line.beaten(caller):
+    def hear(self, worker: str) -> None:
+        """Note that a worker lives."""
+        self.line.hear(worker, time.monotonic())
+
+    def advance(self, attempt: int, shard: str, documents: int, tokens: int) -> bool:
+        """Note how far a shard is; whether this attempt at it can stop."""
+        if self.line.in_vain(attempt):
             return True
-        if not self.line.is_second(caller):
+        if not self.line.is_second(attempt):
             self.fresh.advances[shard] = documents, tokens
         return False
 
-    def end(self, caller: str, kind: str, text: str) -> None:
-        """Note what an attempt came to; only the first of a shard counts, and of a second one only its receipt."""
-        if kind == "failure" and (self.line.is_second(caller) or self.line.beaten(caller)):
-            self.line.give_up(caller)
-        elif self.line.end(caller, time.monotonic()):
+    def end(self, attempt: int, kind: str, text: str) -> None:
+        """Note what an attempt came to: the first receipt of a shard counts, and a failure if nobody else is at it."""
+        if kind == "failure" and self.line.has_another(attempt):
+            self.line.give_up(attempt)
+        elif self.line.end(attempt, time.monotonic()):
             self.fresh.ended.append((kind, text))
 
-    def give_up(self, caller: str) -> None:
+    def give_up(self, attempt: int) -> None:
         """Note that an attempt has stopped, because another one was quicker."""
-        self.line.give_up(caller)
+        self.line.give_up(attempt)
 
     def ready(self) -> None:
         """Note that a worker has loaded its models."""
@@ -94,7 +116,8 @@ class Board:
         self.fresh.broken = self.fresh.broken or reason
 
     def news(self) -> News:
-        """What is new since the last time."""
+        """What is new since the last time; workers that nobody heard of since long are lost."""
+        self.line.lose_the_silent(time.monotonic())
         news, self.fresh = self.fresh, News()
         return news
 
@@ -110,18 +133,23 @@ def start_board(bundles: Sequence[bytes], in_bundle: int, sizes: Sequence[float]
 
 
 @contextmanager
-def losses_told() -> Iterator[None]:
-    """Tell in one line that the board is lost.
+def losses_told(board: Any) -> Iterator[None]:
+    """Tell in one line that the board is lost, whoever came upon it: this process, or an actor.
 
     Raises:
         IncompleteError: it is.
     """
-    from ray.exceptions import RayActorError
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
     try:
         yield
-    except RayActorError as error:
-        raise IncompleteError(
-            "the process that hands out the shards is lost, with its node or for want of memory; what is finished is "
-            "kept: run the same command again to go on"
-        ) from error
+    except RayError as error:
+        try:
+            ray.get(board.news.remote(), timeout=ANSWER_SECONDS)
+        except (RayActorError, GetTimeoutError):
+            raise IncompleteError(
+                "the process that hands out the shards is lost, with its node or for want of memory; what is finished "
+                "is kept: run the same command again to go on"
+            ) from error
+        raise

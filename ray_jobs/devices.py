@@ -12,7 +12,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError, one_line
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.store.files import Store
-from ray_jobs.actors import REASON_CHARACTERS, connect
+from ray_jobs.connection import REASON_CHARACTERS, connect
 from ray_jobs.nodes import cluster_nodes
 
 DEVICE_FILE = "device.json"

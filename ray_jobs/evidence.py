@@ -19,7 +19,8 @@ from pipeline.stages.process import LOCAL_DRIVER
 from pipeline.stages.tokens import TokenReading, TokenRequest, is_deadly, read_tokens
 from pipeline.store.attempts import Journal
 from pipeline.store.files import Store
-from ray_jobs.actors import actors, connect, task_environment
+from ray_jobs.actors import actors, task_environment
+from ray_jobs.connection import connect
 from ray_jobs.nodes import cluster_nodes
 
 WORK = "evidence/tokens"

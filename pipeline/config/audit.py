@@ -39,7 +39,7 @@ class ActorsConfig(Section):
 
     min: Annotated[int, Field(ge=1)] = Field(
         1,
-        description="Actors that are asked for from the start; of an autoscaling cluster, whether it has them or not.",
+        description="Actors that Ray keeps, also on a cluster that has no place for them yet and grows.",
     )
     max: Annotated[int, Field(ge=1)] = Field(description="Actors that the run may grow to, as places are there.")
 

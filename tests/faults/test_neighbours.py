@@ -260,7 +260,7 @@ def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
 def test_a_local_cluster_has_the_cpus_that_the_process_may_use() -> None:
     code = (
         "import os, ray; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from ray_jobs.actors import connect; connect(); print(int(ray.cluster_resources()['CPU']))"
+        "from ray_jobs.connection import connect; connect(); print(int(ray.cluster_resources()['CPU']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.split()[-1:] == ["1"], done.stderr
