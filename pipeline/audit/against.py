@@ -1,22 +1,24 @@
 """Which texts earlier runs have judged by the same model, so that an audit leaves their documents out.
 
-A text is judged by a run that is complete if an audit document with it has a score there: one in quarantine has none,
-and is audited again. What such a run left out itself, because others had judged it before, counts too. Runs score alike
-where the model, what is done to texts before it reads them, and all else that the detectors of this run's selections
-depend on are the same; the seed, the device, sizes of batches and the version of Seenset are no part of that.
+A text is judged by a run that is complete, and has answered a selection of the same direction and detectors, if an
+audit document with it has a score there: one in quarantine has none, and is audited again. What such a run left out
+itself, because others had judged it before, counts too. Runs score alike where the model, what is done to texts before
+it reads them, and all else that the detectors of this run's selections depend on are the same; the seed, the device,
+sizes of batches and the version of Seenset are no part of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.audit.score_shards import DUPLICATES
@@ -62,6 +64,7 @@ class ScoringTerms:
 
     parts: Mapping[str, Any]  # of the fingerprint of its scores
     detectors: tuple[str, ...]  # columns that its selections read
+    asked: frozenset[tuple[str, str]]  # direction and column of its selections
 
     @classmethod
     def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringTerms:
@@ -71,9 +74,9 @@ class ScoringTerms:
             config: of the audit; without selections, all its detectors count.
             fingerprint: of its scores.
         """
-        columns = sorted({column for selection in config.selections for column in selection.detectors})
+        asked = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
         parts = {key: value for key, value in fingerprint.items() if key not in _OF_A_RUN}
-        return cls(parts, tuple(columns or fingerprint[_DETECTORS]))
+        return cls(parts, tuple(sorted({column for _, column in asked}) or fingerprint[_DETECTORS]), asked)
 
     def difference(self, fingerprint: Mapping[str, Any]) -> str | None:
         """The first field in which another run scored otherwise, with both values; None where it scored alike."""
@@ -181,11 +184,28 @@ def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
     for receipt in receipts:
         if (difference := terms.difference(receipt.fingerprint)) is not None:
             raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
+    _check_answered(store, terms)
     keys = [_keys_of(store, receipts, by_id)]
     record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory")
     if record is not None and set(terms.detectors) <= set(record.detectors):
         keys.append(read_judged(store, record.sha256))
     return np.concatenate(keys)
+
+
+def _check_answered(store: Store, terms: ScoringTerms) -> None:
+    """Check that a run has answered what is asked: scores alone judge nothing.
+
+    Raises:
+        UserError: it has not, and names the first detector.
+    """
+    questions = [question.settings for entry in read_history(store) for question in entry.questions]
+    answered = {(one.get("direction"), column) for one in questions for column in cast(list[str], one["detectors"])}
+    for direction, column in sorted(terms.asked):
+        if (direction, column) not in answered:
+            raise UserError(
+                f"run {store.url} has scored, and no selection there asked for {direction} by {column}: it has judged "
+                "nothing of that; ask it with seenset select, or name another run"
+            )
 
 
 def _keys_of(store: Store, receipts: list[Receipt], shards: Mapping[str, Shard]) -> np.ndarray:

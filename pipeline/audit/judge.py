@@ -25,6 +25,8 @@ from pipeline.selection.collection import PERMUTATIONS, SPLITS, PermutationTest,
 from pipeline.selection.digits import beside, decimal, percentage
 from pipeline.store.files import Store
 
+OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
+
 
 def judge_collection(
     config: AuditConfig, scored: Scored, limit: int | None, each: Each, blocks: BlockKind | None = None
@@ -94,7 +96,10 @@ def _verdict(
         answer=answer,
         supported=supported,
         reasons=reasons,
-        sentences=_sentences(_model_name(config), answer, count, test, limit),
+        sentences=[
+            *_sentences(_model_name(config), answer, count, test, limit),
+            *([OUTSIDE] if config.series is not None else []),
+        ],
         level=LEVEL,
         counts=list(counts),
         test=test,

@@ -223,12 +223,24 @@ def fingerprint_of_plugins(plugins: Iterable[Plugin], modules: Iterable[str]) ->
     """
     detectors = next(registry for registry in _registries if registry.kind == "detector")
     known = list(plugins)
-    code = {plugin.label: plugin for plugin in known if detectors.names_of(plugin)}
+    scoring = {plugin.label: _digest(plugin) for plugin in known if detectors.names_of(plugin)}
+    return dict(sorted({**scoring, **code_digests(known, modules)}.items()))
+
+
+def code_digests(plugins: Iterable[Plugin], modules: Iterable[str]) -> dict[str, str]:
+    """The code outside this program of which modules are: name -> SHA-256 of its text.
+
+    Args:
+        plugins: that the configuration imports.
+        modules: of registered functions.
+    """
+    known = list(plugins)
+    code = {}
     for module in modules:
-        if not _is_built_in(module) and not any(plugin.holds(module) for plugin in known):
-            package = Plugin(module, None)
-            code[package.label] = package
-    return {label: _digest(plugin) for label, plugin in sorted(code.items())}
+        if not _is_built_in(module):
+            plugin = next((plugin for plugin in known if plugin.holds(module)), Plugin(module, None))
+            code[plugin.label] = _digest(plugin)
+    return code
 
 
 def _digest(plugin: Plugin) -> str:

@@ -19,7 +19,9 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
 from pipeline.config.series import SeriesConfig
+from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, share_of
 from pipeline.series.records import Claim, FiledSelection, Filing, Opening
 from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
@@ -181,7 +183,7 @@ def file_result(config: AuditConfig, scored: Scored, limit: int | None, summarie
 
 
 def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
-    """SHA-256 of what an answer is made of: scores, questions without their alpha, seed; hexadecimal.
+    """SHA-256 of what an answer is made of: scores, questions without their alpha, plugins, seed; hexadecimal.
 
     It is the same in another run directory, and for shards that were scored again with the same result.
     """
@@ -194,7 +196,15 @@ def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
         for selection in sorted(config.selections, key=lambda selection: selection.name)
     ]
     made_of = [sorted(shards), questions, config.overlap, config.near_copies, config.seed, limit]
+    if code := _code_of_procedures(config):
+        made_of.append(code)
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _code_of_procedures(config: AuditConfig) -> dict[str, str]:
+    """The code of procedures that are not built in, by its name."""
+    modules = {PROCEDURES.modules.get(selection.procedure, BUILT_IN) for selection in config.selections}
+    return code_digests(imported(config.import_), sorted(modules)) if modules != {BUILT_IN} else {}
 
 
 def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
@@ -286,7 +296,7 @@ def _check_answered(config: AuditConfig, run: Store, schedule: Schedule, url: st
         except UserError:  # it is made anew
             continue
         place = None if answered is None else answered.series
-        if place is None or config.series is None or place.ledger != config.series.ledger:
+        if place is None or config.series is None or Store(place.ledger).url != url:
             continue
         if place.slot > len(schedule.scans):
             raise UserError(

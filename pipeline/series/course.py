@@ -83,8 +83,8 @@ class Course(VersionedRecord):
     scans: list[ScanCourse] = Field(description="All scans by their places.")
     unfiled: list[int] = Field(description="Places without a result: their level is spent.")
     selections: list[SelectionCourse] = Field(description="Sums by the name of the selection.")
-    latest: int | None = Field(description="Place of the latest scan with a result; null: there is none.")
-    new: list[LatestList] = Field(description="What the latest scan with a result selected and no earlier one had.")
+    latest: int | None = Field(description="Place of the scan whose result was filed last; null: there is none.")
+    new: list[LatestList] = Field(description="What the scan filed last selected and none filed before it had.")
     notes: list[str] = Field(description="What a reader must know besides, a line each.")
 
     def exit_code(self) -> ExitCode:
@@ -124,7 +124,7 @@ def course_of(schedule: Schedule, url: str) -> Course:
     """
     terms, scans = schedule.opening, _scans(schedule)
     unfiled = [scan.slot for scan in scans if scan.filed_at is None]
-    filed = [scan.slot for scan in scans if scan.filed_at is not None]
+    filed = [scan.claim.slot for scan in schedule.filed_scans()]
     claims = {scan.claim.slot: scan.claim for scan in schedule.scans}
     names = list(dict.fromkeys(answer.name for scan in scans for answer in scan.answers))
     return Course(

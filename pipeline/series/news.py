@@ -1,4 +1,4 @@
-"""What the latest scan of a schedule selected and no earlier one had, as far as the run directories still say."""
+"""What the scan that was filed last selected and none before it had, as far as the run directories still say."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _COLUMNS = ["doc_id", "source"]
 
 
 class NewDocument(Record):
-    """A document that no earlier scan had selected."""
+    """A document that no scan filed before had selected."""
 
     doc_id: str = Field(description="Its id.")
     source: str = Field(description="Input file that it stands in.")
 
 
 class LatestList(Record):
-    """What is new on one list of the latest scan with a result."""
+    """What is new on one list of the scan that was filed last."""
 
     name: str = Field(description="Name of the selection.")
     slot: int = Field(description="Place of the scan.")
     n_selected: int = Field(description="Documents that it selected.")
     supported: bool | None = Field(description="Whether the checks bear the promise of this list; null: not tested.")
     n_new: int | None = Field(
-        description="Of these, those that no earlier scan had selected under this name; null: the list cannot be read, "
-        "and it counts as new."
+        description="Of these, those that no scan filed before had selected under this name; null: the list cannot be "
+        "read, and it counts as new."
     )
     documents: list[NewDocument] = Field(description="The first of them, in the order of the list.")
     notes: list[str] = Field(description="Which lists could not be read, and what follows from that.")
@@ -52,13 +52,13 @@ class _Unreadable(Exception):
 
 
 def latest_lists(schedule: Schedule, url: str) -> list[LatestList]:
-    """What is new on the lists of the latest scan with a result; empty where none has one.
+    """What is new on the lists of the scan whose result was filed last; empty where none has one.
 
     Args:
         schedule: of the ledger.
         url: of the ledger, by which a run directory tells that a list is of its scan.
     """
-    filed = [scan for scan in schedule.scans if scan.filing is not None]
+    filed = schedule.filed_scans()
     if not filed or (filing := filed[-1].filing) is None:
         return []
     return [_latest(filed[-1], answer, filed[:-1], schedule, url) for answer in filing.selections]

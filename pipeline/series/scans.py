@@ -20,6 +20,7 @@ class Scan:
     entry: int  # number of its claim in the ledger
     claim: Claim
     filing: Filing | None  # None: no answer is filed, and the level is spent
+    filed: int = -1  # number of its filing in the ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class Schedule:
     def place(self, number: int) -> str:
         """A place in words: 3 of 52."""
         return f"{number:,}" if self.opening.horizon is None else f"{number:,} of {self.opening.horizon:,}"
+
+    def filed_scans(self) -> list[Scan]:
+        """The scans with a result, in the order in which these were filed."""
+        return sorted((scan for scan in self.scans if scan.filing is not None), key=lambda scan: scan.filed)
 
     def scan_of(self, key: str) -> Scan | None:
         """The scan with this key; None where it has no place."""
@@ -90,7 +95,7 @@ def _with(schedule: Schedule, number: int, record: Claim | Filing, where: str) -
         scan = scans[record.slot - 1] if 0 < record.slot <= len(scans) else None
         if scan is None or scan.claim.key != record.key or scan.filing is not None:
             raise UserError(f"{where} is a result of place {record.slot}, which has no claim of its own without one")
-        scans[record.slot - 1] = replace(scan, filing=record)
+        scans[record.slot - 1] = replace(scan, filing=record, filed=number)
     return replace(schedule, scans=tuple(scans), latest=record.at)
 
 

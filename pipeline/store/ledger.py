@@ -56,6 +56,9 @@ def read_ledger(store: Store) -> list[LedgerEntry]:
     for name in names:
         if not _ENTRY.fullmatch(name):
             raise UserError(f"{store.url} is no ledger, or not only one: it holds {one_line(name)}")
+    hole = next((number for number, name in enumerate(names) if name != entry_file(number)), None)
+    if hole is not None and _read(store, hole) is None:
+        raise UserError(_missing(store, hole))
     known = range(int(names[-1][:8]) + 1 if names else 0)
     files = _patiently(store, lambda: store.read_many([entry_file(number) for number in known]))
     while (data := _read(store, len(files))) is not None:  # a listing may be older than the last entry
@@ -151,6 +154,10 @@ def _patiently(store: Store, work: Callable[[], T]) -> T:
     raise AssertionError
 
 
+def _missing(store: Store, number: int) -> str:
+    return f"ledger {store.url}: entry {number} is missing, and later ones are there: put {entry_file(number)} back"
+
+
 def _reason(error: Exception) -> str:
     return one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
@@ -163,7 +170,7 @@ def _checked(store: Store, number: int, data: bytes | None, before: Sequence[Led
     """
     where = f"ledger {store.url}: entry {number}"
     if data is None:
-        raise UserError(f"{where} is missing, and later ones are there: put {entry_file(number)} back")
+        raise UserError(_missing(store, number))
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -31,6 +31,7 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
 
 
 def text_of(number: int) -> str:
@@ -308,3 +309,16 @@ def test_what_is_neither_run_nor_ledger_or_not_finished_is_refused(tmp_path: Pat
     status.write_text(status.read_text().replace('"complete"', '"incomplete"'))
     with pytest.raises(IncompleteError, match="is not complete"):
         run(scan(tmp_path, tiny_model_folder, "two", list(range(9)), against=first.run))
+
+
+@pytest.mark.slow
+def test_a_run_that_has_scored_and_answered_nothing_of_the_kind_has_judged_nothing(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), selections=[])
+    run(first)
+    with pytest.raises(UserError, match="no selection there asked for members by loss"):
+        run(scan(tmp_path, tiny_model_folder, "second", list(range(9)), against=first.run))
+    select_again(first.run, ["selections=[{name: clean, detectors: [loss], direction: clean}]"])
+    with pytest.raises(UserError, match="no selection there asked for members by loss"):
+        run(scan(tmp_path, tiny_model_folder, "third", list(range(9)), against=first.run))

@@ -11,10 +11,12 @@ import pytest
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 
 from pipeline.config.audit import AuditConfig
+from pipeline.detectors import plugins
+from pipeline.detectors.plugins import load_plugins, read_plugins
 from pipeline.errors import UserError
 from pipeline.selection.schedule import Slot
 from pipeline.series import claims
-from pipeline.series.claims import check_ledger, claim_slots, file_result
+from pipeline.series.claims import check_ledger, claim_slots, file_result, scan_key
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import append_entry, entry_file
@@ -76,6 +78,28 @@ def test_the_same_scores_in_another_run_directory_have_the_same_place(config: Co
     lines: list[str] = []
     assert claim(config(run="/runs/two"), "a", lines)["members"].number == 1
     assert "claimed from /runs/one" in lines[0]
+
+
+def test_a_changed_procedure_of_a_plugin_takes_another_place(config: Config, tmp_path: Path) -> None:
+    plugin = tmp_path / "own_rule.py"
+    code = """
+from seenset import decision, procedure
+
+@procedure(guarantee="heuristic", assumption="none", promise="none")
+def own_rule(counts, alpha):
+    return decision("own_rule", counts, alpha, {last})
+"""
+    keys, before = [], dict(plugins._loaded)
+    for last in (-1, 0):
+        plugin.write_text(code.format(last=last))
+        load_plugins(read_plugins([str(plugin)]))
+        own = config().model_copy(update={"import_": [str(plugin)]})
+        own = own.model_copy(update={"selections": [own.selections[0].model_copy(update={"procedure": "own_rule"})]})
+        keys.append(scan_key(own, scan_scores(own, "a"), None))
+    assert len(set(keys)) == 2
+    assert scan_key(own, scan_scores(own, "a"), None) == keys[1]
+    for module in plugins._loaded.keys() - before.keys():
+        plugins._forget(plugins._loaded.pop(module))
 
 
 def test_a_sample_is_a_scan_too(config: Config) -> None:

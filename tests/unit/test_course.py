@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from made_up_scans import calibrations, scan_config, scan_scores
+from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
 
 from pipeline.audit.summary import Summary, read_summary, series_place, write_summary
@@ -207,6 +207,19 @@ def test_new_is_what_no_earlier_scan_had_selected(scan: Scan, ledger: Path) -> N
     scan(["new"], supported=False)
     assert command(str(ledger), "--fail-if-new") == 5
     assert command(str(ledger)) == 0
+
+
+def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path) -> None:
+    """A scan may take its place before another one, and end after it."""
+    first = scan(None)
+    scan(["a"])
+    filed = scan_config(str(ledger), str(first), rule="spend", horizon=12)
+    late = scan_summary(filed, "members", 1)
+    file_result(filed, scan_scores(filed, first.name), None, [late], print)
+    course = read_course(str(ledger))
+    assert course.latest == 1
+    assert [(one.slot, one.n_selected, one.n_new) for one in course.new] == [(1, 1, None)]
+    assert command(str(ledger), "--fail-if-new") == 4
 
 
 def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> None:

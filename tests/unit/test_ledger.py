@@ -90,6 +90,11 @@ def test_no_changed_byte_of_an_entry_goes_unnoticed(ledger: Store) -> None:
         assert "entry 3 " in problem(ledger)
 
 
+def test_a_stray_number_far_away_is_a_hole_and_costs_no_memory(ledger: Store) -> None:
+    ledger.write("99999999.json", ledger.read(entry_file(0)))
+    assert "is missing, and later ones are there" in problem(ledger)
+
+
 def test_the_branches_of_a_fork_cannot_be_put_together(ledger: Store, tmp_path: Path) -> None:
     other = Store(str(tmp_path / "other"))
     for number in range(3):
