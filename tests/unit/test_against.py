@@ -315,10 +315,10 @@ def test_what_is_neither_run_nor_ledger_or_not_finished_is_refused(tmp_path: Pat
 def test_a_run_that_has_scored_and_answered_nothing_of_the_kind_has_judged_nothing(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), selections=[])
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), selections=[], detectors=["loss", "zlib"])
     run(first)
     with pytest.raises(UserError, match="no selection there asked for members by loss"):
         run(scan(tmp_path, tiny_model_folder, "second", list(range(9)), against=first.run))
-    select_again(first.run, ["selections=[{name: clean, detectors: [loss], direction: clean}]"])
+    select_again(first.run, ["selections=[{name: other, detectors: [zlib]}]"])
     with pytest.raises(UserError, match="no selection there asked for members by loss"):
         run(scan(tmp_path, tiny_model_folder, "third", list(range(9)), against=first.run))
