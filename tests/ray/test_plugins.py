@@ -126,6 +126,7 @@ def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
     assert run_audit(load_config(str(path), ALPHA), quiet()).exit_code == ExitCode.DONE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
     path = example(tmp_path, tiny_model_folder)

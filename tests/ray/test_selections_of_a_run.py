@@ -152,6 +152,7 @@ def test_clean_items_come_in_the_form_that_an_evaluation_harness_takes(run: Path
     assert set(pq.read_table(run / "selection/s0/clean.parquet")["doc_id"].to_pylist()) == found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_and_a_loop_give_the_same_bytes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray

@@ -78,6 +78,7 @@ def written(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in files}
 
 
+@pytest.mark.slow
 def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_trial: Callable[..., Path]) -> None:
     path = make_trial("validity", selections=SELECTIONS, repeats=200)
     outcome = run(path)

@@ -215,6 +215,7 @@ def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_that_share_each_batch_come_to_the_weights_of_one_process(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_all_that_it_runs_with(tmp_path: Path) -> None:
     """Installed alone beside the packages that it needs, away from the sources."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]

@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it is in the dev extra")
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_kernel_holds_in_tritons_interpreter():
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--noconftest", "interpreted_sweep.py"]

@@ -174,6 +174,7 @@ def test_a_cache_that_is_no_folder_costs_time_and_one_warning(
     assert "each process unpacks for itself" in warning.getMessage()
 
 
+@pytest.mark.slow
 def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path, cache: Path) -> None:
     code = (
         "import hashlib, sys; from pipeline.config.models import ModelConfig\n"
