@@ -8,7 +8,7 @@ NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical-1 \
-	test-statistical-2 test-browser slow faults fuzz lint format docs clean
+	test-statistical-2 test-browser slow slow-ray-1 slow-ray-2 slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -73,12 +73,20 @@ test-statistical-2: dev
 test-browser: dev
 	$(PYTEST) tests/browser -m "not slow"
 
-# What takes too long to try at every change, but the faults.
+# What takes too long to try at every change, but the faults: much of it waits, so three parts at a time.
+SLOW_RAY_TESTS := $(wildcard tests/ray/test_[p-s]*.py)
+
 slow: dev
-	$(PYTEST) tests/ray -m slow
-	$(PYTEST) tests/unit -m slow
-	$(PYTEST) tests/statistical -m slow
-	$(PYTEST) tests/golden -m slow
+	$(MAKE) --no-print-directory --keep-going --jobs 3 slow-ray-1 slow-ray-2 slow-rest
+
+slow-ray-1: dev
+	$(PYTEST) $(SLOW_RAY_TESTS) -m slow
+
+slow-ray-2: dev
+	$(PYTEST) $(filter-out $(SLOW_RAY_TESTS),$(RAY_TESTS)) -m slow
+
+slow-rest: dev
+	$(PYTEST) tests/unit tests/statistical tests/golden -m slow
 
 # Every fault, also those that take long.
 faults: dev
