@@ -8,7 +8,7 @@ NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical-1 \
-	test-statistical-2 test-browser slow slow-ray-1 slow-ray-2 slow-rest faults fuzz lint format docs clean
+	test-statistical-2 test-browser slow slow-ray slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -73,20 +73,17 @@ test-statistical-2: dev
 test-browser: dev
 	$(PYTEST) tests/browser -m "not slow"
 
-# What takes too long to try at every change, but the faults: much of it waits, so three parts at a time.
-SLOW_RAY_TESTS := $(wildcard tests/ray/test_[p-s]*.py)
+# What takes too long to try at every change, but the faults: two parts at a time, as each starts clusters.
+SLOW_APART := tests/ray/test_submitted_jobs.py
 
 slow: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 slow-ray-1 slow-ray-2 slow-rest
+	$(MAKE) --no-print-directory --keep-going --jobs 2 slow-ray slow-rest
 
-slow-ray-1: dev
-	$(PYTEST) $(SLOW_RAY_TESTS) -m slow
-
-slow-ray-2: dev
-	$(PYTEST) $(filter-out $(SLOW_RAY_TESTS),$(RAY_TESTS)) -m slow
+slow-ray: dev
+	$(PYTEST) $(filter-out $(SLOW_APART),$(RAY_TESTS)) -m slow
 
 slow-rest: dev
-	$(PYTEST) tests/unit tests/statistical tests/golden -m slow
+	$(PYTEST) tests/unit tests/statistical tests/golden $(SLOW_APART) -m slow
 
 # Every fault, also those that take long.
 faults: dev

@@ -83,6 +83,20 @@ def quiet() -> Reporter:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
+    path = example(tmp_path, tiny_model_folder)
+    plugin = tmp_path / "elsewhere" / "my_detectors.py"
+    driver = f"import os\nif os.getpid() != {os.getpid()}:\n    import only_on_the_driver\n"
+    plugin.write_text(driver + plugin.read_text())
+    with pytest.raises(IncompleteError) as caught:
+        run_audit(load_config(str(path), ["resources.actors=1"]), quiet())
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"import: {plugin}, line 3: cannot be imported: ModuleNotFoundError" in message
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_nodes")
 def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
     tmp_path: Path, tiny_model_folder: Path
@@ -124,17 +138,3 @@ def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
         run_audit(load_config(str(path), ALPHA), quiet())
     plugin.write_text(source)
     assert run_audit(load_config(str(path), ALPHA), quiet()).exit_code == ExitCode.DONE
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
-    path = example(tmp_path, tiny_model_folder)
-    plugin = tmp_path / "elsewhere" / "my_detectors.py"
-    driver = f"import os\nif os.getpid() != {os.getpid()}:\n    import only_on_the_driver\n"
-    plugin.write_text(driver + plugin.read_text())
-    with pytest.raises(IncompleteError) as caught:
-        run_audit(load_config(str(path), ["resources.actors=1"]), quiet())
-    message = str(caught.value)
-    assert "\n" not in message
-    assert f"import: {plugin}, line 3: cannot be imported: ModuleNotFoundError" in message
