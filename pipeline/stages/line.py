@@ -77,6 +77,7 @@ class Line:
         self.attempts: dict[int, _Attempt] = {}
         self.deadly: set[int] = set()  # shards at which a worker was lost: a second attempt could cost another one
         self.heard: dict[str, float] = {}  # seconds, when each worker was heard of last
+        self._again: set[int] = set()  # of those that wait, shards that were taken before
         self._held: dict[str, int] = {}  # by caller, its attempt
         self._paces: dict[str, _Pace] = {}  # by worker
         self._numbers = itertools.count()
@@ -104,7 +105,9 @@ class Line:
         if self.waiting:
             if crew and len(self.waiting) < len(self.heard):
                 return None  # none is read ahead that another worker may soon begin at once
-            return self._begin(self.waiting.popleft(), caller, worker, False, now)
+            shard = self.waiting.popleft()
+            self._again.discard(shard)
+            return self._begin(shard, caller, worker, False, now)
         if crew or (slowest := self._worth_a_second(worker, now)) is None:
             return None
         return self._begin(slowest, caller, worker, True, now)
@@ -134,7 +137,8 @@ class Line:
         if attempt.shard not in self.remaining:
             return False
         self.remaining.remove(attempt.shard)
-        if attempt.lost and attempt.shard in self.waiting:
+        if attempt.shard in self._again:
+            self._again.remove(attempt.shard)
             self.waiting.remove(attempt.shard)
         return True
 
@@ -156,7 +160,7 @@ class Line:
         if self.in_vain(number):
             return True
         mine = self.attempts[number]
-        return self._crowd()[mine.shard] > (not mine.lost) or (mine.lost and mine.shard in self.waiting)
+        return self._crowd()[mine.shard] > (not mine.lost) or mine.shard in self._again
 
     def _begin(self, shard: int, caller: str, worker: str, second: bool, now: float) -> Order:
         self._paces.setdefault(worker, _Pace(now))
@@ -182,8 +186,9 @@ class Line:
             self._remove(number)
 
     def _wait_again(self, shard: int) -> None:
-        """Put a shard that nobody is at before all others."""
-        if shard in self.remaining and not self._crowd()[shard]:
+        """Put a shard that nobody is at before all others, once."""
+        if shard in self.remaining and shard not in self._again and not self._crowd()[shard]:
+            self._again.add(shard)
             self.waiting.appendleft(shard)
 
     def _crowd(self) -> Counter[int]:

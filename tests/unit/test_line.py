@@ -227,6 +227,16 @@ def test_a_worker_that_is_lost_and_comes_back_counts_with_its_result() -> None:
     assert not line.remaining
 
 
+def test_a_shard_whose_lost_worker_comes_back_and_gives_it_up_waits_once() -> None:
+    """Else two would begin it as if each were alone, and a failure of one could be told beside the other's receipt."""
+    line = Line([1, 1, 1])
+    line.take("a", "one", 0)
+    line.lose_the_silent(SILENT_SECONDS + 1)
+    assert line.has_another(0)
+    line.give_up(0)
+    assert sorted(line.waiting) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_shard_ends_while_one_worker_lives(seed: int) -> None:
     """Workers die and come again, die for good, and fall silent for a while, at any time."""
