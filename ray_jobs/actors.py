@@ -27,7 +27,7 @@ from pipeline.stages.process import process
 from pipeline.stages.turns import SHARDS_AT_A_TIME, Turn, Turns
 from pipeline.store.attempts import forget_attempts
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
+from pipeline.store.receipts import Receipt, read_receipt
 from ray_jobs.board import Portion, losses_told, start_board
 from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
 from ray_jobs.connection import connect, is_private
@@ -140,7 +140,8 @@ class ShardActor:
         except _Beaten:
             if not portion.second:
                 with contextlib.suppress(Exception):  # nobody reads it any more
-                    forget_attempts(self.store, self.stage.name, shard.id)
+                    if read_receipt(self.store, self.stage.name, shard.id):
+                        forget_attempts(self.store, self.stage.name, shard.id)
             self.ask(self.board.give_up, portion.attempt)
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)

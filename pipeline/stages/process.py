@@ -79,7 +79,15 @@ def process(
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
     with Turns().take() if turn is None else nullcontext(turn) as taken:
-        return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, taken, second)
+        try:
+            return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, taken, second)
+        except LostDeviceError:
+            raise
+        except Exception:
+            with suppress(Exception):  # another attempt may have filed it, or this one failed thereafter
+                if receipt := read_receipt(store, stage.name, shard.id):
+                    return receipt
+            raise
 
 
 def _unheard(documents: int, tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ class Journal:
     The first attempt only notes that it began, unless it is `eager`. Later ones of the same driver are `careful`: they
     also note what is in flight, a window of documents that are read or a batch that is worked on. What was in flight at
     a death is suspect, and tried in parts.
+
+    An attempt whose worker seemed lost may go on while a later one keeps the journal: it writes there no more.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Journal:
         self.store = store
         self.name = f"attempts/{work}.json"
         self.kept = kept
+        self.attempt = uuid.uuid4().hex
         record = _read_record(store, self.name) if kept else None
         if record is None or record["driver"] != driver:
             record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
@@ -83,10 +87,10 @@ class Journal:
         self.eager = eager
         if self.starts > MAX_STARTS:
             self.starts = 0  # of the next command, which may try as often
-            self._write()
+            self._write(begins=True)
             shard = work.rsplit("/", 1)[-1]
             raise RuntimeError(f"shard {shard} of {source}: its worker died {record['starts']} times")
-        self._write()
+        self._write(begins=True)
 
     @property
     def careful(self) -> bool:
@@ -133,7 +137,7 @@ class Journal:
 
     def abandon(self) -> None:
         """The attempt ended without a receipt, and its worker lives: it does not count."""
-        if not self.kept:
+        if not self._keeps():
             return
         self.starts -= 1
         self.at = self.ahead = None
@@ -145,12 +149,20 @@ class Journal:
                 pass
         self.close()
 
-    def _write(self) -> None:
-        if not self.kept:
-            return
+    def _keeps(self) -> bool:
+        """Whether the journal is still that of this attempt; that of a run in one process always is."""
+        if self.kept and not self.eager:
+            record = _read_record(self.store, self.name)
+            self.kept = record is not None and record.get("attempt") == self.attempt
+        return self.kept
+
+    def _write(self, begins: bool = False) -> None:
         with self.writing:
+            if not (self.kept if begins else self._keeps()):
+                return
             record = {
                 "driver": self.driver,
+                "attempt": self.attempt,
                 "starts": self.starts,
                 "deaths": self.deaths,
                 "at": self.at,
