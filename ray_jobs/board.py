@@ -92,6 +92,7 @@ class Board:
         """Note how far a shard is; whether this attempt at it can stop."""
         if self.line.in_vain(attempt):
             return True
+        self.line.go_on(attempt, time.monotonic())
         if not self.line.is_second(attempt):
             self.fresh.advances[shard] = documents, tokens
         return False

@@ -21,6 +21,9 @@ LEAST_SECONDS = 3.0
 SILENT_SECONDS = 20.0
 """A worker that was not heard of for so long is lost, as far as anybody can tell."""
 
+DEAF_SECONDS = SILENT_SECONDS / 2
+"""A line to which nobody spoke for so long stood still itself: that says nothing of the workers."""
+
 LOOK_SECONDS = 0.2
 """How long the estimate of what each shard still takes is good for."""
 
@@ -81,6 +84,7 @@ class Line:
         self._held: dict[str, int] = {}  # by caller, its attempt
         self._paces: dict[str, _Pace] = {}  # by worker
         self._numbers = itertools.count()
+        self._listened = float("inf")  # seconds, when anybody spoke to it last
         self._seen = -LOOK_SECONDS  # seconds, when what each shard still takes was estimated
         self._left: list[tuple[int, float]] = []
 
@@ -90,10 +94,10 @@ class Line:
         Args:
             caller: one line of work of a worker, which finishes one shard after the other. If it comes while it has
                 a shard, its worker died: it goes on with that shard.
-            worker: that takes the place of itself when it died.
+            worker: a process.
             now: seconds, on any clock that never goes back.
         """
-        self.heard[worker] = now
+        self.hear(worker, now)
         died = self._remove(self._held.get(caller))
         if died is not None and not died.lost and died.shard in self.remaining:
             self.deadly.add(died.shard)
@@ -114,10 +118,20 @@ class Line:
 
     def hear(self, worker: str, now: float) -> None:
         """Note that a worker lives."""
+        self._listen(now)
         self.heard[worker] = now
+
+    def go_on(self, number: int, now: float) -> None:
+        """Note that an attempt goes on. If its worker was thought lost, and its shard waits, it has that again."""
+        attempt = self.attempts.get(number)
+        if attempt is not None and attempt.lost and attempt.shard in self._again:
+            self.hear(attempt.worker, now)
+            attempt.lost = False
+            self._wait_no_more(attempt.shard)
 
     def lose_the_silent(self, now: float) -> None:
         """Hand what lost workers were at to others: nobody may ever say that they are gone."""
+        self._listen(now)
         silent = {worker for worker, heard in self.heard.items() if now - heard > SILENT_SECONDS}
         for worker in silent:
             del self.heard[worker]
@@ -137,9 +151,7 @@ class Line:
         if attempt.shard not in self.remaining:
             return False
         self.remaining.remove(attempt.shard)
-        if attempt.shard in self._again:
-            self._again.remove(attempt.shard)
-            self.waiting.remove(attempt.shard)
+        self._wait_no_more(attempt.shard)
         return True
 
     def give_up(self, number: int) -> None:
@@ -190,6 +202,17 @@ class Line:
         if shard in self.remaining and shard not in self._again and not self._crowd()[shard]:
             self._again.add(shard)
             self.waiting.appendleft(shard)
+
+    def _wait_no_more(self, shard: int) -> None:
+        """Take a shard out that was taken before and waits again."""
+        if shard in self._again:
+            self._again.remove(shard)
+            self.waiting.remove(shard)
+
+    def _listen(self, now: float) -> None:
+        if now - self._listened > DEAF_SECONDS:
+            self.heard = dict.fromkeys(self.heard, now)
+        self._listened = now
 
     def _crowd(self) -> Counter[int]:
         """How many attempts there are at each shard, of workers that are not lost."""

@@ -209,16 +209,23 @@ def test_a_shard_that_a_dead_worker_had_is_given_to_another_when_its_next_worker
     assert shard_of(line.take("b", "two", 100)) == 0
 
 
+def be_silent(line: Line, end: float) -> None:
+    """Let time go on to `end` for a line to which nobody but its driver speaks."""
+    for back in range(int(2 * SILENT_SECONDS), -1, -1):
+        if end - back >= max([0.0, *line.heard.values()]):
+            line.lose_the_silent(end - back)
+
+
 def test_a_worker_that_is_lost_and_comes_back_counts_with_its_result() -> None:
     """So one that is slow to answer each time does not lose its work each time."""
     line = Line([1, 1])
     line.take("a", "one", 0)
-    line.lose_the_silent(SILENT_SECONDS + 1)
+    be_silent(line, SILENT_SECONDS + 1)
     assert not line.in_vain(0)
     assert line.has_another(0), "its shard waits"
     assert line.end(0, SILENT_SECONDS + 2)
     assert shard_of(line.take("b", "two", SILENT_SECONDS + 3)) == 1
-    line.lose_the_silent(2 * SILENT_SECONDS + 4)
+    be_silent(line, 2 * SILENT_SECONDS + 4)
     assert line.take("a", "one", 2 * SILENT_SECONDS + 5) == Order(2, 1)
     assert line.has_another(1), "another worker is at its shard"
     assert not line.has_another(2)
@@ -231,10 +238,31 @@ def test_a_shard_whose_lost_worker_comes_back_and_gives_it_up_waits_once() -> No
     """Else two would begin it as if each were alone, and a failure of one could be told beside the other's receipt."""
     line = Line([1, 1, 1])
     line.take("a", "one", 0)
-    line.lose_the_silent(SILENT_SECONDS + 1)
+    be_silent(line, SILENT_SECONDS + 1)
     assert line.has_another(0)
     line.give_up(0)
     assert sorted(line.waiting) == [0, 1, 2]
+
+
+def test_nobody_is_lost_while_the_line_itself_stood_still() -> None:
+    """As where a scheduler stops all processes of a job for a while, and lets them go on."""
+    line = Line([1, 1])
+    line.take("a", "one", 0)
+    line.lose_the_silent(1)
+    line.lose_the_silent(3600)
+    assert not line.has_another(0)
+    be_silent(line, 3600 + SILENT_SECONDS + 1)
+    assert line.has_another(0), "the others went on, and it did not"
+
+
+def test_a_lost_worker_that_goes_on_before_another_took_its_shard_has_it_again() -> None:
+    line = Line([2, 1])
+    line.take("a", "one", 0)
+    be_silent(line, SILENT_SECONDS + 1)
+    line.go_on(0, SILENT_SECONDS + 2)
+    assert shard_of(line.take("b", "two", SILENT_SECONDS + 3)) == 1
+    assert not line.has_another(0)
+    assert line.end(0, SILENT_SECONDS + 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
