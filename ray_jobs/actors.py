@@ -69,7 +69,7 @@ class ShardActor:
         self.store = Store(store_url)
         self.driver = driver
         self.board = board
-        self.name = _actor_here()
+        self.name = uuid.uuid4().hex  # of this process: what a dead one was at does not wait for the next
         self.reported = 0.0
         self.turns = Turns()
         self.metrics = Metrics(store_url, stage.name)
@@ -153,13 +153,6 @@ class ShardActor:
 
 class _Beaten(BaseException):
     """Ends an attempt at a shard that another worker has finished."""
-
-
-def _actor_here() -> str:
-    """The name of this actor, which it keeps when it is started again."""
-    import ray
-
-    return str(ray.get_runtime_context().get_actor_id())
 
 
 def _node_here() -> str:

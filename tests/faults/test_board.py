@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pipeline.stages.base import Placement
 from pipeline.stages.line import SILENT_SECONDS
+from ray_jobs.actors import ShardActor
 from ray_jobs.board import Board, Portion
 
 SHARDS, IN_BUNDLE, WORKERS = 23, 4, 5
@@ -92,6 +97,8 @@ class Cluster:
             self.down.append((now + self.rng.choice([0, 3, 60, 1e9]), list(victim.callers)))
         elif kind < 0.08:
             victim.silent = now + self.rng.uniform(1, 4 * SILENT_SECONDS)
+        elif kind < 0.09:
+            self.clock.now += 2 * SILENT_SECONDS  # all stand still
 
     def go_on(self, process: Process) -> None:
         """Let a process do what it does now."""
@@ -161,3 +168,12 @@ def test_every_shard_ends_once_whatever_happens_while_one_worker_lives(
     assert sorted(int(shard) for _, shard in cluster.news) == list(range(SHARDS))
     assert board.take("anybody", "anybody", "last") is None
     assert board.news().ended == []
+
+
+def test_an_actor_that_is_started_again_is_another_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it was at waits until the new process has loaded its models, of which the board hears all the time."""
+    monkeypatch.setattr(ShardActor, "_tell_of_life", lambda _: None)
+    stage: Any = SimpleNamespace(name="score", make=lambda *_: object())
+    board = SimpleNamespace(ready=SimpleNamespace(remote=int))
+    before, after = (ShardActor(stage, Placement(), str(tmp_path), "driver", board) for _ in range(2))
+    assert before.name != after.name
