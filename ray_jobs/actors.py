@@ -247,14 +247,22 @@ def map_shards(
 def _events(stage: Stage, board: Any, waiting: int, ended: Callable[[], BaseException | None]) -> Iterator[Event]:
     """What the board says, until all shards have ended."""
     import ray
+    from ray.exceptions import ActorUnavailableError
 
     last = time.monotonic()
+    request = 1
     while waiting:
         end = ended()  # before the news, which then has all that the actors said
-        answer = board.news.remote()
+        answer = board.news.remote(request)
         while not ray.wait([answer], timeout=TICK_SECONDS)[0]:
             yield Tick()
-        news = ray.get(answer)
+        try:
+            news = ray.get(answer)
+        except ActorUnavailableError:  # it may have been heard: the same request has the same answer
+            yield Tick()
+            time.sleep(NEWS_SECONDS)
+            continue
+        request += 1
         if news.broken:
             raise IncompleteError(
                 f"{news.broken}; what is finished is kept: every node needs the same packages, and each model as a hub "

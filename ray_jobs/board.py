@@ -59,6 +59,7 @@ class Board:
         self.in_bundle = in_bundle
         self.line = Line(sizes)
         self.fresh = News()
+        self.last_news = 0, News()  # the number of the last request of news, and what it got
         self.answers: dict[str, tuple[str, Portion | float | None]] = {}  # by caller, its last request and our answer
 
     def take(self, caller: str, worker: str, request: str) -> Portion | float | None:
@@ -116,11 +117,17 @@ class Board:
         """Note why a worker cannot load its models."""
         self.fresh.broken = self.fresh.broken or reason
 
-    def news(self) -> News:
-        """What is new since the last time; workers that nobody heard of since long are lost."""
+    def news(self, request: int = 0) -> News:
+        """What is new since the last request; workers that nobody heard of since long are lost.
+
+        Args:
+            request: its number. One that comes again, because its answer was lost, gets the same; 0 never does.
+        """
         self.line.lose_the_silent(time.monotonic())
-        news, self.fresh = self.fresh, News()
-        return news
+        if not request or request != self.last_news[0]:
+            self.last_news = request, self.fresh
+            self.fresh = News()
+        return self.last_news[1]
 
 
 def start_board(bundles: Sequence[bytes], in_bundle: int, sizes: Sequence[float]) -> Any:

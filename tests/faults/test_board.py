@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import ray
+from ray.exceptions import ActorUnavailableError
 
 from pipeline.stages.base import Placement
+from pipeline.stages.events import Failure, Tick
 from pipeline.stages.line import SILENT_SECONDS
-from ray_jobs.actors import ShardActor
-from ray_jobs.board import Board, Portion
+from ray_jobs.actors import ShardActor, _events
+from ray_jobs.board import Board, News, Portion
 
 SHARDS, IN_BUNDLE, WORKERS = 23, 4, 5
 STORM = 150.0
@@ -82,8 +86,12 @@ class Cluster:
         return value
 
     def hear_news(self) -> None:
-        """What the driver hears."""
-        self.news += self.board.news().ended
+        """What the driver hears, maybe at its second try."""
+        self.requests += 1
+        news = self.board.news(self.requests)
+        if self.rng.random() < 0.2:
+            news = self.board.news(self.requests)
+        self.news += news.ended
 
     def disturb(self) -> None:
         """Let one thing happen to a worker."""
@@ -177,3 +185,23 @@ def test_an_actor_that_is_started_again_is_another_worker(tmp_path: Path, monkey
     board = SimpleNamespace(ready=SimpleNamespace(remote=int))
     before, after = (ShardActor(stage, Placement(), str(tmp_path), "driver", board) for _ in range(2))
     assert before.name != after.name
+
+
+def test_news_whose_answer_is_lost_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board([b""], 1, [1.0])
+    portion = board.take("one", "one", "1")
+    assert isinstance(portion, Portion)
+    board.end(portion.attempt, "failure", json.dumps({"shard": "audit-000000", "message": "its disk is full"}))
+    answers: list[News] = []
+
+    def get(answer: News) -> News:
+        answers.append(answer)
+        if len(answers) == 1:
+            raise ActorUnavailableError("the network", None)
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
+    handle, stage = SimpleNamespace(news=SimpleNamespace(remote=board.news)), cast(Any, SimpleNamespace(name="score"))
+    events = [event for event in _events(stage, handle, 1, lambda: None) if not isinstance(event, Tick)]
+    assert events == [Failure("audit-000000", "its disk is full")]
