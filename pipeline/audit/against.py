@@ -64,7 +64,7 @@ class ScoringTerms:
 
     parts: Mapping[str, Any]  # of the fingerprint of its scores
     detectors: tuple[str, ...]  # columns that its selections read
-    asked: frozenset[tuple[str, str]]  # direction and column of its selections
+    questions: frozenset[tuple[str, str]]  # direction and column of its selections
 
     @classmethod
     def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringTerms:
@@ -74,9 +74,9 @@ class ScoringTerms:
             config: of the audit; without selections, all its detectors count.
             fingerprint: of its scores.
         """
-        asked = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
+        questions = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
         parts = {key: value for key, value in fingerprint.items() if key not in _OF_A_RUN}
-        return cls(parts, tuple(sorted({column for _, column in asked}) or fingerprint[_DETECTORS]), asked)
+        return cls(parts, tuple(sorted({column for _, column in questions}) or fingerprint[_DETECTORS]), questions)
 
     def difference(self, fingerprint: Mapping[str, Any]) -> str | None:
         """The first field in which another run scored otherwise, with both values; None where it scored alike."""
@@ -198,9 +198,9 @@ def _check_answered(store: Store, terms: ScoringTerms) -> None:
     Raises:
         UserError: it has not, and names the first detector.
     """
-    questions = [question.settings for entry in read_history(store) for question in entry.questions]
-    answered = {(one.get("direction"), column) for one in questions for column in cast(list[str], one["detectors"])}
-    for direction, column in sorted(terms.asked):
+    settings = [question.settings for entry in read_history(store) for question in entry.questions]
+    answered = {(one.get("direction"), column) for one in settings for column in cast(list[str], one["detectors"])}
+    for direction, column in sorted(terms.questions):
         if (direction, column) not in answered:
             raise UserError(
                 f"run {store.url} has scored, and no selection there asked for {direction} by {column}: it has judged "
