@@ -153,14 +153,22 @@ def read_template(path: str) -> dict[str, Any]:
     """The only RayJob of a file of manifests.
 
     Raises:
-        UserError: there is none, or there are several.
+        UserError: the file cannot be read, or holds none, or several, or one without a name or a spec.
     """
-    documents = [document for document in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if document]
-    rayjobs = [document for document in documents if document.get("kind") == "RayJob"]
-    if len(rayjobs) != 1:
-        kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
-        raise UserError(f"{path} must hold one RayJob, as `kubectl kustomize` writes it; it holds: {kinds}")
-    template: dict[str, Any] = rayjobs[0]
+    try:
+        documents = [document for document in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if document]
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as a file of manifests: {one_line(str(error))}") from None
+    kinds = [str(document.get("kind")) if isinstance(document, dict) else "no manifest" for document in documents]
+    if kinds.count("RayJob") != 1:
+        holds = ", ".join(kinds) or "nothing"
+        raise UserError(f"{path} must hold one RayJob, as `kubectl kustomize` writes it; it holds: {holds}")
+    template: dict[str, Any] = documents[kinds.index("RayJob")]
+    about = template.get("metadata")
+    if not isinstance(about, dict) or not about.get("name") or not {"apiVersion", "spec"} <= template.keys():
+        raise UserError(
+            f"{path}: its RayJob needs apiVersion, metadata.name and spec, as `kubectl kustomize` writes it"
+        )
     return template
 
 
@@ -179,6 +187,12 @@ def start_week(arguments: Sequence[str] | None = None) -> int:
         return 0 if follow(jobs, job, lambda line: print(line, flush=True)) else 1
     except UserError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:  # what lies in a pod for its account; a certificate that is none, too
+        why = (
+            f"{ACCOUNT} cannot be used: {one_line(str(error))}; the pod needs a service account with its token mounted"
+        )
+        print(f"error: {why} (automountServiceAccountToken: true)", file=sys.stderr)
         return 2
     except AwayError as error:
         print(f"error: no answer for half an hour: {one_line(str(error))}", file=sys.stderr)

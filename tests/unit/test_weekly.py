@@ -185,3 +185,30 @@ def test_what_a_user_can_mend_is_one_line(
     assert start_week([]) == 2
     assert start_week(["rayjob.yaml"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("manifests", "line"),
+    [
+        (None, "cannot be read as a file of manifests"),
+        ("a: [", "cannot be read as a file of manifests"),
+        ("- a", "it holds: no manifest"),
+        ("kind: RayJob", "needs apiVersion, metadata.name and spec"),
+        ("{kind: RayJob, apiVersion: ray.io/v1, metadata: {name: scan}, spec: {}}", "needs a service account"),
+    ],
+)
+def test_what_it_cannot_start_from_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    manifests: str | None,
+    line: str,
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    path = tmp_path / "rayjob.yaml"
+    if manifests is not None:
+        path.write_text(manifests)
+    assert start_week([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
