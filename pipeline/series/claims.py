@@ -18,6 +18,7 @@ from pipeline.audit.select import Claiming
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
+from pipeline.config.selection import Direction
 from pipeline.config.series import SeriesConfig
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
@@ -132,7 +133,7 @@ def claim_slots(
             calibration=digests,
             share=float(share_of(slot, schedule.opening.horizon)),
             asked_before=asked_before,
-            before={selection.name: selected_before(schedule, selection.name) for selection in config.selections},
+            before=_before(config, schedule),
             version=__version__,
             at=_now(),
         ).plain()
@@ -228,17 +229,28 @@ def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot
     assert config.series is not None
     number = 1 if schedule is None else len(schedule.scans) + 1
     share, alpha = share_of(number, config.series.horizon), Fraction(repr(config.series.alpha))
-    before = {
-        selection.name: 0 if schedule is None else selected_before(schedule, selection.name)
-        for selection in config.selections
-    }
+    before = _before(config, schedule)
     return {name: Slot(number, config.series.rule, alpha, share, count) for name, count in before.items()}
 
 
-def selected_before(schedule: Schedule, name: str) -> int:
-    """Documents that scans had selected, as far as they are filed and no check contradicts their promise."""
-    filings = [scan.filing for scan in schedule.scans if scan.filing is not None]
-    answers = [one for filing in filings for one in filing.selections if one.name == name]
+def _before(config: AuditConfig, schedule: Schedule | None) -> dict[str, int]:
+    """What earlier scans had selected for each selection, by its name."""
+    return {
+        one.name: 0 if schedule is None else selected_before(schedule, one.name, one.direction)
+        for one in config.selections
+    }
+
+
+def selected_before(schedule: Schedule, name: str, direction: Direction) -> int:
+    """Documents that scans had selected, as far as they are filed with a promise that no check contradicts.
+
+    Args:
+        schedule: the earlier scans.
+        name: of the selection.
+        direction: what it seeks: a promise is of one kind.
+    """
+    filings = [scan.filing for scan in schedule.scans if scan.filing is not None and not scan.claim.asked_before]
+    answers = [one for filing in filings for one in filing.selections if (one.name, one.direction) == (name, direction)]
     return sum(one.n_selected for one in answers if one.supported is not False)
 
 

@@ -46,7 +46,8 @@ class Claim(VersionedRecord):
     share: float = Field(description="Part of alpha that is this scan's.")
     before: dict[str, int] = Field(
         description="By selection: documents that earlier scans had selected, as filed when the place was claimed; "
-        "without those of a selection whose promise a check contradicts."
+        "without those of another direction, of a selection whose promise a check contradicts, and of a run that had "
+        "answered before."
     )
     version: str = Field(description="Version of Seenset.")
     at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")

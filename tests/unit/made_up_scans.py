@@ -20,7 +20,8 @@ def scan_config(
     ledger: str, run: str = "/runs/one", names: tuple[str, ...] = ("members",), **terms: Any
 ) -> AuditConfig:
     """The configuration of a scan; `terms` are of its series."""
-    selections = [{"name": name, "detectors": ["loss"], "procedure": terms.pop("procedure", "bh")} for name in names]
+    asked = {"procedure": terms.pop("procedure", "bh"), "direction": terms.pop("direction", "members")}
+    selections = [{"name": name, "detectors": ["loss"], **asked} for name in names]
     return build(
         AuditConfig,
         {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 
+from pipeline.audit.history import note_answers
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors import plugins
 from pipeline.detectors.plugins import load_plugins, read_plugins
@@ -132,6 +133,27 @@ def test_an_answer_counts_for_later_scans_by_name_unless_a_check_contradicts_it(
     file(config(), "c", 100, supported=False)
     slots = claim(both, "d")
     assert (slots["members"].before, slots["others"].before) == (8, 3)
+
+
+def test_nothing_counts_for_later_scans_of_which_nothing_is_promised(config: Config, tmp_path: Path) -> None:
+    rule = {"rule": "e-lond", "procedure": "ebh"}
+    asked = config(run=str(tmp_path / "run"), **rule)
+    note_answers(Store(asked.run), asked, "run", [scan_summary(asked, "members", 9)])
+    claim(asked, "a")
+    file(asked, "a", 9)
+    claim(config(**rule), "b")
+    file(config(**rule), "b", 5)
+    assert schedule(asked).scans[0].claim.asked_before
+    assert claim(config(**rule), "c")["members"].before == 5
+
+
+def test_what_was_sought_is_counted_with_its_kind_alone(config: Config) -> None:
+    rule = {"rule": "e-lond", "procedure": "ebh"}
+    claim(config(**rule), "a")
+    file(config(**rule), "a", 9)  # members
+    clean = config(direction="clean", **rule)
+    assert claim(clean, "b")["members"].before == 0
+    assert claim(config(**rule), "c")["members"].before == 9
 
 
 def test_what_was_selected_before_stays_as_it_was_when_the_place_was_claimed(config: Config) -> None:
