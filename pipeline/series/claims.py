@@ -24,6 +24,7 @@ from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, share_of
+from pipeline.series.places import check_apart
 from pipeline.series.records import Claim, FiledSelection, Filing, Opening
 from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
 from pipeline.series.scorers import check_scorers, keys_digest, scorers_of
@@ -63,12 +64,13 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
         The schedule; None where this scan would open it.
 
     Raises:
-        UserError: the ledger is damaged or of other terms, its bucket is not there, all its places are taken, or rule
-            prds would not hold.
+        UserError: the ledger is damaged or of other terms, it is in a run directory or holds one, its bucket is not
+            there, all its places are taken, or rule prds would not hold.
         IncompleteError: its store does not answer.
     """
     assert config.series is not None
     store = open_ledger(config.series)
+    check_apart(store, Store(config.run))
     schedule = read_schedule(store)
     if schedule is None:
         _check_bucket(store)
@@ -111,6 +113,7 @@ def claim_slots(
     """
     assert config.series is not None
     store, key = open_ledger(config.series), scan_key(config, scored, limit)
+    check_apart(store, scored.store)
     scorers = scorers_of(config, _fingerprint(scored))
     digests = {name: keys_digest(keys) for name, keys in calibrations.items()}
     asked_before = any(entry.questions for entry in read_history(scored.store))

@@ -278,3 +278,25 @@ def test_other_rules_bear_another_scorer_and_other_calibration_documents(config:
     claim(config(), "a")
     claim(config(), "b", fingerprint={"model": "m2"}, keys=calibrations(config(), 10))
     assert len(schedule(config()).scans) == 2
+
+
+@pytest.mark.parametrize(
+    ("ledger", "run", "line"),
+    [
+        ("runs/a", "runs/a", "is in run directory"),
+        ("runs/a/selection/weekly", "runs/a", "is in run directory"),
+        ("link/selection/weekly", "runs/a", "is in run directory"),
+        ("runs/old/selection/weekly", "runs/a", "is in run directory"),
+        ("runs", "runs/a", "is in it"),
+    ],
+)
+def test_a_ledger_is_in_no_run_directory_and_holds_none(tmp_path: Path, ledger: str, run: str, line: str) -> None:
+    """A run would remove it from among its selections, and with it all that was spent."""
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "old").mkdir()
+    (tmp_path / "runs" / "old" / "manifest.json").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "runs" / "a")
+    config = scan_config(str(tmp_path / ledger), run=str(tmp_path / run))
+    assert line in refusal(check_ledger, config)
+    assert line in refusal(claim, config, "a")
+    check_ledger(scan_config(str(tmp_path / "runs-ledger"), run=str(tmp_path / run)))

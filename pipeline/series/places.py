@@ -1,0 +1,47 @@
+"""Where a ledger may be: in a folder of its own, as a run removes what it does not know from its directory."""
+
+from __future__ import annotations
+
+import os
+
+from pipeline.audit.records import MANIFEST_FILE
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+
+def check_apart(ledger: Store, run: Store) -> None:
+    """Check that a ledger is in no run directory, and no run directory in it.
+
+    Args:
+        ledger: its folder.
+        run: directory of a scan. Other runs are looked for on a disk alone.
+
+    Raises:
+        UserError: they are not apart.
+    """
+    there, here = _place(ledger), _place(run)
+    within = here if f"{there}/".startswith(f"{here}/") else None
+    if within is None and f"{here}/".startswith(f"{there}/"):
+        raise UserError(
+            f"series.ledger {ledger.url}: run {run.url} is in it, and a ledger holds its entries alone: name a folder "
+            "beside the run directories"
+        )
+    if within is None and ledger.local:
+        within = next((folder for folder in _upwards(there) if os.path.exists(f"{folder}/{MANIFEST_FILE}")), None)
+    if within is not None:
+        raise UserError(
+            f"series.ledger {ledger.url} is in run directory {within}, and a run removes what is not its own: name a "
+            "folder beside the run directories"
+        )
+
+
+def _place(store: Store) -> str:
+    """The path or URL, without symbolic links."""
+    return os.path.realpath(store.root) if store.local else store.url
+
+
+def _upwards(path: str) -> list[str]:
+    folders = [path]
+    while (above := os.path.dirname(folders[-1])) != folders[-1]:
+        folders.append(above)
+    return folders
