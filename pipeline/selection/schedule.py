@@ -34,6 +34,7 @@ class Slot:
     alpha: Fraction  # of the whole schedule, in (0, 1)
     share: Fraction  # of alpha that is this scan's, in (0, 1]; over all scans they sum to at most 1
     before: int  # documents that earlier scans had selected by the same selection, as filed when the slot was claimed
+    asked_before: bool = False  # whether its run had answered before it took the slot: nothing is promised then
 
     @property
     def level(self) -> Fraction:
@@ -217,6 +218,11 @@ _ASSUMED: dict[Rule, str] = {
 
 def _promise(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
     """What holds of all scans together, and of this one where anything does."""
+    if slot.asked_before:
+        return (
+            "Nothing is promised of this list, nor of all scans of the schedule together with it: its run had answered "
+            "before it took its place, so what was asked may have been picked by an answer."
+        )
     whole, part = percentage(slot.alpha), f"{float(slot.level):.3g}"
     over_all = (
         "Over all scans of the schedule together, the expected share of wrong documents among all that this question "

@@ -224,7 +224,8 @@ def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
             f"scan {number} was claimed by seenset {scan.claim.version} with {scan.claim.share:g} of alpha, and this "
             f"version gives it {float(share):g}: use that version, or begin a new ledger"
         )
-    return Slot(number, terms.rule, Fraction(repr(terms.alpha)), share, scan.claim.before.get(name, 0))
+    before, alpha = scan.claim.before.get(name, 0), Fraction(repr(terms.alpha))
+    return Slot(number, terms.rule, alpha, share, before, scan.claim.asked_before)
 
 
 def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot]:

@@ -144,6 +144,8 @@ def test_nothing_counts_for_later_scans_of_which_nothing_is_promised(config: Con
     claim(config(**rule), "b")
     file(config(**rule), "b", 5)
     assert schedule(asked).scans[0].claim.asked_before
+    assert claim(asked, "a")["members"].asked_before
+    assert not claim(config(**rule), "b")["members"].asked_before
     assert claim(config(**rule), "c")["members"].before == 5
 
 
