@@ -8,6 +8,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -25,10 +26,13 @@ from hypothesis import strategies as st
 from made_up import sentence
 
 from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
 from pipeline.export.export import Exported, write_export
 from pipeline.export.request import ExportRequest
 from pipeline.export.text_files import copy_rows
 from pipeline.export.verdicts import RowMarks
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
 
 TEXTS = [
     f"<b>&amp; {sentence(i)}" + '\u2028 "quoted", é\u0301 \U0001f600' * (i % 2) + "\n\nwith a line" * (i % 5 == 0)
@@ -278,6 +282,20 @@ def test_a_clean_data_set_holds_the_selected_and_no_quarantined_document(tmp_pat
         " ".join(exported.sentences())
     )
     assert export(run, tmp_path / "rest", keep="rest").counts.kept == 22
+
+
+def test_a_run_that_left_documents_to_earlier_runs_exports_what_it_selected_alone(tmp_path: Path) -> None:
+    """Whether those are kept, the earlier runs alone can tell."""
+    path = write_lines(tmp_path / "data/a.jsonl", TEXTS, n=list(range(30)))
+    store = Store(finished_run(tmp_path / "w", {"path": path}))
+    receipt = next(receipt for receipt in read_receipts(store, "score") if receipt.role == "audit")
+    withdraw_receipt(store, "score", receipt.shard)
+    write_receipt(store, "score", replace(receipt, n_in=receipt.n_in + 1, n_judged=1))
+    with pytest.raises(UserError, match=r"1 documents of run .* were judged by earlier runs \(against\)"):
+        export(store.url, tmp_path / "rest")
+    assert not (tmp_path / "rest").exists()
+    export(store.url, tmp_path / "selected", keep="selected")
+    assert numbers_in(tmp_path / "selected/a.jsonl") == rows_kept(30, "selected")
 
 
 def test_an_id_that_stands_in_an_earlier_shard_is_quarantined_by_its_place(tmp_path: Path) -> None:
