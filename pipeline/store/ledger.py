@@ -55,7 +55,9 @@ def read_ledger(store: Store) -> list[LedgerEntry]:
     names = _patiently(store, lambda: store.names(""))
     for name in names:
         if not _ENTRY.fullmatch(name):
-            raise UserError(f"{store.url} is no ledger, or not only one: it holds {one_line(name)}")
+            raise UserError(
+                f"{store.url} is no ledger, or not only one: it holds {one_line(name)}; take it away, or name a folder of its own"
+            )
     hole = next((number for number, name in enumerate(names) if name != entry_file(number)), None)
     if hole is not None and _read(store, hole) is None:
         raise UserError(_missing(store, hole))
@@ -124,7 +126,16 @@ def _created(store: Store, name: str, data: bytes) -> bool:
     """
 
     def create() -> bool:
-        return store.create(name, data, last_may_win=False) or store.read(name) == data
+        try:
+            return store.create(name, data, last_may_win=False) or store.read(name) == data
+        except UserError as error:
+            problem = str(error)
+            if not problem.startswith(start := f"cannot write to run directory {store.url}: "):
+                raise
+            raise UserError(
+                f"ledger {store.url} cannot be written to: {problem.removeprefix(start)}: give the right to write "
+                "there, and the same command goes on"
+            ) from None
 
     return _patiently(store, create)
 

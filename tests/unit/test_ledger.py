@@ -156,3 +156,9 @@ def test_what_is_appended_follows_from_all_entries_before(ledger: Store) -> None
         return {"value": sum(entry.content["value"] for entry in entries)}
 
     assert append_entry(ledger, total)[-1].content == {"value": 6}
+
+
+def test_a_folder_that_cannot_be_made_is_named_as_the_ledgers() -> None:
+    store = Store("/proc/seenset-ledger")
+    with pytest.raises(UserError, match=r"^ledger /proc/seenset-ledger cannot be written to: .*: give the right"):
+        append_entry(store, lambda entries: {"kind": "opening"})
