@@ -56,7 +56,8 @@ def read_ledger(store: Store) -> list[LedgerEntry]:
     for name in names:
         if not _ENTRY.fullmatch(name):
             raise UserError(
-                f"{store.url} is no ledger, or not only one: it holds {one_line(name)}; take it away, or name a folder of its own"
+                what = f"it holds {one_line(name)}; name a folder of its own"
+                raise UserError(f"{store.url} is no ledger, or not only one: {what}")
             )
     hole = next((number for number, name in enumerate(names) if name != entry_file(number)), None)
     if hole is not None and _read(store, hole) is None:
