@@ -55,10 +55,8 @@ def read_ledger(store: Store) -> list[LedgerEntry]:
     names = _patiently(store, lambda: store.names(""))
     for name in names:
         if not _ENTRY.fullmatch(name):
-            raise UserError(
-                what = f"it holds {one_line(name)}; name a folder of its own"
-                raise UserError(f"{store.url} is no ledger, or not only one: {what}")
-            )
+            what = f"it holds {one_line(name)}; name a folder of its own"
+            raise UserError(f"{store.url} is no ledger, or not only one: {what}")
     hole = next((number for number, name in enumerate(names) if name != entry_file(number)), None)
     if hole is not None and _read(store, hole) is None:
         raise UserError(_missing(store, hole))
