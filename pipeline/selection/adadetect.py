@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 CLIP = 8.0  # so that one absurd score does not rule the fit
 MAX_ITERATIONS = 300
@@ -71,7 +76,6 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
     # slow to import, and needed only here
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
 
     if not len(calibration) or not len(mixture):
         raise UserError(
@@ -83,7 +87,8 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
     low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
     scale = np.where(high > low, (high - low) / 2, 1.0)
     features = np.stack(_features(_standardised(rows, center, scale)), axis=1)
-    with threadpool_limits(1), warnings.catch_warnings():  # one thread: the same sums on every machine, and faster
+    # one thread: the same sums on every machine, and faster
+    with _libraries().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # costs power at worst
         fitted = LogisticRegression(max_iter=MAX_ITERATIONS).fit(features, labels)
     return AdaScore(center, scale, fitted.coef_[0])
@@ -124,6 +129,15 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
         covariance = apart.T @ apart / max(1, len(apart) - 2) + RIDGE * np.eye(width)
         linear = np.linalg.solve(covariance, means[0] - means[1])
     return AdaScore(center, scale, np.concatenate([linear, np.zeros(width * (width + 1) // 2)]))
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Those that a fit computes with, sklearn's too; to look for them takes longer than a small fit."""
+    import sklearn.linear_model  # noqa: F401 - so that its libraries are loaded
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _standardised(matrix: np.ndarray, center: np.ndarray, scale: np.ndarray) -> list[np.ndarray]:
