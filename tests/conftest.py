@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-import torch
 from clusters import start_cluster
-from made_up import write_audit
-from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from benchmarks.small_model import save_small_model
-from pipeline.config.models import ModelConfig
-from pipeline.models.load import LanguageModel, open_model
+if TYPE_CHECKING:  # the imports of models stand in the fixtures: tests without a model would wait for them in vain
+    from pipeline.models.load import LanguageModel
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -38,12 +35,16 @@ def cluster() -> Iterator[None]:
 @pytest.fixture
 def make_audit(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., Path]:
     """Writes a corpus and its audit.yaml: (audit texts, unseen texts, **settings) -> path of the YAML."""
+    from made_up import write_audit
+
     return partial(write_audit, tmp_path, tiny_model_folder)
 
 
 @pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer of its own."""
+    from benchmarks.small_model import save_small_model
+
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_small_model(folder, hidden=32)
     return folder
@@ -52,6 +53,9 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_t5_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random T5 with the tokenizer of the tiny Llama; its weights are wide, so that its answers vary."""
+    import torch
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
     folder = tmp_path_factory.mktemp("models") / "t5"
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": len(tokenizer)}
@@ -78,6 +82,9 @@ def smollm2_file() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_file: Path) -> LanguageModel:
     """SmolLM2-135M-Instruct in float32, loaded once."""
+    from pipeline.config.models import ModelConfig
+    from pipeline.models.load import open_model
+
     return open_model(ModelConfig(path=str(smollm2_file)))
 
 

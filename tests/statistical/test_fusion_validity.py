@@ -13,11 +13,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 from simulation import Estimate, leave_one_out, reconformal
 
 from benchmarks.selection import run_passes
-from pipeline.detectors.knockoff import compete
 from pipeline.selection import RankCounts, calibrate, ranks, step_up
 from pipeline.selection import knockoff as knockoffs
 from pipeline.selection.adadetect import fit_score
@@ -329,6 +327,10 @@ def test_paraphrases_that_compete_keep_the_filter_right_whatever_the_law_of_scor
 
     The figures of the normal law are those of the methods page, of unknown error: taken as ours with .01.
     """
+    import torch  # slow to import, and of no use to the other tests
+
+    from pipeline.detectors.knockoff import compete
+
     rng, runs, draws, members, q = np.random.default_rng(13), 80, 10, 50, Fraction(1, 10)
     values: dict[str, list[tuple[float, float]]] = {"mean": [], "simultaneous": []}
     for _ in range(runs):
