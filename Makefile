@@ -7,8 +7,8 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-statistical-1 \
-	test-statistical-2 test-browser slow slow-ray slow-rest faults fuzz lint format docs clean
+.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
+	test-statistical-1 test-statistical-2 test-browser slow slow-ray slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -36,8 +36,8 @@ samia: dev
 	$(PIP) install --quiet -c constraints.txt "transformers[serving]"
 	$(BIN)/python -m examples.samia.samia
 
-# Three at a time, one thread each: much of the time of the tests on a cluster goes by in waiting for one process or
-# another to import and to end.
+# Three at a time, one thread each, those first that take longest: much of the time of the tests on a cluster goes by
+# in waiting for one process or another to import and to end.
 RAY_TESTS := $(wildcard tests/ray/test_*.py)
 # Of these two parts of the tests of runs only the second starts a cluster for all its tests.
 RAY_TESTS_1 := $(filter-out tests/ray/test_finetune_job.py,$(wildcard tests/ray/test_[a-ft]*.py))
@@ -48,8 +48,8 @@ STATISTICAL_TESTS_1 := tests/statistical/test_fusion_validity.py
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit-1 test-ray-1 test-unit-2 test-ray-2 \
-		test-statistical-1 test-statistical-2 test-browser
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit-1 test-unit-2 test-ray-2 test-faults \
+		test-statistical-2 test-ray-1 test-statistical-1 test-browser
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1) -m "not slow"
@@ -58,10 +58,13 @@ test-ray-2: dev
 	$(PYTEST) $(filter-out $(RAY_TESTS_1),$(RAY_TESTS)) -m "not slow"
 
 test-unit-1: dev
-	$(PYTEST) $(UNIT_TESTS_1) $(wildcard tests/faults) -m "not slow"
+	$(PYTEST) $(UNIT_TESTS_1) -m "not slow"
 
 test-unit-2: dev
 	$(PYTEST) $(filter-out $(UNIT_TESTS_1),$(UNIT_TESTS)) tests/golden -m "not slow"
+
+test-faults: dev
+	$(PYTEST) tests/faults -m "not slow"
 
 test-statistical-1: dev
 	$(PYTEST) $(STATISTICAL_TESTS_1) -m "not slow"
