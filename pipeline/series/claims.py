@@ -144,9 +144,8 @@ def claim_slots(
     append_entry(store, lambda entries: None if entries else _opening(config.series).plain())
     known = append_entry(store, lambda entries: None)
     entries = append_entry(store, make)
-    schedule = schedule_of(entries, store.url)
-    scan = schedule.scan_of(key) if schedule is not None else None
-    assert schedule is not None
+    schedule = _opened(config, entries, store.url)
+    scan = schedule.scan_of(key)
     assert scan is not None
     for line in _lines(config.series, schedule, scan, scan.entry >= len(known), scored.store.url, limit):
         say(line)

@@ -80,7 +80,7 @@ def process(
         return receipt
     with Turns().take() if turn is None else nullcontext(turn) as taken:
         try:
-            return _attempt(stage, worker, shard, store, driver, on_batch or _unheard, taken, second)
+            return _attempt(stage, worker, shard, store, driver, on_batch or (lambda *so_far: None), taken, second)
         except LostDeviceError:
             raise
         except Exception:
@@ -88,10 +88,6 @@ def process(
                 if receipt := read_receipt(store, stage.name, shard.id):
                     return receipt
             raise
-
-
-def _unheard(documents: int, tokens: int) -> None:
-    """Nobody wants to know how far a shard is."""
 
 
 def _attempt(
