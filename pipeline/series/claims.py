@@ -24,7 +24,7 @@ from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, share_of
-from pipeline.series.places import check_apart
+from pipeline.series.places import check_ledger_place
 from pipeline.series.records import Claim, FiledSelection, Filing, Opening
 from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
 from pipeline.series.scorers import check_scorers, keys_digest, scorers_of
@@ -70,7 +70,7 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
     """
     assert config.series is not None
     store = open_ledger(config.series)
-    check_apart(store, Store(config.run))
+    check_ledger_place(store, Store(config.run))
     schedule = read_schedule(store)
     if schedule is None:
         _check_bucket(store)
@@ -113,7 +113,7 @@ def claim_slots(
     """
     assert config.series is not None
     store, key = open_ledger(config.series), scan_key(config, scored, limit)
-    check_apart(store, scored.store)
+    check_ledger_place(store, scored.store)
     scorers = scorers_of(config, _fingerprint(scored))
     digests = {name: keys_digest(keys) for name, keys in calibrations.items()}
     asked_before = any(entry.questions for entry in read_history(scored.store))

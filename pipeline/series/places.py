@@ -9,7 +9,7 @@ from pipeline.errors import UserError
 from pipeline.store.files import Store
 
 
-def check_apart(ledger: Store, run: Store) -> None:
+def check_ledger_place(ledger: Store, run: Store) -> None:
     """Check that a ledger is in no run directory, and no run directory in it.
 
     Args:
