@@ -48,8 +48,8 @@ STATISTICAL_TESTS_1 := tests/statistical/test_fusion_validity.py
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit-1 test-unit-2 test-ray-2 test-faults \
-		test-statistical-2 test-ray-1 test-statistical-1 test-browser
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit-1 test-unit-2 test-ray-2 test-ray-1 \
+		test-faults test-statistical-2 test-statistical-1 test-browser
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1) -m "not slow"
