@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePath
 
 import pyarrow as pa
 
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, replaced, write_pieces
+from pipeline.store.pieces import SortedRows, copy_file, replaced, write_pieces
 
 ORDER = ("p_value", "source", "row")
 """Columns by which selected documents ascend; no two documents share source and row."""
@@ -31,7 +32,7 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
     """
     write_pieces(store, f"{folder}/selected.parquet", selected.schema, selected.pieces())
     if clean:
-        write_pieces(store, f"{folder}/clean.parquet", selected.schema, selected.pieces())
+        copy_file(store, f"{folder}/selected.parquet", f"{folder}/clean.parquet")
         _write_clean_ids(store, f"{folder}/clean_ids.json", selected)
 
 
@@ -40,11 +41,11 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> None:
 
     A task is an input file, by its name without endings; an index is a row of it.
     """
+    task_of = cache(lambda source: PurePath(source).name.split(".")[0])
     places = SortedRows(_PLACES, ["task", "row"])
     try:
         for piece in selected.pieces():
-            names = {source: PurePath(source).name.split(".")[0] for source in piece["source"].unique().to_pylist()}
-            tasks = [names[source] for source in piece["source"].to_pylist()]
+            tasks = [task_of(source) for source in piece["source"].to_pylist()]
             places.add(pa.table([pa.array(tasks, pa.string()), piece["row"].cast(pa.int64())], schema=_PLACES))
         with replaced(store, name) as file:
             for text in _as_json(places):
