@@ -20,12 +20,11 @@ from pipeline.audit.precheck import check_documents
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
-from pipeline.models.libraries import import_models, uncollected
+from pipeline.models.libraries import uncollected
 from pipeline.models.load import open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
-from ray_jobs.actors import actors
 from ray_jobs.connection import check_cluster, cluster_is_named, connect
 from ray_jobs.node_versions import check_node_versions
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
@@ -87,12 +86,9 @@ def check_meanwhile(
         return checks
     imports: Future[None] = Future()
     _begin(partial(_import_for_cluster, plan.config), imports)
-    mine = not cluster_is_named()
     connect()
     check_node_versions()
-    count, _, shape = actors(plan.config.resources, cluster_nodes(), len(pending(plan, STAGE, store)))
-    if mine and not shape.gpus:
-        _warm(count)
+    actor_shape(plan.config.resources, cluster_nodes())
     imports.exception()  # whoever imports it again says what is wrong
     if not large:
         checks.wait()
@@ -111,15 +107,6 @@ def _begin(work: Callable[[], None], result: Future[None]) -> None:
             result.set_result(None)
 
     threading.Thread(target=run, name="seenset-beginning", daemon=True).start()
-
-
-def _warm(workers: int) -> None:
-    """Let idle workers of a cluster on this machine import what their actors will need: Ray makes these of them."""
-    import ray
-
-    load = ray.remote(num_cpus=1, max_retries=0)(import_models)
-    for _ in range(workers):
-        load.remote()
 
 
 def _import_for_cluster(config: AuditConfig) -> None:
