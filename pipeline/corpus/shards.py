@@ -9,10 +9,11 @@ import fsspec
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, SourceConfig, TransformConfig
-from pipeline.corpus.documents import lines, read_labels, read_shard
+from pipeline.corpus.documents import read_labels, read_shard
 from pipeline.corpus.extent import extent_of
 from pipeline.corpus.inputs import InputFile
 from pipeline.corpus.labels import check_labels
+from pipeline.corpus.rows import lines
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from pipeline.corpus.documents import Document, Watch, id_key, read_shard, unwatched
+from pipeline.corpus.documents import Document, id_key, read_shard
+from pipeline.corpus.rows import Watch, unwatched
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
