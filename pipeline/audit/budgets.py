@@ -73,7 +73,7 @@ def model_shape(model: ModelConfig) -> Shape:
         UserError: a file is missing or damaged.
     """
     source = locate(model, weights=False)
-    loaded = read_model_config(model, source, seq2seq=True)
+    loaded = read_model_config(model, source, "any")
     return shape_of(loaded, dtype_name(model, source, loaded), count_parameters(model), model.quantization)
 
 

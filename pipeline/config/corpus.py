@@ -40,6 +40,12 @@ class SourceConfig(Section):
         description="Split of the hub dataset, by default train, or of a saved dataset dictionary that has several.",
     )
     text: str = Field("text", description="Column that holds the text.")
+    image: str | None = Field(
+        None,
+        description="Column that holds a picture, in the place of a text: bytes, a record of bytes and path, or a path "
+        "beside the file.",
+    )
+    caption: str | None = Field(None, description="Column that holds what is written of the picture.")
     id: str | None = Field(None, description="Column that holds the id; without one ids are file#row.")
     group: str | None = Field(None, description="Column that holds the group.")
 
@@ -49,6 +55,19 @@ class SourceConfig(Section):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         return self
 
+    @model_validator(mode="after")
+    def _text_or_picture(self) -> SourceConfig:
+        if self.image is None and self.caption is not None:
+            raise ValueError("caption goes with image, the column of the pictures, and only with it")
+        if self.image is not None and "text" in self.model_fields_set and self.text != "text":
+            raise ValueError("text and image: a document is one or the other; the text of a picture is its caption")
+        return self
+
+    @property
+    def content(self) -> str:
+        """The column that holds the documents themselves, texts or pictures."""
+        return self.text if self.image is None else self.image
+
     @property
     def paths(self) -> list[str]:
         """The configured paths as a list."""
@@ -57,7 +76,7 @@ class SourceConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        return [column for column in (self.text, self.id, self.group) if column is not None]
+        return [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
 
 
 class LabelledConfig(SourceConfig):
@@ -91,6 +110,24 @@ class CorpusConfig(Section):
             raise ValueError("labelled takes the place of audit, unseen and seen: give it alone")
         return self
 
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> CorpusConfig:
+        kinds = {source.image is not None for _, source in self.roles()}
+        if len(kinds) > 1:
+            without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
+            raise ValueError(f"all documents are pictures or none: no image is given for {without}")
+        return self
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the documents are pictures."""
+        return any(source.image is not None for _, source in self.roles())
+
+    @property
+    def has_captions(self) -> bool:
+        """Whether all documents are pictures with captions."""
+        return all(source.caption is not None for _, source in self.roles())
+
     def source(self, role: Role) -> SourceConfig | None:
         """Where the documents of a role come from; None where there are none."""
         source: SourceConfig | None = getattr(self, role)
@@ -123,6 +160,9 @@ class LimitsConfig(Section):
     unpacked_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
         ByteSize(64 << 30),
         description="Most bytes that a .gz or .zst file unpacks to; that of a larger one fails.",
+    )
+    picture_pixels: Annotated[int, Field(ge=1)] = Field(
+        1 << 26, description="Most pixels of a picture, read from its head; a larger one is quarantined, undecoded."
     )
 
 

@@ -21,6 +21,12 @@ class ContentDigest:
         self._digest.update(head.encode("utf-8", "backslashreplace"))
         self._digest.update(data)
 
+    def add_picture(self, picture: bytes | None, caption: Any) -> None:
+        """Take in the picture of the row that was added last, and its caption."""
+        data = picture or b""
+        self._digest.update(f"{picture is None} {len(data)} {caption!r}\n".encode("utf-8", "backslashreplace"))
+        self._digest.update(data)
+
     def skip(self) -> None:
         """A row could not be read, so nothing can be said of the whole."""
         self._whole = False

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.corpus.content import ContentDigest
+from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.rows import DEADLY, Unreadable, Watch, every_row, overlong, rows_of, unwatched
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
@@ -21,13 +22,17 @@ from pipeline.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty."""
+    """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty.
+
+    The text of a picture is its caption, empty where the corpus has none.
+    """
 
     row: int
     doc_id: str
     text: str
     group: str | None
     problem: tuple[str, str] | None = None
+    picture: bytes | None = None  # as its file has it, not decoded yet
 
 
 def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch = unwatched) -> Generator[Document]:
@@ -38,16 +43,12 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
         content: takes in every row as it is read.
         watch: is told of every row before it is read.
 
-    Args:
-        shard: to be read.
-        content: takes in every row as it is read.
-
     Raises:
         UserError: the file itself is damaged (truncated, corrupt, gone), or passes a limit.
     """
     row = shard.first_row
     try:
-        for count, (row, text, identity, group, _) in enumerate(rows_of(shard, watch)):
+        for count, (row, text, identity, group, _, caption) in enumerate(rows_of(shard, watch)):
             if shard.stop is None and count == shard.limits.shard_documents:
                 raise UserError(
                     f"{shard.name} holds more documents than limits.shard_documents, which is "
@@ -56,8 +57,13 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
             if content is not None and text is DEADLY:
                 content.skip()
             elif content is not None:
-                content.add(row, (text.reason,) if isinstance(text, Unreadable) else text, identity, group)
-            yield _checked(shard, row, text, identity, group)
+                value = "" if shard.pictures else text
+                content.add(row, (text.reason,) if isinstance(text, Unreadable) else value, identity, group)
+            if shard.pictures:
+                text = _picture(shard, text)
+                if content is not None:
+                    content.add_picture(text if isinstance(text, bytes) else None, caption)
+            yield _checked(shard, row, text, identity, group, caption)
             if watch(row + 1, True):
                 raise UserError(f"{shard.name} cannot be read beyond row {row}: that killed its reader again and again")
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
@@ -67,11 +73,15 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
 def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]:
     """Number and text of the wanted rows that have one, as a document's would be; nothing is checked.
 
+    Of a picture it is the caption.
+
     Raises:
         UserError: the file itself is damaged.
     """
     try:
-        for row, text, *_ in rows_of(shard, unwatched):
+        for row, text, *_, caption in rows_of(shard, unwatched):
+            if shard.pictures:
+                text = caption
             if row in wanted and isinstance(text, str):
                 yield row, text if shard.transform is None else transform(text, shard.transform)
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
@@ -100,10 +110,48 @@ def _key(text: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any) -> Document:
+def pictures_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, bytes]]:
+    """Number and picture of the wanted rows that have one which may be decoded.
+
+    Raises:
+        UserError: the file itself is damaged.
+    """
+    try:
+        for row, value, *_ in rows_of(shard, unwatched):
+            if row in wanted and isinstance(picture := _picture(shard, value), bytes):
+                yield row, picture
+    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
+
+
+def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
+    """The picture of a row, or why it has none that may be decoded."""
+    if isinstance(value, Unreadable):
+        return value
+    folder = shard.path.rstrip("/").rsplit("/", 1)[0] if "/" in shard.path else "."
+    data = picture_bytes(value, folder, shard.limits.document_bytes)
+    if not isinstance(data, bytes):
+        return Unreadable(*data)
+    problem = picture_problem(data, shard.limits.picture_pixels)
+    return data if problem is None else Unreadable(*problem)
+
+
+def _caption(shard: Shard, caption: Any) -> str | Unreadable:
+    """The caption of a picture; empty where the corpus has none."""
+    if shard.caption_column is None:
+        return ""
+    return _too_large(caption, shard) or problem_of(caption) or str(caption)
+
+
+def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, caption: Any) -> Document:
     default = f"{shard.name}/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else shard.name
     doc_id = _encodable(str(identity)) if identity is not None else _encodable(f"{default}#{0 if shard.files else row}")
     label = None if group is None else _encodable(str(group))
+    picture: bytes | None = None
+    if isinstance(text, bytes):
+        picture, text = text, _caption(shard, caption)
+        if not isinstance(text, Unreadable):
+            return Document(row, doc_id, text, label, picture=picture)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
@@ -148,7 +196,7 @@ def read_labels(shard: Shard) -> Iterator[Any]:
         UserError: the file itself is damaged.
     """
     try:
-        for *_, label in every_row(shard, unwatched):
+        for *_, label, _ in every_row(shard, unwatched):
             yield label
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None

@@ -29,6 +29,7 @@ from pipeline.corpus.formats import (
     open_saved_dataset,
 )
 from pipeline.corpus.parquet import check_chunks, open_footer, text_bytes_of
+from pipeline.corpus.pictures import check_picture_column
 from pipeline.errors import UserError, nearest
 
 _EDGE = 1 << 16
@@ -243,6 +244,7 @@ def _folder(
     looks: list[Callable[[], InputFile]] = []
     texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner) == "txt"}
     if texts:
+        _check_no_pictures(source, key, prefix)
         digest = _digest(*(f"{inner}:{size}" for inner, size in texts.items()))
         size, marks = sum(texts.values()), [] if _is_local(fs) else [_mark_of(files[inner]) for inner in texts]
         entry = partial(InputFile, role, prefix, path, "txt", size, len(texts), digest, tuple(texts))
@@ -251,6 +253,11 @@ def _folder(
         if inner not in texts:
             looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs, limits, known))
     return looks
+
+
+def _check_no_pictures(source: SourceConfig, key: str, name: str) -> None:
+    if source.image is not None:
+        raise UserError(f"{key}: .txt files hold no pictures, and {name} is to have column {source.image!r} of them")
 
 
 def _check_link(info: dict[str, Any]) -> None:
@@ -287,8 +294,9 @@ def _file(
     if form == "parquet":
         footer = open_footer(path, name, tail)
         rows = _check_parquet(source, name, footer, size or sys.maxsize)  # 0: the server does not say
-        text_bytes = text_bytes_of(footer.metadata, source.text)
+        text_bytes = text_bytes_of(footer.metadata, source.content)
     elif form == "txt":
+        _check_no_pictures(source, key, name)
         return InputFile(role, name, path, "txt", size, 1, content, ("",), stamp=stamp)
     elif size == 0:
         rows = 0
@@ -305,6 +313,9 @@ def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile, size
         raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
     schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.columns, name)
     _check_columns(source, name, schema.names)
+    if source.image is not None:
+        check_picture_column(schema, source.image, name)
+        return rows
     kind = schema.field(source.text).type
     stringlike = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     if pa.types.is_dictionary(kind):

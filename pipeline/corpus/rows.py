@@ -18,6 +18,7 @@ from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset, r
 from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_records, skip_line
 from pipeline.corpus.parquet import parquet_batches
+from pipeline.corpus.pictures import undecoded
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
@@ -54,7 +55,8 @@ def overlong(size: int, unit: str, shard: Shard) -> Unreadable:
     return Unreadable("too_large", f"{size:,} {unit}, more than {limit}")
 
 
-Row = tuple[int, Any, Any, Any, Any]  # number, text, id, group and label
+Row = tuple[int, Any, Any, Any, Any, Any]  # number, text or picture, id, group, label and caption
+_NOTHING = (None, None, None, None)
 
 
 def rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
@@ -65,13 +67,13 @@ def rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
 
 def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
     """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
-    for row, text, identity, group, label in every_row(replace(shard, max_rows=None), watch):
+    for row, text, identity, group, label, caption in every_row(replace(shard, max_rows=None), watch):
         role = role_of_label(label, shard.name)
         if role == shard.role:
-            yield row, text, identity, group, label
+            yield row, text, identity, group, label, caption
         elif role is None and shard.role == "unseen":
             unlabelled = Unreadable("no_label", f"no label in column {shard.label_column!r}")
-            yield row, text if isinstance(text, Unreadable) else unlabelled, identity, group, label
+            yield row, text if isinstance(text, Unreadable) else unlabelled, identity, group, label, caption
 
 
 def every_row(shard: Shard, watch: Watch) -> Iterator[Row]:
@@ -112,10 +114,10 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
 def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     for row, line in lines(shard):
         if isinstance(line, Overlong):
-            yield row, overlong(line.size, "bytes", shard), None, None, None
+            yield row, overlong(line.size, "bytes", shard), *_NOTHING
             continue
         if watch(row, False):
-            yield row, DEADLY, None, None, None
+            yield row, DEADLY, *_NOTHING
             continue
         if row == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -123,16 +125,16 @@ def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
             value = json.loads(line.decode("utf-8", "surrogateescape"))
             repeated = _repeated_field(line, shard)
         except (ValueError, RecursionError) as error:
-            yield row, Unreadable("undecodable", f"not a JSON line: {error}"), None, None, None
+            yield row, Unreadable("undecodable", f"not a JSON line: {error}"), *_NOTHING
             continue
         except MemoryError:
-            yield row, Unreadable("out_of_memory", f"its {len(line):,} bytes of JSON take too much"), None, None, None
+            yield row, Unreadable("out_of_memory", f"its {len(line):,} bytes of JSON take too much"), *_NOTHING
             continue
         if repeated is not None:
-            yield row, Unreadable("undecodable", f"field {repeated!r} stands twice in it"), None, None, None
+            yield row, Unreadable("undecodable", f"field {repeated!r} stands twice in it"), *_NOTHING
             continue
         if not isinstance(value, dict):
-            yield row, Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), None, None, None
+            yield row, Unreadable("not_text", f"a JSON {type(value).__name__}, not an object"), *_NOTHING
             continue
         text = value.get(shard.text, Unreadable("not_text", f"no field {shard.text!r}"))
         yield row, text, *_fields(value, shard)
@@ -152,7 +154,7 @@ def _csv_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
         for row, value in enumerate(csv_records(file, shard.limits.document_bytes)):
             if isinstance(value, Overlong):
-                yield row, overlong(value.size, "characters", shard), None, None, None
+                yield row, overlong(value.size, "characters", shard), *_NOTHING
             else:
                 yield row, DEADLY if watch(row, False) else value.get(shard.text), *_fields(value, shard)
 
@@ -160,7 +162,7 @@ def _csv_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
 def _txt_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     for row, inner in enumerate(shard.files, shard.first_row):
         deadly = watch(row, False)
-        yield row, DEADLY if deadly else _text_of_file(shard, inner), None, None, None
+        yield row, DEADLY if deadly else _text_of_file(shard, inner), *_NOTHING
 
 
 def _text_of_file(shard: Shard, inner: str) -> Any:
@@ -192,10 +194,11 @@ def _parquet_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
 
 
 def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[Row]:
-    texts = _decoded(batch.column(shard.text))
+    column = batch.column(shard.text)
+    texts = column.to_pylist() if shard.pictures else _decoded(column)
     others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in _columns(shard)]
-    for offset, (text, identity, group, label) in enumerate(zip(texts, *others, strict=False)):
-        yield first + offset, text, identity, group, label
+    for offset, (text, *rest) in enumerate(zip(texts, *others, strict=False)):
+        yield first + offset, text, *rest
 
 
 def _decoded(column: pa.Array) -> Iterator[Any]:
@@ -220,21 +223,23 @@ def _dataset_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
         dataset = datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
     else:
         dataset = open_saved_dataset(shard.path, shard.split, shard.name)
+    if shard.pictures:
+        dataset = undecoded(dataset, shard.text)
     if len(dataset) < shard.stop:
         raise UserError(f"{shard.name} has {len(dataset)} rows now; [{shard.start}, {shard.stop}) were planned")
     for row in range(shard.start, shard.stop):
         if watch(row, False):
-            yield row, DEADLY, None, None, None
+            yield row, DEADLY, *_NOTHING
             continue
         value = dataset[row]
         yield row, value.get(shard.text), *_fields(value, shard)
 
 
-def _columns(shard: Shard) -> tuple[str | None, str | None, str | None]:
-    return shard.id_column, shard.group_column, shard.label_column
+def _columns(shard: Shard) -> tuple[str | None, ...]:
+    return shard.id_column, shard.group_column, shard.label_column, shard.caption_column
 
 
-def _fields(value: dict[str, Any], shard: Shard) -> tuple[Any, Any, Any]:
-    """Id, group and label of a row; None without such a column."""
-    identity, group, label = (value.get(name) if name is not None else None for name in _columns(shard))
-    return identity, group, label
+def _fields(value: dict[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
+    """Id, group, label and caption of a row; None without such a column."""
+    identity, group, label, caption = (value.get(name) if name is not None else None for name in _columns(shard))
+    return identity, group, label, caption

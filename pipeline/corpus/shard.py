@@ -34,6 +34,8 @@ class Shard:
     transform: TransformConfig | None = None  # of the texts
     label_column: str | None = None  # only rows whose label gives them the role are documents of the shard
     limits: LimitsConfig = LIMITS
+    pictures: bool = False  # whether `text` is the column of pictures
+    caption_column: str | None = None  # of their captions
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
@@ -61,7 +63,19 @@ class Shard:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _SHARED = frozenset(
-    {"role", "name", "path", "format", "content", "text", "id_column", "group_column", "subset", "split"}
+    {
+        "role",
+        "name",
+        "path",
+        "format",
+        "content",
+        "text",
+        "id_column",
+        "group_column",
+        "subset",
+        "split",
+        "caption_column",
+    }
 )
 
 
@@ -71,5 +85,9 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     label = [] if shard.label_column is None else [shard.label_column]
     columns = [shard.text, shard.id_column, shard.group_column, *label]
     most, default = shard.limits.document_bytes, LIMITS.document_bytes
-    limited = {} if most == default else {"document_bytes": int(most)}  # the others read all documents or none
+    limited: dict[str, Any] = (
+        {} if most == default else {"document_bytes": int(most)}
+    )  # the others read all documents or none
+    if shard.pictures:
+        limited |= {"captions": shard.caption_column, "pixels": shard.limits.picture_pixels}
     return {**fingerprint, "rows": rows, "columns": columns, **limited}

@@ -21,6 +21,9 @@ SHARDS = 32
 LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
 """Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
 
+PICTURE_BYTES = 1 << 26
+"""The most of a shard of pictures: a picture takes as long as some hundred words, and a hundred times their bytes."""
+
 
 def plan_shards(
     corpus: CorpusConfig,
@@ -50,7 +53,7 @@ def plan_shards(
         labels = (label for entry in files for label in read_labels(_whole(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
     shards: list[Shard] = []
-    shard_bytes = _shard_bytes(inputs, resources, limit)
+    shard_bytes = _shard_bytes(inputs, resources, limit, corpus.has_pictures)
     for role, source in corpus.roles():
         remaining = limit
         number = 0
@@ -85,7 +88,7 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     return numbered
 
 
-def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit: int | None) -> int:
+def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit: int | None, pictures: bool) -> int:
     """Text bytes in a shard: as configured, or so many that a small corpus has shards for every worker too.
 
     It follows from the inputs alone, never from the machine: scores depend on what shares a batch.
@@ -97,7 +100,7 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
         rows = sum(extent_of(entry).rows for entry in inputs)
         total *= min(1.0, limit * len({entry.role for entry in inputs}) / max(1, rows))
     step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: some more text leaves the cuts as they are
-    return min(MOST_BYTES, max(LEAST_BYTES, step))
+    return min(PICTURE_BYTES if pictures else MOST_BYTES, max(LEAST_BYTES, step))
 
 
 def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | None, limits: LimitsConfig) -> Shard:
@@ -113,7 +116,7 @@ def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | 
         first_row=0,
         max_rows=None,
         content=entry.content,
-        text=source.text,
+        text=source.content,
         id_column=source.id,
         group_column=source.group,
         files=entry.files,
@@ -122,6 +125,8 @@ def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | 
         transform=transform,
         label_column=source.label if isinstance(source, LabelledConfig) else None,
         limits=limits,
+        pictures=source.image is not None,
+        caption_column=source.caption,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
 from pipeline.errors import UserError, nearest
@@ -209,8 +209,12 @@ def _hub_names(config: ModelConfig) -> list[str] | None:
     return [entry.rfilename for entry in info.siblings or []]
 
 
-def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool = False) -> Any:
-    """Read the configuration of a causal language model or, with `seq2seq`, also of an encoder-decoder one.
+Kind = Literal["causal", "rewriter", "pictures", "any"]
+"""What a model must be: a causal language model; that or an encoder-decoder one; one that reads pictures with text."""
+
+
+def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "causal") -> Any:
+    """Read the configuration of a model of a kind.
 
     Raises:
         UserError: it cannot be read, or the model is of another kind.
@@ -225,13 +229,19 @@ def read_model_config(config: ModelConfig, source: Checkpoint, *, seq2seq: bool 
         changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
         loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
     names = loaded.architectures or []
-    if seq2seq and loaded.is_encoder_decoder:
+    shown = ", ".join(names) or loaded.model_type
+    if kind == "pictures" or (kind == "any" and picture_class(loaded) in names):
+        if picture_class(loaded) is None:
+            raise UserError(f"model {config.shown} reads texts alone, and the documents are pictures: {shown}")
+        return loaded
+    if kind in ("rewriter", "any") and loaded.is_encoder_decoder:
         if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
-            raise UserError(f"model {config.shown} writes no text: {', '.join(names) or loaded.model_type}")
+            raise UserError(f"model {config.shown} writes no text: {shown}")
         return loaded
     has_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
     if not has_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
-        raise UserError(f"model {config.shown} is no causal language model: {', '.join(names) or loaded.model_type}")
+        tail = "; it reads pictures with text, and no corpus.*.image is given" if picture_class(loaded) else ""
+        raise UserError(f"model {config.shown} is no causal language model: {shown}{tail}")
     return loaded
 
 
@@ -254,6 +264,16 @@ def causal_class(loaded: Any) -> str | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(loaded.model_type)
+    return name if name is None or isinstance(name, str) else name[0]
+
+
+def picture_class(loaded: Any) -> str | None:
+    """Name of the class of a configuration that reads pictures with text and writes text, if it has one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    if getattr(loaded, "vision_config", None) is None:
+        return None
+    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(loaded.model_type)
     return name if name is None or isinstance(name, str) else name[0]
 
 

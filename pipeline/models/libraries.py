@@ -47,6 +47,11 @@ def uncollected() -> Iterator[None]:
 def free_memory() -> None:
     """Give what is no longer used back to the machine; the C library by itself keeps much of what a training took."""
     gc.collect()
+    give_back()
+
+
+def give_back() -> None:
+    """Give memory that the C library holds and nobody uses back to the machine."""
     with contextlib.suppress(OSError, AttributeError):  # not the GNU one
         ctypes.CDLL(None).malloc_trim(0)
 

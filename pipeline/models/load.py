@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.models.attention import use_fused_attention
 from pipeline.models.checkpoints import (
     ADAPTER_CONFIG,
     Checkpoint,
+    Kind,
     causal_class,
     check_adapter,
     check_files,
@@ -26,12 +28,14 @@ from pipeline.models.checkpoints import (
     locate_adapter,
     matching,
     max_positions,
+    picture_class,
     read_model_config,
     seq2seq_class,
     weight_files,
 )
 from pipeline.models.libraries import BUILDING, import_models, quieten
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.models.processors import load_processor
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 
@@ -48,9 +52,23 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
     Raises:
         UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
     """
-    opened = _open(config, gpus, seq2seq=False)
+    opened = _open(config, gpus, "causal")
     assert isinstance(opened, LanguageModel)
     return opened
+
+
+def open_picture_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
+    """Load a model that reads pictures with text, and its processor.
+
+    Arguments are those of `open_model`.
+
+    Raises:
+        UserError: as `open_model`, or its processor has no token that stands for a picture.
+    """
+    opened = _open(config, gpus, "pictures")
+    assert isinstance(opened, LanguageModel)
+    processor = load_processor(config, locate(config, weights=False), opened.model.config)
+    return replace(opened, tokenizer=processor.tokenizer, processor=processor)
 
 
 def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel | Seq2SeqModel:
@@ -58,11 +76,11 @@ def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel |
 
     Arguments and errors are those of `open_model`.
     """
-    return _open(config, gpus, seq2seq=True)
+    return _open(config, gpus, "rewriter")
 
 
-def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel | Seq2SeqModel:
-    """Open a causal model or, with `seq2seq`, also an encoder-decoder one."""
+def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2SeqModel:
+    """Open a model of a kind."""
     import torch
 
     import_models()
@@ -72,11 +90,11 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
     use_fused_attention("cuda" if gpus > 0 else "cpu")
     source = locate(config, weights=True)
     check_weights(config, source)
-    files = _unpacked(config, source, seq2seq=seq2seq) if _is_cached(config, source) else source
-    model, tokenizer = _load(config, files, gpus, seq2seq=seq2seq)
+    files = _unpacked(config, source, kind) if _is_cached(config, source) else source
+    model, tokenizer = _load(config, files, gpus, kind)
     if files is not source:
         model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.folder)
-    two_sided = seq2seq and model.config.is_encoder_decoder
+    two_sided = kind == "rewriter" and model.config.is_encoder_decoder
     if config.adapter is not None:
         model = _merge_adapter(config, model, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     model.eval().requires_grad_(False)
@@ -89,12 +107,11 @@ def _open(config: ModelConfig, gpus: float, *, seq2seq: bool) -> LanguageModel |
     )
 
 
-def _load(config: ModelConfig, files: Checkpoint, gpus: float, *, seq2seq: bool) -> Opened:
+def _load(config: ModelConfig, files: Checkpoint, gpus: float, kind: Kind) -> Opened:
     """The model in these files, without the configured adapter, and its tokenizer."""
     tokenizer = load_tokenizer(config, files)
-    loaded = read_model_config(config, files, seq2seq=seq2seq)
-    two_sided = seq2seq and loaded.is_encoder_decoder
-    return _load_weights(config, files, gpus, loaded, seq2seq=two_sided), tokenizer
+    loaded = read_model_config(config, files, kind)
+    return _load_weights(config, files, gpus, loaded, kind), tokenizer
 
 
 def _is_cached(config: ModelConfig, source: Checkpoint) -> bool:
@@ -102,21 +119,21 @@ def _is_cached(config: ModelConfig, source: Checkpoint) -> bool:
     return source.gguf is not None and config.quantization is None
 
 
-def _unpacked(config: ModelConfig, source: Checkpoint, *, seq2seq: bool) -> Checkpoint:
+def _unpacked(config: ModelConfig, source: Checkpoint, kind: Kind) -> Checkpoint:
     """The files of a GGUF model from the cache."""
 
     def opened(files: Checkpoint, dtype: str) -> Opened:
-        return _load(config.model_copy(update={"dtype": dtype}), files, 0, seq2seq=seq2seq)
+        return _load(config.model_copy(update={"dtype": dtype}), files, 0, kind)
 
     return unpacked(source, dtype_name(config, source, None), lambda dtype: opened(source, dtype), opened)
 
 
-def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, Any]:
+def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
     """Check without loading weights that a model can be opened.
 
     Args:
         config: Which model, and how.
-        paraphraser: Whether it will be opened by `open_paraphraser`, which also opens encoder-decoder models.
+        kind: Of the model: `open_paraphraser` opens rewriters, `open_picture_model` those of pictures.
 
     Returns:
         "architecture", "dtype", "max_tokens" (None if unknown) and "parameters" (None if unknown before the
@@ -127,18 +144,20 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     """
     source = check_files(config)
     quieten()
-    files = _checked_files(config, source, seq2seq=paraphraser)
-    loaded = read_model_config(config, files, seq2seq=paraphraser)
-    two_sided = paraphraser and loaded.is_encoder_decoder
+    files = _checked_files(config, source, kind)
+    loaded = read_model_config(config, files, kind)
+    two_sided = kind == "rewriter" and loaded.is_encoder_decoder
     load_tokenizer(config, files)
     if config.adapter is not None:
         check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
     if config.quantization is not None:
         _quantization(config, dtype_name(config, source, loaded))
-    class_name = seq2seq_class(loaded) if two_sided else causal_class(loaded)
+    if kind == "pictures":
+        load_processor(config, files, loaded)
+    class_name = _class_name(loaded, kind)
     architecture = (loaded.architectures or [class_name or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
-    parameters = _count_parameters(config, loaded, seq2seq=two_sided)
+    parameters = _count_parameters(config, loaded, kind)
     return {
         "architecture": architecture,
         "dtype": dtype,
@@ -147,22 +166,31 @@ def check_model(config: ModelConfig, *, paraphraser: bool = False) -> dict[str, 
     }
 
 
-def _checked_files(config: ModelConfig, source: Checkpoint, *, seq2seq: bool) -> Checkpoint:
+def _checked_files(config: ModelConfig, source: Checkpoint, kind: Kind) -> Checkpoint:
     """The files of a model's configuration and tokenizer; a small GGUF file is unpacked for them, which saves time."""
     if not _is_cached(config, source):
         return source
-    return _unpacked(config, source, seq2seq=seq2seq) if is_small(source) else unpacked_settings(source)
+    return _unpacked(config, source, kind) if is_small(source) else unpacked_settings(source)
 
 
-def _auto_class(*, seq2seq: bool) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+def _auto_class(loaded: Any, kind: Kind) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
-    return AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    if kind == "pictures" or (kind == "any" and picture_class(loaded) in (loaded.architectures or [])):
+        return AutoModelForImageTextToText
+    two_sided = kind != "causal" and loaded.is_encoder_decoder
+    return AutoModelForSeq2SeqLM if two_sided else AutoModelForCausalLM
 
 
-def _count_parameters(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> int | None:
+def _class_name(loaded: Any, kind: Kind) -> str | None:
+    if kind == "pictures":
+        return picture_class(loaded)
+    return seq2seq_class(loaded) if kind == "rewriter" and loaded.is_encoder_decoder else causal_class(loaded)
+
+
+def _count_parameters(config: ModelConfig, loaded: Any, kind: Kind) -> int | None:
     """Number of parameters, shared ones counted once, from a copy of the model without weights."""
-    empty = _empty_model(config, loaded, seq2seq=seq2seq)
+    empty = _empty_model(config, loaded, kind)
     return None if empty is None else sum(parameter.numel() for parameter in empty.parameters())
 
 
@@ -172,26 +200,25 @@ def open_empty(config: ModelConfig) -> Any | None:
     Raises:
         UserError: a file is missing or damaged, or a setting is not allowed.
     """
-    files = _checked_files(config, check_files(config), seq2seq=False)
-    return _empty_model(config, read_model_config(config, files, seq2seq=False), seq2seq=False)
+    files = _checked_files(config, check_files(config), "causal")
+    return _empty_model(config, read_model_config(config, files), "causal")
 
 
 def count_parameters(config: ModelConfig) -> int | None:
-    """Number of parameters of a causal or an encoder-decoder model; None where its code cannot make an empty one.
+    """Number of parameters of a model of any kind; None where its code cannot make an empty one.
 
     Raises:
         UserError: a file is missing or damaged, or a setting is not allowed.
     """
-    loaded = read_model_config(config, locate(config, weights=False), seq2seq=True)
-    return _count_parameters(config, loaded, seq2seq=loaded.is_encoder_decoder)
+    return _count_parameters(config, read_model_config(config, locate(config, weights=False), "any"), "any")
 
 
-def _empty_model(config: ModelConfig, loaded: Any, *, seq2seq: bool) -> Any | None:
+def _empty_model(config: ModelConfig, loaded: Any, kind: Kind) -> Any | None:
     import torch
 
     try:
         with BUILDING, torch.device("meta"):
-            return _auto_class(seq2seq=seq2seq).from_config(loaded, trust_remote_code=config.trust_remote_code)
+            return _auto_class(loaded, kind).from_config(loaded, trust_remote_code=config.trust_remote_code)
     except Exception:  # what is wrong with a model's code shows at load
         return None
 
@@ -225,7 +252,9 @@ def open_made_up(
         text.layer_types = text.layer_types[: text.num_hidden_layers]
     kind = getattr(torch, dtype, torch.float32)
     with BUILDING, torch.device("meta"):
-        model = _auto_class(seq2seq=False).from_config(loaded, dtype=kind, trust_remote_code=config.trust_remote_code)
+        model = _auto_class(loaded, "causal").from_config(
+            loaded, dtype=kind, trust_remote_code=config.trust_remote_code
+        )
     if sum(parameter.numel() for parameter in model.parameters()) * kind.itemsize > most_bytes:
         return None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -265,11 +294,11 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
         check_base(folder, weights, config.shown)
         adapter = digest(matching(folder, [ADAPTER_CONFIG, "adapter_model.*"]))
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
-    dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, seq2seq=True))
+    dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, "any"))
     return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": _KINDS[config.quantization]}
 
 
-def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, *, seq2seq: bool) -> Any:
+def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, kind: Kind) -> Any:
     import torch
 
     settings: dict[str, Any] = dict(source.gguf_argument)
@@ -284,7 +313,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
         settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     with BUILDING, in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
-        model = _auto_class(seq2seq=seq2seq).from_pretrained(
+        model = _auto_class(loaded, kind).from_pretrained(
             source.folder,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=config.trust_remote_code,

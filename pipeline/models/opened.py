@@ -18,6 +18,7 @@ class LanguageModel:
     tokenizer: Any
     device: torch.device  # where token ids go
     max_tokens: int | None  # positions of the model; None if unknown
+    processor: Any | None = None  # of a model that reads pictures with text
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,4 +72,8 @@ def own_layers(lm: Opened) -> Opened:
     copies: dict[int, Any] = {id(buffer): buffer for buffer in lm.model.buffers()}
     for parameter in lm.model.parameters():
         copies[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-    return replace(lm, model=copy.deepcopy(lm.model, copies), tokenizer=copy.deepcopy(lm.tokenizer))
+    model = copy.deepcopy(lm.model, copies)
+    if isinstance(lm, LanguageModel) and lm.processor is not None:
+        processor = copy.deepcopy(lm.processor)
+        return replace(lm, model=model, tokenizer=processor.tokenizer, processor=processor)
+    return replace(lm, model=model, tokenizer=copy.deepcopy(lm.tokenizer))

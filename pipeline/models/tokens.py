@@ -20,7 +20,8 @@ from pipeline.models.unpacked import unpacked_settings
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json",
+    "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json", "chat_template.*",
+    "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 
 _WORD = re.compile(r"\S+")

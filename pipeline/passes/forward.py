@@ -7,7 +7,7 @@ hundred positions at a time, so that the logits of a batch never exist as a whol
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,9 @@ from pipeline.passes.sweep_kernel import proven_kernel
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
 TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: on a CPU they stay in its cache
+OWN_BEST = "own_best"
+"""Among statistics: that some rows have no token, and are measured at their own likeliest."""
+
 FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums where a model masks its vocabulary
 
 
@@ -65,27 +68,59 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
     batch = pad(ids, lm.device)
     mask = batch.mask
     with torch.inference_mode():
-        swept: list[dict[str, Tensor]] = []
-        for logits, tail in _logits(lm.model, batch):
-            at = sum(len(piece["log_prob"]) for piece in swept)
-            swept.append(_swept(logits, batch.targets[at : at + len(logits)].to(logits.device), statistics, tail))
+        swept = sweep_rows(_logits(lm.model, batch), batch.targets, statistics)
+        return statistics_at(swept, batch.cells, mask, statistics)
 
-        def table(name: str) -> Tensor:
-            values = torch.zeros(mask.numel(), dtype=torch.float32, device=mask.device)
-            if swept:
-                values.index_copy_(0, batch.cells, torch.cat([piece[name] for piece in swept]).to(mask.device))
-            return values.view(mask.shape)
 
-        moments = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
-        renyi = {order: table(f"renyi_{order}") for order in RENYI_ORDERS if f"renyi_{order}" in statistics}
-        return TokenStatistics(
-            log_prob=table("log_prob"),
-            mask=mask,
-            mean=moments.get("mean"),
-            variance=moments.get("variance"),
-            m_entropy=moments.get("m_entropy"),
-            renyi=renyi,
-        )
+def sweep_rows(
+    chunks: Iterable[tuple[Tensor, Tail | None]], targets: Tensor, statistics: frozenset[str]
+) -> dict[str, Tensor]:
+    """Statistics of rows of logits, each (rows,) float32.
+
+    Args:
+        chunks: the logits (some rows, vocabulary) in their order, each with the model's tail; they are overwritten.
+        targets: (rows,) the token of each row; -1: the row's own likeliest.
+        statistics: which.
+    """
+    swept: list[dict[str, Tensor]] = []
+    at = 0
+    for logits, tail in chunks:
+        some = targets[at : at + len(logits)].to(logits.device)
+        if OWN_BEST in statistics:
+            some = torch.where(some < 0, logits.argmax(1), some)
+        swept.append(_swept(logits, some, statistics - {OWN_BEST}, tail))
+        at += len(logits)
+    return {name: torch.cat([piece[name].to(targets.device) for piece in swept]) for name in swept[0]} if swept else {}
+
+
+def statistics_at(
+    swept: Mapping[str, Tensor], cells: Tensor, mask: Tensor, statistics: frozenset[str]
+) -> TokenStatistics:
+    """Statistics of rows at their places in a table of documents.
+
+    Args:
+        swept: from `sweep_rows`.
+        cells: (rows,) the place of each row in `mask.flatten()`.
+        mask: (documents, tokens) bool.
+        statistics: which.
+    """
+
+    def table(name: str) -> Tensor:
+        values = torch.zeros(mask.numel(), dtype=torch.float32, device=mask.device)
+        if swept:
+            values.index_copy_(0, cells, swept[name].to(mask.device))
+        return values.view(mask.shape)
+
+    moments = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
+    renyi = {order: table(f"renyi_{order}") for order in RENYI_ORDERS if f"renyi_{order}" in statistics}
+    return TokenStatistics(
+        log_prob=table("log_prob"),
+        mask=mask,
+        mean=moments.get("mean"),
+        variance=moments.get("variance"),
+        m_entropy=moments.get("m_entropy"),
+        renyi=renyi,
+    )
 
 
 def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> TokenStatistics:
@@ -155,7 +190,11 @@ def _logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, Tail | Non
         yield from _whole_logits(model, batch)
         return
     hidden = tail.base(input_ids=batch.ids, use_cache=False).last_hidden_state
-    rows = hidden.flatten(0, 1).index_select(0, batch.positions.to(hidden.device))
+    yield from logits_of_rows(model, tail, hidden.flatten(0, 1).index_select(0, batch.positions.to(hidden.device)))
+
+
+def logits_of_rows(model: Any, tail: Tail, rows: Tensor) -> Iterator[tuple[Tensor, Tail]]:
+    """As the head gives them, of hidden states (rows, hidden), in chunks (some rows, vocabulary) as `_logits`."""
     if not len(rows):
         return
     apply = _head(tail.head)

@@ -56,7 +56,7 @@ def check_paraphraser(paraphraser: ParaphraserConfig, model: ModelConfig) -> Non
     Raises:
         UserError: in one line, what is missing or refused.
     """
-    check_model(paraphraser, paraphraser=True)
+    check_model(paraphraser, "rewriter")
     if _place(paraphraser) == _place(model):
         raise UserError(f"paraphraser {paraphraser.shown} {AUDITED_ITSELF}")
 

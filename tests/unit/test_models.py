@@ -153,11 +153,11 @@ def test_a_paraphraser_is_of_the_kind_that_its_checkpoint_says(tiny_model_folder
     assert isinstance(opened, Seq2SeqModel)
     assert not opened.model.training
     assert not any(parameter.requires_grad for parameter in opened.model.parameters())
-    facts = check_model(two_sided, paraphraser=True)
+    facts = check_model(two_sided, "rewriter")
     parameters = sum(parameter.numel() for parameter in opened.model.parameters())
     told = {"architecture": "T5ForConditionalGeneration", "dtype": "float32", "max_tokens": None}
     assert facts == {**told, "parameters": parameters}
-    assert check_model(causal, paraphraser=True) == check_model(causal)
+    assert check_model(causal, "rewriter") == check_model(causal)
     assert fingerprint_model(two_sided)["model"] != fingerprint_model(causal)["model"]
     assert "no causal language model: T5ForConditionalGeneration" in refusal(two_sided)
 
@@ -177,7 +177,7 @@ def test_a_paraphraser_is_refused_as_other_models_are(tiny_t5_folder, tmp_path):
         (pickled, "allow_pickle: true"),
     )
     for folder, message in refused:
-        for ask in (lambda c: check_model(c, paraphraser=True), open_paraphraser):
+        for ask in (lambda c: check_model(c, "rewriter"), open_paraphraser):
             with pytest.raises(UserError, match=message):
                 ask(ModelConfig(path=str(folder)))
 

@@ -1,0 +1,183 @@
+"""Pictures: from what a row holds to the bytes of one, what its head tells, and its pixels.
+
+A picture travels as the bytes that the corpus has; it is decoded where a model or a test wants its pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""What Pillow may take a file for: formats that run no other program."""
+
+PICTURE_SKETCH = 128
+"""Bytes of a picture's sketch, as many as of a text's."""
+
+PICTURE_SKETCH_KIND = "dHash of 64 bits, 128 times 3 of them, 1"
+"""How sketches of pictures are made, for fingerprints."""
+
+Problem = tuple[str, str]
+"""Reason and message why a row holds no picture."""
+
+
+def check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
+    """Check that a column of a Parquet file can hold pictures.
+
+    Raises:
+        UserError: its type is neither bytes, nor a record of bytes and path, nor text.
+    """
+    kind = schema.field(column).type
+    if pa.types.is_struct(kind):
+        parts = {kind.field(index).name for index in range(kind.num_fields)}
+        if parts & {"bytes", "path"}:
+            return
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
+    if not any(check(kind) for check in checks):
+        raise UserError(
+            f"column {column!r} in {name} holds {kind}: a picture is bytes, a record of bytes and path, or a path; "
+            f"columns: {', '.join(schema.names)}"
+        )
+
+
+def undecoded(dataset: Any, column: str) -> Any:
+    """A dataset of the `datasets` library whose pictures come as the bytes that were written."""
+    import datasets
+
+    if isinstance(dataset.features[column], datasets.Image):
+        return dataset.cast_column(column, datasets.Image(decode=False))
+    return dataset
+
+
+def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
+    """The bytes of a picture.
+
+    Args:
+        value: of the row: bytes, {"bytes", "path"}, or a path beside the file that holds the row.
+        folder: of that file, local or an fsspec URL; what lies outside of it is not read.
+        most: bytes that are read of a file.
+    """
+    if isinstance(value, dict):
+        value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
+    if isinstance(value, str):
+        value = _file_beside(value, folder, most)
+    if value is None:
+        return "not_picture", "no picture in this row"
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, bytes):
+        return "not_picture", f"{type(value).__name__}, not a picture"
+    if len(value) > most:
+        return "too_large", f"{len(value):,} bytes, more than limits.document_bytes, which is {most:,}"
+    return value
+
+
+def _file_beside(name: str, folder: str, most: int) -> bytes | Problem:
+    shown = repr(name if len(name) <= 200 else f"{name[:197]}...")
+    if "://" in name or os.path.isabs(name) or "\0" in name:
+        return "not_picture", f"{shown} is no path beside the file that names it: other places are not read"
+    fs, root = fsspec.core.url_to_fs(folder)
+    path = os.path.normpath(os.path.join(root, name))
+    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+        root, path = os.path.realpath(root), os.path.realpath(path)
+    if os.path.commonpath([os.path.normpath(root), path]) != os.path.normpath(root):
+        return "not_picture", f"{shown} leads out of the folder of the file that names it"
+    try:
+        with fs.open(path, "rb") as file:
+            data: bytes = file.read(most + 1)
+            return data
+    except OSError as error:
+        return "not_picture", f"cannot read {shown}: {error.strerror or ' '.join(str(error).split())}"
+
+
+def picture_problem(data: bytes, pixels: int) -> Problem | None:
+    """What the head of a picture says against it; None where it may be decoded. Nothing is decoded.
+
+    Args:
+        data: of the picture's file.
+        pixels: that it may have.
+    """
+    if not data:
+        return "empty", "a picture of 0 bytes"
+    try:
+        with _opened(data) as image:
+            width, height = image.size
+            if width * height > pixels:
+                return "too_large", f"{width} x {height} pixels, more than limits.picture_pixels, which is {pixels:,}"
+            if not width * height:
+                return "empty", f"{width} x {height} pixels"
+            # phones write JPEG files with a second picture in them, which is no animation
+            if getattr(image, "is_animated", False) and image.format in ("GIF", "PNG", "WEBP", "TIFF"):
+                return "animated", f"{getattr(image, 'n_frames', 2)} frames, and one is asked about"
+    except Exception as error:  # readers of pictures raise whatever their parsers do
+        return "undecodable", f"not a picture: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Image]:
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of large pictures, and of odd metadata
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            yield image
+
+
+def open_picture(data: bytes) -> Image:
+    """The pixels of a picture without a `picture_problem`: upright as its camera was held, RGB.
+
+    Raises:
+        ValueError: it cannot be decoded to its end.
+    """
+    from PIL import ImageOps
+
+    try:
+        with _opened(data) as image:
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # as above
+        raise ValueError(f"not a whole picture: {' '.join(str(error).split())[:200]}") from None
+
+
+def picture_key(picture: Image) -> int:
+    """A 64-bit key of a picture's size and pixels: equal pixels are one document, whatever file they were in."""
+    digest = hashlib.blake2b(f"{picture.width} {picture.height} ".encode(), digest_size=8)
+    digest.update(picture.tobytes())
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
+    """Sketches of pictures, 128 bytes each, which `near_pairs` compares as those of texts.
+
+    A byte holds 3 of the 64 bits of a perceptual hash (dHash: whether a pixel of a grey 9 x 8 thumbnail is brighter
+    than its neighbour), drawn once for all pictures. Two pictures whose hashes differ in d bits have a share of about
+    (1 - d / 64)^3 of their bytes in common, unrelated ones an eighth: near copies, from 0.8, differ in 4 bits at most.
+    """
+    import imagehash
+
+    bits = np.array([imagehash.dhash(picture).hash.ravel() for picture in pictures], dtype=np.uint8)
+    drawn = bits.reshape(len(pictures), -1)[:, _drawn_bits()]
+    return list(map(bytes, np.packbits(drawn, axis=2).reshape(len(pictures), PICTURE_SKETCH)))
+
+
+@cache
+def _drawn_bits() -> np.ndarray:
+    """Which bits of a hash make each byte of a sketch: int64, (128, 3)."""
+    rng = np.random.default_rng(1)
+    return np.stack([rng.permutation(64)[:3] for _ in range(PICTURE_SKETCH)])

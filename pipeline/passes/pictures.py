@@ -1,0 +1,261 @@
+"""Pictures with text: a description of a picture, and statistics of the parts of picture, instruction and description.
+
+One forward pass reads the picture, an instruction and a description (arXiv 2411.02902). The head is applied only at the
+positions of the parts that are read, a few hundred at a time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import UserError
+from pipeline.models.opened import LanguageModel
+from pipeline.models.processors import picture_token
+from pipeline.passes.forward import (
+    OWN_BEST,
+    TokenStatistics,
+    logits_of_rows,
+    statistics_at,
+    sweep_rows,
+    tail_of,
+)
+from pipeline.passes.parts import PassSizes, joined_statistics
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Part = Literal["image", "instruction", "description", "instruction_description"]
+PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
+INSTRUCTION = "Describe this image concisely."
+DESCRIPTION_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePrompt:
+    """A picture and the instruction, as a model reads them."""
+
+    ids: list[int]  # of the tokens, those that stand for the picture among them
+    numbers: dict[str, Tensor]  # what the processor made of the pixels, one picture along the first axis
+    along: dict[str, Tensor]  # what it says of each token, (1, tokens)
+
+
+def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
+    """What a model is given of a picture: the picture itself and `INSTRUCTION`, as its processor writes them.
+
+    Args:
+        lm: From `open_picture_model`.
+        picture: RGB.
+
+    Raises:
+        UserError: the processor leaves no room for the picture among the tokens.
+    """
+    processor: Any = lm.processor
+    inputs = processor(images=[picture], text=[_prompt_text(processor)], return_tensors="pt")
+    ids = inputs.pop("input_ids")[0].tolist()
+    inputs.pop("attention_mask", None)
+    if picture_token(lm.model.config) not in ids:
+        raise UserError(f"model {lm.model.name_or_path}: its processor writes no token that stands for a picture")
+    along = {name: value for name, value in inputs.items() if value.dim() == 2 and value.shape == (1, len(ids))}
+    return PicturePrompt(ids, {name: value for name, value in inputs.items() if name not in along}, along)
+
+
+def _prompt_text(processor: Any) -> str:
+    """The instruction behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]
+        text: str = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        return text
+    return f"USER: {processor.image_token}\n{INSTRUCTION} ASSISTANT:"
+
+
+def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = DESCRIPTION_TOKENS) -> list[list[int]]:
+    """The likeliest continuation of each prompt, token by token, without the token that ends a text.
+
+    Prompts of one length share a batch, so that none is padded.
+
+    Args:
+        lm: From `open_picture_model`.
+        prompts: Of pictures.
+        tokens: Most of a description.
+    """
+    model: Any = lm.model
+    ends = _ends(lm)
+    results: list[list[int]] = [[] for _ in prompts]
+    groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for index, prompt in enumerate(prompts):
+        groups[len(prompt.ids), *(tuple(value.shape) for value in prompt.numbers.values())].append(index)
+    settings = {"max_new_tokens": tokens, "do_sample": False, "num_beams": 1, "use_cache": True}
+    with torch.inference_mode():
+        for group in groups.values():
+            inputs, mask = _padded(lm, [prompts[index] for index in group], [[]] * len(group))
+            written = model.generate(**inputs, attention_mask=mask, **settings, pad_token_id=min(ends, default=0))
+            for index, row in zip(group, written[:, mask.shape[1] :].tolist(), strict=True):
+                stop = next((place for place, token in enumerate(row) if token in ends), len(row))
+                results[index] = row[:stop]
+    return results
+
+
+def _ends(lm: LanguageModel) -> frozenset[int]:
+    model: Any = lm.model
+    values = [getattr(model.generation_config, "eos_token_id", None), lm.tokenizer.eos_token_id]
+    return frozenset(
+        int(token) for value in values if value is not None for token in (value if isinstance(value, list) else [value])
+    )
+
+
+def _padded(
+    lm: LanguageModel, prompts: Sequence[PicturePrompt], descriptions: Sequence[Sequence[int]]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The arguments of the model for a batch, padded on the right, and its attention mask."""
+    lengths = [len(p.ids) + len(d) for p, d in zip(prompts, descriptions, strict=True)]
+    longest = max(lengths)
+    rows = [[*p.ids, *d] for p, d in zip(prompts, descriptions, strict=True)]
+    inputs = {"input_ids": torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])}
+    for name in prompts[0].along:
+        parts = [torch.nn.functional.pad(p.along[name], (0, longest - p.along[name].shape[1])) for p in prompts]
+        inputs[name] = torch.cat(parts)
+    dtype = next(parameter.dtype for parameter in lm.model.parameters() if parameter.is_floating_point())
+    for name in prompts[0].numbers:
+        numbers = _stacked([p.numbers[name] for p in prompts])
+        inputs[name] = numbers.to(dtype) if numbers.is_floating_point() else numbers
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long().to(lm.device)
+    return {name: value.to(lm.device) for name, value in inputs.items()}, mask
+
+
+def _stacked(numbers: Sequence[Tensor]) -> Tensor:
+    """Numbers of pictures behind one another. Where they are cut into tiles, empty ones fill up the smaller."""
+    if numbers[0].dim() < 4:
+        return torch.cat(list(numbers))
+    tiles = max(value.shape[1] for value in numbers)
+    padding = [0] * (2 * (numbers[0].dim() - 2))
+    return torch.cat([torch.nn.functional.pad(value, (*padding, 0, tiles - value.shape[1])) for value in numbers])
+
+
+def positions_of(prompt: PicturePrompt, described: int, part: str, token: int) -> list[int]:
+    """The positions of the tokens of a part, ascending.
+
+    The picture's are those of the token that stands for it, wherever its processor put them. The instruction is what
+    follows the last of these in the prompt.
+
+    Args:
+        prompt: of the picture.
+        described: tokens of the description.
+        part: one of `PARTS`.
+        token: that stands for a part of a picture.
+    """
+    picture = [place for place, one in enumerate(prompt.ids) if one == token]
+    end = len(prompt.ids)
+    return {
+        "image": picture,
+        "instruction": list(range(picture[-1] + 1, end)),
+        "description": list(range(end, end + described)),
+        "instruction_description": list(range(picture[-1] + 1, end + described)),
+    }[part]
+
+
+def forward_pictures(
+    lm: LanguageModel,
+    prompts: Sequence[PicturePrompt],
+    descriptions: Sequence[Sequence[int]],
+    wanted: Mapping[str, frozenset[str]],
+) -> dict[str, TokenStatistics]:
+    """Run a batch of pictures with their descriptions through the model once.
+
+    Row i of the logits predicts token i + 1, so a part of n tokens has n - 1 rows: those before its second token and
+    the following ones. Where a row of the picture has no word to predict, its token is the likeliest one.
+
+    Args:
+        lm: From `open_picture_model`.
+        prompts: Of the pictures.
+        descriptions: Token ids of what is written of each.
+        wanted: Part, of `PARTS`, -> which statistics of it.
+
+    Returns:
+        Part -> its statistics, column t for the part's token t + 2. They do not depend on what else is in the batch, up
+        to rounding.
+    """
+    token = picture_token(lm.model.config)
+    assert token is not None
+    lengths = [len(p.ids) + len(d) for p, d in zip(prompts, descriptions, strict=True)]
+    longest = max(lengths)
+    at: dict[str, list[list[int]]] = {
+        part: [
+            [place - 1 for place in positions_of(p, len(d), part, token)[1:]]
+            for p, d in zip(prompts, descriptions, strict=True)
+        ]
+        for part in wanted
+    }
+    inputs, mask = _padded(lm, prompts, descriptions)
+    ids = [[*p.ids, *d] for p, d in zip(prompts, descriptions, strict=True)]
+    with torch.inference_mode():
+        rows = sorted(
+            {number * longest + row for parts in at.values() for number, some in enumerate(parts) for row in some}
+        )
+        following = [ids[row // longest][row % longest + 1] for row in rows]
+        targets = torch.tensor([-1 if one == token else one for one in following], dtype=torch.long).to(lm.device)
+        statistics = frozenset().union(*wanted.values(), {OWN_BEST})
+        swept = sweep_rows(_logits(lm, inputs, mask, torch.tensor(rows, dtype=torch.long)), targets, statistics)
+        place = {row: number for number, row in enumerate(rows)}
+        return {part: _table(swept, at[part], longest, place, wanted[part], lm.device) for part in wanted}
+
+
+def _logits(lm: LanguageModel, inputs: Mapping[str, Tensor], mask: Tensor, rows: Tensor) -> Any:
+    """Logits of some rows of a batch, (rows,) numbered through the padded batch, in chunks as `logits_of_rows`."""
+    model: Any = lm.model
+    tail = tail_of(model)
+    if tail is None:
+        logits = model(**inputs, attention_mask=mask, use_cache=False).logits
+        return iter([(logits.flatten(0, 1).index_select(0, rows.to(logits.device)), None)])
+    hidden = tail.base(**inputs, attention_mask=mask, use_cache=False).last_hidden_state
+    return logits_of_rows(model, tail, hidden.flatten(0, 1).index_select(0, rows.to(hidden.device)))
+
+
+def _table(
+    swept: Mapping[str, Tensor],
+    at: Sequence[Sequence[int]],
+    longest: int,
+    place: Mapping[int, int],
+    statistics: frozenset[str],
+    device: torch.device,
+) -> TokenStatistics:
+    """The statistics of one part, of all that was swept."""
+    width = max([1, *map(len, at)])
+    counts = torch.tensor([len(some) for some in at])
+    mask = (torch.arange(width) < counts[:, None]).to(device)
+    cells = mask.flatten().nonzero().squeeze(1)
+    taken = [place[number * longest + row] for number, some in enumerate(at) for row in some]
+    some = torch.tensor(taken, dtype=torch.long, device=device)
+    return statistics_at({name: values[some] for name, values in swept.items()}, cells, mask, statistics)
+
+
+def pictures_in_parts(
+    lm: LanguageModel,
+    prompts: Sequence[PicturePrompt],
+    descriptions: Sequence[Sequence[int]],
+    wanted: Mapping[str, frozenset[str]],
+    parts: PassSizes,
+) -> dict[str, TokenStatistics]:
+    """`forward_pictures`, in halves where memory ends.
+
+    Args:
+        lm: The model.
+        prompts: Of the pictures.
+        descriptions: Token ids of what is written of each.
+        wanted: As of `forward_pictures`.
+        parts: Of such passes of this model.
+    """
+    pairs = list(zip(prompts, descriptions, strict=True))
+    results = parts.run(
+        lambda some: forward_pictures(lm, [p for p, _ in some], [d for _, d in some], wanted),
+        pairs,
+        [len(p.ids) + len(d) for p, d in pairs],
+    )
+    return {part: joined_statistics([result[part] for result in results]) for part in wanted}

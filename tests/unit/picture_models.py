@@ -1,0 +1,232 @@
+"""Tiny random models that read pictures with text, one of each shape, and pictures to show them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    CLIPVisionConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+from pipeline.models.opened import LanguageModel
+
+SENTENCES = ["USER: Describe this image concisely. ASSISTANT: a red house, a green tree and a quiet river"] * 3
+CHAT = (
+    "{% for m in messages %}{% for c in m.content %}{{ 'MARK' if c.type == 'image' else c.text }}{% endfor %}"
+    "{% endfor %} ASSISTANT:"
+)
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+
+
+def tokenizer_with(*marks: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer whose special tokens are <eos> and these marks."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<eos>", *marks], show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+
+
+def save_llava(folder: Path, seed: int = 0) -> None:
+    """A CLIP-shaped tower for 32 x 32 pixels and a Llama, as LLaVA puts them together."""
+    from transformers import LlavaProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer = tokenizer_with("<image>")
+    processor = LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+        tokenizer=tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=8,
+        projection_dim=32,
+    )
+    config = LlavaConfig(
+        vision_config=vision.to_dict(),
+        text_config=LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=16,
+        vision_feature_layer=-2,
+    )
+    torch.manual_seed(seed)
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _tiles() -> dict[str, Any]:
+    """The configuration of an Idefics3-shaped model: 28 x 28 pixels a tile."""
+    return {
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 7,
+        },
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+    }
+
+
+_TILE_MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+_PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+_PIXELS: dict[str, Any] = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+
+
+def save_idefics3(folder: Path, seed: int = 0) -> None:
+    """A model whose processor cuts a picture into tiles, each with its own run of picture tokens."""
+    from transformers import Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    tokenizer = tokenizer_with(*_TILE_MARKS, *_PLACES)
+    chat = CHAT.replace("MARK", "<image>")
+    processor = Idefics3Processor(Idefics3ImageProcessorPil(**_PIXELS), tokenizer, image_seq_len=4, chat_template=chat)
+    text = LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict()
+    mark = tokenizer.convert_tokens_to_ids("<image>")
+    torch.manual_seed(seed)
+    config = Idefics3Config(**_tiles(), text_config=text, image_token_id=mark)
+    Idefics3ForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def smolvlm(seed: int = 0) -> LanguageModel:
+    """As `save_idefics3`, of the SmolVLM architecture. Its processor wants one of videos, which no picture passes."""
+    from transformers import SmolVLMProcessor
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    tokenizer = tokenizer_with(*_TILE_MARKS, *_PLACES)
+    chat = CHAT.replace("MARK", "<image>")
+    with _without_videos():
+        processor = SmolVLMProcessor(
+            SmolVLMImageProcessorPil(**_PIXELS),
+            tokenizer,
+            None,
+            image_seq_len=4,
+            chat_template=chat,
+        )
+    processor.video_processor = SimpleNamespace(num_frames=1, fps=1, size={"longest_edge": 28})
+    text = LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict()
+    torch.manual_seed(seed)
+    mark = tokenizer.convert_tokens_to_ids("<image>")
+    config = SmolVLMConfig(**_tiles(), text_config=text, image_token_id=mark)
+    return _opened(SmolVLMForConditionalGeneration(config), processor)
+
+
+def qwen_vl(version: str, seed: int = 0) -> LanguageModel:
+    """A model whose pictures keep their shape, of the architecture Qwen2-VL ("2") or Qwen2.5-VL ("2.5")."""
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = tokenizer_with(*marks)
+    kinds = {
+        "2": (Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor),
+        "2.5": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor),
+    }
+    config_kind, model_kind, processor_kind = kinds[version]
+    pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 9})
+    with _without_videos():
+        processor = processor_kind(
+            image_processor=pixels,
+            tokenizer=tokenizer,
+            video_processor=None,
+            chat_template=CHAT.replace("MARK", "<|vision_start|><|image_pad|><|vision_end|>"),
+        )
+    vision = {
+        "2": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+        "2.5": {
+            "depth": 2,
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "fullatt_block_indexes": [1],
+            "window_size": 56,
+        },
+    }[version]
+    text = {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": ROPE}
+    ids = {
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    }
+    torch.manual_seed(seed)
+    return _opened(model_kind(config_kind(vision_config=vision, text_config=text, **ids)), processor)
+
+
+def _opened(model: Any, processor: Any) -> LanguageModel:
+    model.eval().requires_grad_(False)
+    model.generation_config.eos_token_id = 0
+    return LanguageModel(model, processor.tokenizer, torch.device("cpu"), 512, processor)
+
+
+def _without_videos() -> Any:
+    """A processor of videos takes a library that needs a build for this machine, and no video is read here."""
+    from transformers.processing_utils import ProcessorMixin
+
+    checked = ProcessorMixin.check_argument_for_proper_class
+
+    def check(self: Any, name: str, value: Any) -> Any:
+        return None if name == "video_processor" and value is None else checked(self, name, value)
+
+    return patch.object(ProcessorMixin, "check_argument_for_proper_class", check)
+
+
+def random_pictures(sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[Image.Image]:
+    """Noise of these sizes, (width, height)."""
+    rng = np.random.default_rng(seed)
+    return [Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)) for width, height in sizes]
+
+
+def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
+    """The bytes of a picture's file."""
+    file = io.BytesIO()
+    picture.save(file, form, **settings)
+    return file.getvalue()

@@ -1,0 +1,205 @@
+"""What a model is asked about a picture: its description, and statistics of the parts of what it then reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from picture_models import qwen_vl, random_pictures, save_idefics3, save_llava, smolvlm
+from torch import Tensor
+
+from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
+from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
+from pipeline.models.opened import LanguageModel
+from pipeline.models.processors import picture_token
+from pipeline.passes.forward import TokenStatistics
+from pipeline.passes.parts import PassSizes
+from pipeline.passes.pictures import (
+    INSTRUCTION,
+    PARTS,
+    PicturePrompt,
+    describe,
+    forward_pictures,
+    picture_prompt,
+    pictures_in_parts,
+    positions_of,
+)
+from pipeline.passes.statistics import STATISTICS
+
+SIZES = [(40, 30), (64, 64), (30, 60), (56, 56), (33, 32)]
+DESCRIBED = [12, 5, 9, 2, 12]
+WANTED = dict.fromkeys(PARTS, STATISTICS)
+
+
+def saved(save: Callable[[Path], None]) -> Callable[[Path], LanguageModel]:
+    """A model as a user's folder has it."""
+
+    def opened(folder: Path) -> LanguageModel:
+        save(folder)
+        return open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
+
+    return opened
+
+
+MODELS: dict[str, Callable[[Path], LanguageModel]] = {
+    "LLaVA": saved(save_llava),
+    "Idefics3": saved(save_idefics3),
+    "SmolVLM": lambda folder: smolvlm(),
+    "Qwen2-VL": lambda folder: qwen_vl("2"),
+    "Qwen2.5-VL": lambda folder: qwen_vl("2.5"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return MODELS[request.param](tmp_path_factory.mktemp("pictures") / "model")
+
+
+@pytest.fixture(scope="module")
+def prompts(lm: LanguageModel) -> list[PicturePrompt]:
+    return [picture_prompt(lm, picture) for picture in random_pictures(SIZES)]
+
+
+@pytest.fixture(scope="module")
+def descriptions(lm: LanguageModel, prompts: Sequence[PicturePrompt]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(100, 250, (count,), generator=generator).tolist() for count in DESCRIBED]
+
+
+def logits_of(lm: LanguageModel, prompt: PicturePrompt, description: Sequence[int]) -> tuple[list[int], Tensor]:
+    """The ids of one picture with its description, and the model's own logits in float64."""
+    ids = [*prompt.ids, *description]
+    more = {name: torch.nn.functional.pad(v, (0, len(description))) for name, v in prompt.along.items()}
+    model: Any = lm.model
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids]), **prompt.numbers, **more).logits[0]
+    return ids, logits.double()
+
+
+def plainly(logits: Tensor, ids: Sequence[int], places: Sequence[int], token: int) -> dict[str, Tensor]:
+    """The statistics of the tokens at these places, in float64."""
+    log_p = torch.log_softmax(logits[[place - 1 for place in places]], 1)
+    p = log_p.exp()
+    best = log_p.argmax(1).tolist()
+    y = torch.tensor([best[row] if ids[place] == token else ids[place] for row, place in enumerate(places)])
+    log_y = log_p.gather(1, y[:, None])[:, 0]
+    mean = (p * log_p).sum(1)
+    others = p.clone().scatter_(1, y[:, None], 0.0)
+    return {
+        "log_prob": log_y,
+        "mean": mean,
+        "variance": (p * log_p**2).sum(1) - mean**2,
+        "m_entropy": -(1 - log_y.exp()) * log_y - (others * torch.log1p(-others)).sum(1),
+        "renyi_0.5": 2 * p.sqrt().sum(1).log(),
+        "renyi_1": -mean,
+        "renyi_2": -(p * p).sum(1).log(),
+        "renyi_inf": -log_p.amax(1),
+    }
+
+
+def values_of(statistics: TokenStatistics, name: str) -> Tensor:
+    values = statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)
+    return values.double()
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_statistics_of_each_part_are_those_of_a_plain_loop(
+    lm: LanguageModel, prompts: list[PicturePrompt], descriptions: list[list[int]], size: int
+) -> None:
+    token = picture_token(lm.model.config)
+    assert token is not None
+    for first in range(0, len(prompts), size):
+        some, written = prompts[first : first + size], descriptions[first : first + size]
+        measured = forward_pictures(lm, some, written, WANTED)
+        for row, (prompt, description) in enumerate(zip(some, written, strict=True)):
+            ids, logits = logits_of(lm, prompt, description)
+            for part in PARTS:
+                places = positions_of(prompt, len(description), part, token)[1:]
+                assert measured[part].mask[row].sum() == len(places)
+                for name, expected in plainly(logits, ids, places, token).items() if places else ():
+                    got = values_of(measured[part], name)[row, : len(places)]
+                    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0, msg=f"{part} {name}")
+
+
+def test_parts_are_found_by_the_token_that_stands_for_a_picture(
+    lm: LanguageModel, prompts: list[PicturePrompt]
+) -> None:
+    token = picture_token(lm.model.config)
+    assert token is not None
+    for prompt in prompts:
+        image = positions_of(prompt, 3, "image", token)
+        instruction = positions_of(prompt, 3, "instruction", token)
+        assert {prompt.ids[place] for place in image} == {token}
+        assert token not in [prompt.ids[place] for place in instruction]
+        assert INSTRUCTION in lm.tokenizer.decode([prompt.ids[place] for place in instruction])
+        assert positions_of(prompt, 3, "description", token) == list(range(len(prompt.ids), len(prompt.ids) + 3))
+
+
+def test_tiles_of_a_picture_are_no_single_run_of_tokens(tmp_path: Path) -> None:
+    lm = saved(save_idefics3)(tmp_path / "model")
+    token = picture_token(lm.model.config)
+    assert token is not None
+    image = positions_of(picture_prompt(lm, random_pictures([(64, 64)])[0]), 1, "image", token)
+    assert len(image) == 20
+    assert image != list(range(image[0], image[0] + 20))
+
+
+def test_a_description_is_what_the_model_itself_writes_whatever_shares_its_batch(
+    lm: LanguageModel, prompts: list[PicturePrompt]
+) -> None:
+    together = describe(lm, prompts, 6)
+    assert together == [describe(lm, [prompt], 6)[0] for prompt in prompts]
+    for prompt, description in zip(prompts, together, strict=True):
+        ids, logits = logits_of(lm, prompt, description)
+        best = logits.argmax(1).tolist()[len(prompt.ids) - 1 : len(ids) - 1]
+        assert description == best
+        assert len(description) <= 6
+
+
+def test_a_batch_too_large_for_memory_is_measured_in_halves(
+    lm: LanguageModel, prompts: list[PicturePrompt], descriptions: list[list[int]]
+) -> None:
+    wanted = {"description": frozenset({"log_prob"})}
+    sizes = PassSizes(failed=[(3, 1)])
+    halves = pictures_in_parts(lm, prompts, descriptions, wanted, sizes)["description"]
+    whole = forward_pictures(lm, prompts, descriptions, wanted)["description"]
+    torch.testing.assert_close(halves.log_prob, whole.log_prob, atol=1e-5, rtol=0)
+    assert torch.equal(halves.mask, whole.mask)
+
+
+def test_a_model_of_texts_alone_reads_no_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"reads texts alone, and the documents are pictures: LlamaForCausalLM"):
+        open_picture_model(ModelConfig(path=str(tiny_model_folder)))
+    with pytest.raises(UserError, match="reads texts alone"):
+        check_model(ModelConfig(path=str(tiny_model_folder)), "pictures")
+
+
+def test_a_model_of_pictures_says_so_where_no_picture_is_given(tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    with pytest.raises(UserError, match=r"it reads pictures with text, and no corpus\.\*\.image is given"):
+        open_model(ModelConfig(path=str(tmp_path)))
+    facts = check_model(ModelConfig(path=str(tmp_path)), "pictures")
+    assert facts["architecture"] == "LlavaForConditionalGeneration"
+    assert facts["parameters"] == sum(
+        p.numel() for p in open_picture_model(ModelConfig(path=str(tmp_path))).model.parameters()
+    )
+
+
+def test_a_processor_without_a_token_for_pictures_is_refused(tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    (tmp_path / "processor_config.json").unlink()
+    with pytest.raises(UserError, match="processor"):
+        open_picture_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_the_processor_is_part_of_a_models_fingerprint(tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    before = fingerprint_model(ModelConfig(path=str(tmp_path)))
+    settings = tmp_path / "processor_config.json"
+    settings.write_text(settings.read_text().replace("0.48145466", "0.5"))
+    after = fingerprint_model(ModelConfig(path=str(tmp_path)))
+    assert (before["model"], before["tokenizer"] != after["tokenizer"]) == (after["model"], True)

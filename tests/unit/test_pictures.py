@@ -1,0 +1,194 @@
+"""Pictures of a corpus: what a row may hold, what goes to quarantine and why, and which two are one document."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from picture_models import encoded, random_pictures
+from PIL import Image
+
+from pipeline.config.audit import ResourcesConfig
+from pipeline.config.corpus import CorpusConfig, LimitsConfig
+from pipeline.config.yaml import build
+from pipeline.corpus.documents import Document, pictures_of, read_shard
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.corpus.shards import plan_shards
+from pipeline.errors import UserError
+
+PICTURES = random_pictures([(40, 30), (20, 50), (33, 33)])
+PNG = [encoded(picture) for picture in PICTURES]
+
+
+def written(folder: Path, values: list[Any], kind: pa.DataType | None = None, **columns: list[Any]) -> str:
+    """A Parquet file whose column `image` holds these values."""
+    path = folder / "pictures.parquet"
+    pq.write_table(pa.table({"image": pa.array(values, kind), **columns}), path)
+    return str(path)
+
+
+def documents(path: str, limits: LimitsConfig | None = None, **source: Any) -> list[Document]:
+    """All documents of a corpus of one file."""
+    limits = limits or LimitsConfig()
+    corpus = CorpusConfig.model_validate({"audit": {"path": path, "image": "image", **source}})
+    inputs = find_inputs(corpus, limits)
+    shards = plan_shards(corpus, inputs, ResourcesConfig(), limits=limits)
+    return [document for shard in shards for document in read_shard(shard)]
+
+
+def test_records_of_bytes_and_path_are_read_as_hugging_face_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "beside.png").write_bytes(PNG[1])
+    path = written(tmp_path, [{"bytes": PNG[0], "path": "a.png"}, {"bytes": None, "path": "beside.png"}])
+    assert [d.picture for d in documents(path)] == PNG[:2]
+    assert [d.problem for d in documents(path)] == [None, None]
+
+
+def test_bytes_and_captions_are_read(tmp_path: Path) -> None:
+    path = written(tmp_path, PNG, pa.binary(), said=["a dog", "a cat", "  "], id=["x", "y", "z"])
+    first, second, third = documents(path, caption="said", id="id")
+    assert (first.doc_id, first.text, first.picture) == ("x", "a dog", PNG[0])
+    assert (second.text, second.problem) == ("a cat", None)
+    assert third.problem is not None
+    assert third.problem[0] == "empty"
+    assert [d.text for d in documents(path)] == ["", "", ""]
+
+
+def test_paths_lie_beside_the_file_that_names_them(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "more").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(PNG[0])
+    (folder / "more" / "one.png").write_bytes(PNG[1])
+    os.symlink(tmp_path / "secret.png", folder / "link.png")
+    names = [
+        "more/one.png",
+        "../secret.png",
+        "link.png",
+        str(tmp_path / "secret.png"),
+        "https://host/x.png",
+        "none.png",
+    ]
+    lines = "".join(f'{{"image": "{name}"}}\n' for name in names)
+    (folder / "list.jsonl").write_text(lines)
+    good, *bad = documents(str(folder / "list.jsonl"))
+    assert good.picture == PNG[1]
+    assert {d.problem[0] for d in bad if d.problem} == {"not_picture"}
+    messages = [d.problem[1] for d in bad if d.problem]
+    assert "leads out of the folder" in messages[0]
+    assert "leads out of the folder" in messages[1]
+    assert "no path beside the file" in messages[2]
+    assert "no path beside the file" in messages[3]
+    assert "No such file" in messages[4]
+    (folder / "list.csv").write_text("image\nmore/one.png\n")
+    assert documents(str(folder / "list.csv"))[0].picture == PNG[1]
+
+
+def bad_pictures() -> dict[str, tuple[Any, str]]:
+    """Of each kind of bad picture its value and the reason of its quarantine."""
+    frames = [picture.resize((20, 20)) for picture in PICTURES]
+    animated = io.BytesIO()
+    frames[0].save(animated, "GIF", save_all=True, append_images=frames[1:])
+    bomb = encoded(Image.new("1", (12_000, 12_000)))
+    assert len(bomb) < 60_000
+    return {
+        "none": (None, "not_picture"),
+        "no bytes": (b"", "empty"),
+        "text": (b"this is no picture at all", "undecodable"),
+        "script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "undecodable"),
+        "animated": (animated.getvalue(), "animated"),
+        "bomb": (bomb, "too_large"),
+        "heavy": (b"x" * 70_000, "too_large"),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_pictures())
+def test_a_bad_picture_goes_to_quarantine_with_its_reason(kind: str, tmp_path: Path) -> None:
+    value, reason = bad_pictures()[kind]
+    path = written(tmp_path, [value, PNG[0]], pa.binary())
+    bad, good = documents(path, LimitsConfig.model_validate({"document_bytes": 60_000}))
+    assert bad.problem is not None
+    assert bad.problem[0] == reason
+    assert bad.picture is None
+    assert good.problem is None
+
+
+def test_a_picture_that_ends_too_early_is_found_when_it_is_decoded(tmp_path: Path) -> None:
+    whole = encoded(PICTURES[0].resize((200, 200)), "JPEG")
+    (document,) = documents(written(tmp_path, [whole[: len(whole) // 2]], pa.binary()))
+    assert document.picture is not None
+    with pytest.raises(ValueError, match="not a whole picture"):
+        open_picture(document.picture)
+
+
+def test_pictures_are_upright_and_of_three_colours() -> None:
+    turned = Image.new("L", (10, 20))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # held on its side
+    picture = open_picture(encoded(turned, "JPEG", exif=exif))
+    assert (picture.size, picture.mode) == ((20, 10), "RGB")
+
+
+def test_a_missing_column_is_named_with_its_neighbours(tmp_path: Path) -> None:
+    path = written(tmp_path, PNG, pa.binary())
+    with pytest.raises(UserError, match=r"no column 'imge' in .*; did you mean 'image'"):
+        documents(path, image="imge")
+    with pytest.raises(UserError, match=r"column 'number' in .* holds int64: a picture is bytes"):
+        documents(written(tmp_path, PNG, pa.binary(), number=[1, 2, 3]), image="number")
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UserError, match=r"\.txt files hold no pictures"):
+        documents(str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ({"audit": {"path": "a", "caption": "c"}}, "caption goes with image"),
+        ({"audit": {"path": "a", "text": "t", "image": "i"}}, "text and image"),
+        ({"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}}, r"no image is given for corpus\.unseen"),
+    ],
+)
+def test_a_corpus_is_of_texts_or_of_pictures(corpus: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(CorpusConfig, corpus)
+
+
+def test_the_same_pixels_are_one_document_whatever_file_they_were_in() -> None:
+    picture = PICTURES[0]
+    key = picture_key(open_picture(encoded(picture, "PNG")))
+    assert picture_key(open_picture(encoded(picture, "BMP"))) == key
+    assert picture_key(open_picture(encoded(picture, "WEBP", lossless=True))) == key
+    assert picture_key(open_picture(encoded(picture.transpose(Image.Transpose.ROTATE_90)))) != key
+
+
+def natural(seed: int) -> Image.Image:
+    """A smooth picture with shapes in it, as photographs have."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    return coarse.resize((160, 120), Image.Resampling.BICUBIC)
+
+
+def test_near_copies_are_told_from_other_pictures() -> None:
+    originals = [natural(seed) for seed in range(40)]
+    recompressed = [open_picture(encoded(picture, "JPEG", quality=40)) for picture in originals]
+    resized = [picture.resize((80, 60)) for picture in originals]
+    sketches = np.array([list(s) for s in picture_sketches([*originals, *recompressed, *resized])], dtype=np.uint8)
+    assert sketches.shape == (120, 128)
+    family = near_families(sketches, 0.8)
+    for first in range(40):
+        members = set(np.flatnonzero(family == family[first]).tolist())
+        assert members <= {first, first + 40, first + 80}
+    assert np.unique(family).size <= 48  # of 80 copies nine in ten are known as such
+
+
+def test_single_pictures_are_read_again(tmp_path: Path) -> None:
+    path = written(tmp_path, [*PNG, b"bad"], pa.binary())
+    corpus = CorpusConfig.model_validate({"audit": {"path": path, "image": "image"}})
+    shards = plan_shards(corpus, find_inputs(corpus), ResourcesConfig())
+    assert dict(pair for shard in shards for pair in pictures_of(shard, {1, 3})) == {1: PNG[1]}
