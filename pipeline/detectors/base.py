@@ -43,6 +43,8 @@ class Pass:
     draw: int = 0  # 0: the document; i: its i-th paraphrase
     adapter: str = ""  # "": the target as it is; otherwise the name of the adapter that is switched on over it
     continued: Continued | None = None  # of a generate pass, whose statistics are numbers of draws
+    part: str = ""  # of a picture with its description, one of `passes.pictures.PARTS`; "": a text
+    caption: Literal["", "given", "generated"] = ""  # whose words the description is
 
 
 FORWARD = Pass("forward")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import zlib as compression
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.detectors.arguments import Share
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, WrittenNeeds, detector
+from pipeline.detectors.arguments import Count, Share
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, WrittenNeeds, detector
 from pipeline.passes.statistics import RENYI_ORDERS
 
 if TYPE_CHECKING:
@@ -22,6 +22,27 @@ if TYPE_CHECKING:
 TINY = 1e-12
 LIKELIHOOD = {FORWARD: ["log_prob"]}
 
+Caption = Literal["generated", "given"]
+"""Whose words describe a picture: the model's own, or the corpus's."""
+
+Part = Literal["image", "instruction", "description", "instruction_description"]
+WordsPart = Literal["instruction", "description", "instruction_description"]
+"""Of a picture with its description: what a detector reads; of words alone where it reads the token that came."""
+
+
+def forward_of(part: str | None, caption: Caption) -> Pass:
+    """The forward pass over a text, or over a picture with its description, of which a part is read."""
+    return FORWARD if part is None else Pass("forward", part=part, caption=caption)
+
+
+def _order(value: Any, orders: tuple[str, ...]) -> str:
+    name = value.strip().lower().replace(".inf", "inf") if isinstance(value, str) else value
+    if not isinstance(value, bool):
+        for order in orders:
+            if name == order or (isinstance(value, (int, float)) and value == float(order)):
+                return order
+    raise ValueError(f"must be one of {', '.join(orders)}")
+
 
 def renyi_order(value: Any) -> str:
     """A Renyi order as its name: 0.5, 1, 2 or inf, given as a number or a string.
@@ -29,12 +50,27 @@ def renyi_order(value: Any) -> str:
     Raises:
         ValueError: anything else.
     """
-    name = value.strip().lower().replace(".inf", "inf") if isinstance(value, str) else value
-    if not isinstance(value, bool):
-        for order in RENYI_ORDERS:
-            if name == order or (isinstance(value, (int, float)) and value == float(order)):
-                return order
-    raise ValueError(f"must be one of {', '.join(RENYI_ORDERS)}")
+    return _order(value, RENYI_ORDERS)
+
+
+def modified_order(value: Any) -> str:
+    """An order of a modified Renyi entropy as its name: 0.5, 1 or 2, given as a number or a string.
+
+    Raises:
+        ValueError: anything else.
+    """
+    return _order(value, ("0.5", "1", "2"))
+
+
+def share_or_one(value: Any) -> float:
+    """A share from 0 to 1, of which 0 stands for a single value.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError("must be a number in [0, 1], of which 0 is the single largest")
+    return float(value)
 
 
 def mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
@@ -69,10 +105,18 @@ def standardised(statistics: TokenStatistics) -> Tensor:
     return (statistics.log_prob - statistics.mean) / statistics.variance.clamp_min(TINY).sqrt()
 
 
-@detector(needs=LIKELIHOOD)
-def loss(evidence: Evidence) -> Tensor:
+def _log_prob_needs(part: str | None, caption: Caption) -> WrittenNeeds:
+    return {forward_of(part, caption): ["log_prob"]}
+
+
+def _moment_needs(part: str | None, caption: Caption) -> WrittenNeeds:
+    return {forward_of(part, caption): ["log_prob", "mean", "variance"]}
+
+
+@detector(needs=_log_prob_needs)
+def loss(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
     """Mean token log-probability, <= 0: minus the cross-entropy (Yeom et al. 2018)."""
-    t = evidence[FORWARD]
+    t = evidence[forward_of(part, caption)]
     return mean_of_all(t.log_prob, t.mask)
 
 
@@ -98,34 +142,107 @@ def reference(evidence: Evidence) -> Tensor:
     return loss(evidence) - mean_of_all(other.log_prob, other.mask)
 
 
-@detector(needs=LIKELIHOOD)
-def min_k(evidence: Evidence, k: Share = 0.2) -> Tensor:
+@detector(needs=_log_prob_needs)
+def min_k(evidence: Evidence, k: Share = 0.2, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
     """Mean of the lowest k share of token log-probabilities, <= 0 (Shi et al. 2024, eq. 1)."""
-    t = evidence[FORWARD]
+    t = evidence[forward_of(part, caption)]
     return mean_of_lowest(t.log_prob, t.mask, k)
 
 
-@detector(needs={FORWARD: ["log_prob", "mean", "variance"]}, signed=True)
-def min_k_plus_plus(evidence: Evidence, k: Share = 0.2) -> Tensor:
+@detector(needs=_moment_needs, signed=True)
+def min_k_plus_plus(
+    evidence: Evidence, k: Share = 0.2, part: WordsPart | None = None, caption: Caption = "generated"
+) -> Tensor:
     """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4)."""
-    t = evidence[FORWARD]
+    t = evidence[forward_of(part, caption)]
     return mean_of_lowest(standardised(t), t.mask, k)
 
 
-@detector(needs={FORWARD: ["m_entropy"]})
-def m_entropy(evidence: Evidence) -> Tensor:
+def _gap_needs(part: str | None, caption: Caption) -> WrittenNeeds:
+    return {forward_of(part, caption): ["log_prob", "mean", "variance", "renyi_inf"]}
+
+
+@detector(needs=_gap_needs)
+def gap_k(
+    evidence: Evidence,
+    k: Share = 0.2,
+    window: Count = 3,
+    part: WordsPart | None = None,
+    caption: Caption = "generated",
+) -> Tensor:
+    """Mean of the lowest k share of moving averages of the token's gap to the likeliest one, <= 0 (arXiv 2601.19936).
+
+    The gap is (ln p of the token - ln p of the likeliest) in standard deviations of ln p over the vocabulary. A text
+    with fewer tokens than the window is read without one.
+    """
+    t = evidence[forward_of(part, caption)]
+    assert t.variance is not None
+    gap = (t.log_prob + t.renyi["inf"]) / t.variance.clamp_min(TINY).sqrt()
+    values, mask = moving_average(gap, t.mask, window)
+    return mean_of_lowest(values, mask, k)
+
+
+def moving_average(values: Tensor, mask: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Means of so many neighbours in each row, (documents, tokens) float64, and where there are some.
+
+    Args:
+        values: (documents, tokens).
+        mask: bool, True from the first token of each row to its last.
+        window: neighbours in a mean; a row with fewer values keeps them as they are.
+    """
+    import torch
+
+    values = values.double().where(mask, 0.0)
+    if window == 1 or mask.shape[1] < window:
+        return values, mask
+    sums = torch.nn.functional.pad(values.cumsum(1), (1, 0))
+    means = torch.nn.functional.pad((sums[:, window:] - sums[:, :-window]) / window, (0, window - 1))
+    whole = torch.nn.functional.pad(mask[:, window - 1 :], (0, window - 1))
+    short = (mask.sum(1) < window)[:, None]
+    return means.where(~short, values), torch.where(short, mask, whole)
+
+
+def _entropy_needs(part: str | None, caption: Caption) -> WrittenNeeds:
+    return {forward_of(part, caption): ["m_entropy"]}
+
+
+@detector(needs=_entropy_needs)
+def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "generated") -> Tensor:
     """Minus the mean modified prediction entropy, <= 0 (Song & Mittal 2021, eq. 8; the sign is ours)."""
-    t = evidence[FORWARD]
+    t = evidence[forward_of(part, caption)]
     assert t.m_entropy is not None
     return -mean_of_all(t.m_entropy, t.mask)
 
 
-def _renyi_needs(order: str) -> WrittenNeeds:
-    return {FORWARD: [f"renyi_{order}"]}
+def _mod_renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds:
+    return {forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]}
 
 
-@detector(needs=_renyi_needs, checks={"order": renyi_order})
-def renyi(evidence: Evidence, order: str = "1", k: Share = 0.2) -> Tensor:
-    """Minus the mean of the largest k share of Renyi entropies, <= 0 (MaxRenyi-K%, Li et al. 2024; sign ours)."""
-    t = evidence[FORWARD]
+@detector(needs=_mod_renyi_needs, checks={"order": modified_order})
+def mod_renyi(
+    evidence: Evidence, order: str = "0.5", part: Part | None = None, caption: Caption = "generated"
+) -> Tensor:
+    """Minus the mean modified Renyi entropy, <= 0, which knows the token that came (Li et al. 2024; sign ours).
+
+    Of order 1 it is `m_entropy`.
+    """
+    t = evidence[forward_of(part, caption)]
+    values = t.m_entropy if order == "1" else t.mod_renyi[order]
+    assert values is not None
+    return -mean_of_all(values, t.mask)
+
+
+def _renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds:
+    return {forward_of(part, caption): [f"renyi_{order}"]}
+
+
+@detector(needs=_renyi_needs, checks={"order": renyi_order, "k": share_or_one})
+def renyi(
+    evidence: Evidence, order: str = "1", k: float = 0.2, part: Part | None = None, caption: Caption = "generated"
+) -> Tensor:
+    """Minus the mean of the largest k share of Renyi entropies, <= 0 (MaxRenyi-K%, Li et al. 2024; sign ours).
+
+    With k = 0 it is the single largest.
+    """
+    t = evidence[forward_of(part, caption)]
     return mean_of_lowest(-t.renyi[order], t.mask, k)

@@ -18,7 +18,7 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.tail import Tail, agree, stated_tail
 from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.products import multiplies_into_float32
-from pipeline.passes.statistics import RENYI_ORDERS, STATISTICS
+from pipeline.passes.statistics import KERNEL_STATISTICS, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
 from pipeline.passes.sweep_kernel import proven_kernel
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
@@ -43,6 +43,7 @@ class TokenStatistics:
     variance: Tensor | None = None  # of the same, >= 0
     m_entropy: Tensor | None = None  # -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), >= 0 (Song & Mittal 2021)
     renyi: dict[str, Tensor] = field(default_factory=dict)  # entropy by order, >= 0
+    mod_renyi: dict[str, Tensor] = field(default_factory=dict)  # modified entropy by order, >= 0 (Li et al. 2024)
 
     def per_document(self, values: Sequence[float]) -> Tensor:
         """One number a document that the CPU knows, (documents,) float64, where the statistics are."""
@@ -113,6 +114,7 @@ def statistics_at(
 
     moments = {name: table(name) for name in ("mean", "variance", "m_entropy") if name in statistics}
     renyi = {order: table(f"renyi_{order}") for order in RENYI_ORDERS if f"renyi_{order}" in statistics}
+    modified = [order for order in MODIFIED_ORDERS if f"mod_renyi_{order}" in statistics]
     return TokenStatistics(
         log_prob=table("log_prob"),
         mask=mask,
@@ -120,6 +122,7 @@ def statistics_at(
         variance=moments.get("variance"),
         m_entropy=moments.get("m_entropy"),
         renyi=renyi,
+        mod_renyi={order: table(f"mod_renyi_{order}") for order in modified},
     )
 
 
@@ -282,7 +285,8 @@ def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[
     results["log_prob"] = log_prob = log_p.gather(1, targets[:, None]).squeeze(1)
     if not statistics - {"log_prob"}:
         return results
-    best = log_p.argmax(1, keepdim=True) if "m_entropy" in statistics else None
+    modified = statistics - KERNEL_STATISTICS
+    best = log_p.argmax(1, keepdim=True) if modified or "m_entropy" in statistics else None
     log_p.clamp_min_(FLOOR)
     p = torch.exp(log_p, out=logits)
     if "renyi_inf" in statistics:
@@ -298,9 +302,31 @@ def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[
         results["renyi_0.5"] = (2 * torch.sqrt(p, out=log_p).sum(1).log()).clamp_min_(0)
     if "renyi_2" in statistics:
         results["renyi_2"] = (-torch.mul(p, p, out=log_p).sum(1).log()).clamp_min_(0)
-    if best is not None:
+    for name in modified:
+        assert best is not None
+        results[name] = _mod_renyi(p, log_prob, best, targets, abs(1 - float(name.removeprefix("mod_renyi_"))))
+    if "m_entropy" in statistics:
+        assert best is not None
         results["m_entropy"] = _m_entropy(p, log_p, log_prob, best, targets)
     return results
+
+
+def _mod_renyi(p: Tensor, log_prob: Tensor, best: Tensor, targets: Tensor, q: float) -> Tensor:
+    """-((1-p_y)(p_y^q - 1) + sum over j != y of p_j ((1-p_j)^q - 1)) / q, each (rows,); q = |1 - order|.
+
+    The likeliest token is kept apart, as in `_m_entropy`.
+    """
+    p_best = p.gather(1, best).squeeze(1)
+    rest = p.scatter(1, best, 0.0)
+    others = rest.sum(1)
+    rest_target = rest.gather(1, targets[:, None]).squeeze(1)
+    terms = torch.log1p(-rest).mul_(q).expm1_().mul_(rest).sum(1)
+    of_best = p_best * (others.pow(q) - 1)
+    of_target = rest_target * torch.expm1(q * torch.log1p(-rest_target))
+    is_best = best.squeeze(1) == targets
+    wrong = torch.where(is_best, terms, terms - of_target + of_best)
+    right = torch.where(is_best, others, 1 - rest_target) * torch.expm1(q * log_prob)
+    return -(right + wrong) / q
 
 
 def _m_entropy(p: Tensor, scratch: Tensor, log_prob: Tensor, best: Tensor, targets: Tensor) -> Tensor:

@@ -3,5 +3,20 @@
 from __future__ import annotations
 
 RENYI_ORDERS = ("0.5", "1", "2", "inf")
-STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy", *(f"renyi_{order}" for order in RENYI_ORDERS)})
+MODIFIED_ORDERS = ("0.5", "2")
+"""Of modified Renyi entropies; that of order 1 is `m_entropy`."""
+
+STATISTICS = frozenset(
+    {
+        "log_prob",
+        "mean",
+        "variance",
+        "m_entropy",
+        *(f"renyi_{order}" for order in RENYI_ORDERS),
+        *(f"mod_renyi_{order}" for order in MODIFIED_ORDERS),
+    }
+)
 """Of a forward pass: the fields of `forward.TokenStatistics`, and its Renyi entropies by order."""
+
+KERNEL_STATISTICS = frozenset(name for name in STATISTICS if not name.startswith("mod_renyi_"))
+"""Those that the kernel of a GPU computes; with others beside them, PyTorch computes all."""

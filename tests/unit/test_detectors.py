@@ -10,10 +10,11 @@ import zlib
 import pytest
 import torch
 
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
+from pipeline.passes.statistics import MODIFIED_ORDERS
 
 COUNTS = (12, 1, 7)
 TEXTS = ["A text of some length, of some length.", "é", "the third"]
@@ -27,7 +28,8 @@ def statistics(seed: int) -> TokenStatistics:
         return torch.rand(shape, generator=generator) * 9 + 0.1
 
     mask = torch.arange(shape[1]) < torch.tensor(COUNTS)[:, None]
-    return TokenStatistics(-draw(), mask, -draw(), draw(), draw(), {order: draw() for order in RENYI_ORDERS})
+    renyi, modified = ({order: draw() for order in orders} for orders in (RENYI_ORDERS, MODIFIED_ORDERS))
+    return TokenStatistics(-draw(), mask, -draw(), draw(), draw(), renyi, modified)
 
 
 @pytest.fixture
@@ -64,6 +66,7 @@ def test_likelihood_detectors_are_their_formulas(evidence):
         "reference": [mean(a) - mean(b) for a, b in zip(own, other, strict=True)],
         "min_k": [lowest(row, 0.2) for row in own],
         "m_entropy": [-mean(row) for row in rows(evidence[FORWARD].m_entropy)],
+        "mod_renyi": [-mean(row) for row in rows(evidence[FORWARD].mod_renyi["0.5"])],
         "renyi": [lowest([-value for value in row], 0.2) for row in rows(evidence[FORWARD].renyi["1"])],
     }
     for name, values in expected.items():
@@ -82,13 +85,47 @@ def test_shares_take_at_least_one_token_and_round_down(evidence, k):
     assert score({"min_k_plus_plus": {"k": k}}, evidence) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_share_of_zero_is_the_single_largest_entropy(evidence):
+    expected = [-max(row) for row in rows(evidence[FORWARD].renyi["2"])]
+    assert score({"renyi": {"order": 2, "k": 0}}, evidence) == pytest.approx(expected)
+
+
+def test_modified_entropies_of_order_1_are_m_entropy(evidence):
+    assert score({"mod_renyi": {"order": 1}}, evidence) == score("m_entropy", evidence)
+    expected = [-mean(row) for row in rows(evidence[FORWARD].mod_renyi["2"])]
+    assert score({"mod_renyi": {"order": "2"}}, evidence) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+def test_gaps_to_the_likeliest_token_are_averaged_over_neighbours(evidence, window):
+    t = evidence[FORWARD]
+    expected = []
+    for row in rows((t.log_prob + t.renyi["inf"]) / t.variance.sqrt()):
+        moving = [mean(row[at : at + window]) for at in range(len(row) - window + 1)]
+        expected.append(lowest(moving or row, 0.3))
+    assert score({"gap_k": {"k": 0.3, "window": window}}, evidence) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_part_of_a_picture_is_read_from_a_pass_of_its_own():
+    (detector,) = parse_detectors([{"renyi": {"part": "image", "caption": "given", "order": 2}}])
+    assert detector.column == "renyi(order=2, part=image, caption=given)"
+    assert detector.needs == {Pass("forward", part="image", caption="given"): frozenset({"renyi_2"})}
+    for name in ("loss", "min_k", "min_k_plus_plus", "gap_k"):
+        with pytest.raises(UserError, match="part"):
+            parse_detectors([{name: {"part": "image"}}])
+        (detector,) = parse_detectors([{name: {"part": "description"}}])
+        assert [(needed.part, needed.caption) for needed in detector.needs] == [("description", "generated")]
+
+
 def test_a_variance_of_zero_is_clamped():
     zero = torch.zeros(1, 1)
     t = TokenStatistics(zero - 1e-6, torch.ones(1, 1, dtype=torch.bool), zero, zero)
     assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
 
 
-@pytest.mark.parametrize("name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "renyi"])
+@pytest.mark.parametrize(
+    "name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
+)
 def test_nan_gives_nan_in_its_document_alone(evidence, name):
     broken = {}
     for needed in (FORWARD, LOWERCASE, REFERENCE):
@@ -127,7 +164,7 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
     [
         (["min_kk"], "unknown detector 'min_kk'; did you mean 'min_k'"),
         ([{"min_k": {"kk": 0.1}}], "detector min_k has no argument 'kk'; did you mean 'k'"),
-        ([{"loss": {"k": 0.1}}], "detector loss has no argument 'k'; it takes none"),
+        ([{"zlib": {"k": 0.1}}], "detector zlib has no argument 'k'; it takes none"),
         ([{"min_k": {"k": 0}}], r"min_k: k must be a number in \(0, 1\], got 0"),
         ([{"min_k": {"k": [0.1, 1.5]}}], "got 1.5"),
         ([{"min_k": {"k": "a"}}], "got 'a'"),

@@ -25,6 +25,7 @@ from transformers import (
 from pipeline.models.load import LanguageModel
 from pipeline.passes import forward as module
 from pipeline.passes.forward import STATISTICS, forward
+from pipeline.passes.statistics import MODIFIED_ORDERS
 
 MAKERS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
@@ -67,10 +68,18 @@ def brute_force(lm: LanguageModel, ids: list[int]) -> dict[str, torch.Tensor]:
         "renyi_1": -mean,
         "renyi_2": -p.square().sum(1).log(),
         "renyi_inf": -log_p.amax(1),
+        **{f"mod_renyi_{order}": modified(p, p_own, is_own, abs(1 - float(order))) for order in MODIFIED_ORDERS},
     }
 
 
+def modified(p: torch.Tensor, p_own: torch.Tensor, is_own: torch.Tensor, q: float) -> torch.Tensor:
+    others = (p * (1 - p) ** q - p).masked_fill(is_own, 0).sum(1)
+    return -((1 - p_own) * p_own**q - (1 - p_own) + others) / q
+
+
 def found_of(statistics, name: str) -> torch.Tensor:
+    if name.startswith("mod_renyi_"):
+        return statistics.mod_renyi[name.removeprefix("mod_renyi_")]
     return statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)
 
 
