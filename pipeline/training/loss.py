@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,18 +33,31 @@ def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, 
     for row, document in enumerate(documents):
         ids[row, : len(document)] = torch.tensor(document)
         mask[row, : len(document)] = 1
-    ids, mask = ids.to(model.device), mask.to(model.device)
-    predicted = mask[:, 1:].bool()
-    targets = ids[:, 1:][predicted]
-    return _mean_loss(model, ids, mask, predicted, targets), len(targets)
+    return loss_of_tokens(model, {"input_ids": ids, "attention_mask": mask}, mask[:, 1:].bool())
 
 
-def _mean_loss(model: Any, ids: Tensor, mask: Tensor, predicted: Tensor, targets: Tensor) -> Tensor:
+def loss_of_tokens(model: Any, batch: Mapping[str, Tensor], predicted: Tensor) -> tuple[Tensor, int]:
+    """Mean cross-entropy over some tokens of a batch (float32 scalar, nats), and the number of these tokens.
+
+    Args:
+        model: or what it is within.
+        batch: what it is called with, by name, on any device: input_ids and attention_mask (documents, tokens), and
+            what else it reads, such as pictures.
+        predicted: bool, (documents, tokens - 1): True at a place before a token whose loss counts.
+    """
+    batch = {name: value.to(model.device) for name, value in batch.items()}
+    predicted = predicted.to(model.device)
+    targets = batch["input_ids"][:, 1:][predicted]
+    return _mean_loss(model, batch, predicted, targets), len(targets)
+
+
+def _mean_loss(model: Any, batch: Mapping[str, Tensor], predicted: Tensor, targets: Tensor) -> Tensor:
+    ids = batch["input_ids"]
     causal = causal_model(model)
     limit = PIECE_ELEMENTS.get(ids.device.type, PIECE_ELEMENTS["cuda"])
     vocabulary = causal.config.get_text_config().vocab_size
     if ids.numel() * vocabulary > limit and may_have_head(causal):
-        hidden, last = hidden_states(model, ids, mask)
+        hidden, last = hidden_states(model, batch)
         tail = _proven_tail(causal, hidden, last)
         if tail is not None:
             rows = hidden[:, :-1][predicted.to(hidden.device)]
@@ -53,7 +66,7 @@ def _mean_loss(model: Any, ids: Tensor, mask: Tensor, predicted: Tensor, targets
             total: Tensor = _InPieces.apply(rows, targets.to(rows.device), tail, pieces, *weights)
             return total / len(targets)
     with attention(ids.device, ids.shape[1]):
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+        logits = model(**batch, use_cache=False).logits[:, :-1]
     return cross_entropy(logits[predicted.to(logits.device)].float(), targets.to(logits.device))
 
 
@@ -63,13 +76,13 @@ def causal_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def hidden_states(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Run a model that `may_have_head` up to its head.
 
     Args:
         model: or what it is within.
-        ids: (documents, tokens).
-        mask: 1 where there is a token, of the same shape.
+        batch: what it is called with, by name: input_ids and attention_mask (documents, tokens), and what else it
+            reads.
 
     Returns:
         The hidden states that its head reads, (documents, tokens, hidden), and the model's logits of the last column,
@@ -77,9 +90,10 @@ def hidden_states(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
     """
     outputs: list[Any] = []
     handle = causal_model(model).base_model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    ids = batch["input_ids"]
     try:
         with attention(ids.device, ids.shape[1]):
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits
+            logits = model(**batch, use_cache=False, logits_to_keep=1).logits
     finally:
         handle.remove()
     return outputs[-1].last_hidden_state, logits

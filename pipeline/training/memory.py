@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ PROBES = (16, 48)
 """Tokens of the two texts that tell what a token more keeps."""
 
 
+Item = TypeVar("Item", bound=Sized)
+"""What a model is trained on: token ids, or a picture with some; its length is that of them all."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassSize:
     """How a step is taken apart."""
@@ -39,7 +43,11 @@ class PassSize:
     recomputes: bool  # whether activations within a layer are computed again for the gradients
 
 
-def pass_size(model: Any, documents: Sequence[Sequence[int]], config: FinetuneConfig) -> PassSize:
+Loss = Callable[[Any, Sequence[Any]], tuple[Tensor, int]]
+"""Mean cross-entropy of a model over the predicted tokens of some documents, and the number of these tokens."""
+
+
+def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, loss: Loss | None = None) -> PassSize:
     """The size of a training's passes.
 
     It follows from the settings, the kind of device, the model and the longest document: the same job gives the same
@@ -47,8 +55,9 @@ def pass_size(model: Any, documents: Sequence[Sequence[int]], config: FinetuneCo
 
     Args:
         model: with what is trained of it, on its device.
-        documents: token ids.
+        documents: token ids, or pictures with some.
         config: how it is trained.
+        loss: of pictures, of which a token keeps what the longest one says; None for texts.
 
     Raises:
         UserError: `recompute` for a model whose layers cannot be.
@@ -57,13 +66,19 @@ def pass_size(model: Any, documents: Sequence[Sequence[int]], config: FinetuneCo
         raise UserError(f"recompute: {type(causal_model(model)).__name__} has no layers that torch can compute again")
     if model.device.type == "cpu":
         return PassSize(config.pass_tokens or CPU_PASS_TOKENS, bool(config.recompute))
-    longest = max(map(len, documents))
+    longest = max(documents, key=len)
+
+    def kept(again: bool) -> float:
+        if loss is None:
+            return bytes_of_token(model, config, again)
+        return _kept_bytes(model, config, again, lambda: loss(model, [longest])) / len(longest)
+
     recomputes = config.recompute
     if recomputes is None:
-        recomputes = bool(layers_of(model)) and longest * bytes_of_token(model, config, False) > PASS_BYTES
+        recomputes = bool(layers_of(model)) and len(longest) * kept(False) > PASS_BYTES
     if config.pass_tokens is not None:
         return PassSize(config.pass_tokens, recomputes)
-    fitting = int(PASS_BYTES // max(1.0, bytes_of_token(model, config, recomputes)))
+    fitting = int(PASS_BYTES // max(1.0, kept(recomputes)))
     return PassSize(max(1, min(MOST_PASS_TOKENS, fitting)), recomputes)
 
 
@@ -75,12 +90,20 @@ def bytes_of_token(model: Any, config: FinetuneConfig, recomputes: bool) -> floa
         config: how it is trained.
         recomputes: whether activations within a layer are computed again.
     """
-    short, long = (_kept_bytes(model, config, recomputes, tokens) for tokens in PROBES)
+    short, long = (_kept_bytes(model, config, recomputes, partial(_read_made_up, model, tokens)) for tokens in PROBES)
     return max(0, long - short) / (PROBES[1] - PROBES[0])
 
 
-def _kept_bytes(model: Any, config: FinetuneConfig, recomputes: bool, tokens: int) -> int:
-    """Bytes of all that a pass over one text keeps, but for weights."""
+def _read_made_up(model: Any, tokens: int) -> Any:
+    """What a model makes of a text of so many tokens."""
+    ids = torch.arange(tokens, device=model.device)[None] % embedding_rows(causal_model(model))
+    if may_have_head(causal_model(model)):
+        return hidden_states(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return batch_loss(model, [ids[0].tolist()])  # its logits are kept too
+
+
+def _kept_bytes(model: Any, config: FinetuneConfig, recomputes: bool, read: Callable[[], Any]) -> int:
+    """Bytes of all that a pass over one document keeps, but for weights."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     sizes: dict[int, int] = {}
 
@@ -90,14 +113,10 @@ def _kept_bytes(model: Any, config: FinetuneConfig, recomputes: bool, tokens: in
             sizes[storage.data_ptr()] = storage.nbytes()
         return kept
 
-    ids = torch.arange(tokens, device=model.device)[None] % embedding_rows(causal_model(model))
-    kept: list[Any] = []  # else another tensor could take the place of one that is counted
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with recomputed(model, recomputes), arithmetic(model, config), hooks:
-        if may_have_head(causal_model(model)):
-            kept += hidden_states(model, ids, torch.ones_like(ids))
-        else:  # its logits are kept too
-            kept.append(batch_loss(model, [ids[0].tolist()]))
+        outputs = read()  # kept, else another tensor could take the place of one that is counted
+    del outputs
     return sum(sizes.values())
 
 
@@ -143,9 +162,9 @@ def arithmetic(model: Any, config: FinetuneConfig) -> Any:
     return torch.autocast(model.device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
 
-def passes_of(documents: list[list[int]], most_tokens: int | None) -> Iterator[list[list[int]]]:
+def passes_of(documents: Sequence[Item], most_tokens: int | None) -> Iterator[list[Item]]:
     """Runs of documents, each of at most so many tokens with its padding, or of one document; None makes one run."""
-    some: list[list[int]] = []
+    some: list[Item] = []
     for document in documents:
         longest = max(len(other) for other in [*some, document])
         if some and most_tokens is not None and longest * (len(some) + 1) > most_tokens:
@@ -156,9 +175,7 @@ def passes_of(documents: list[list[int]], most_tokens: int | None) -> Iterator[l
 
 
 @contextmanager
-def explained(
-    config: FinetuneConfig, size: PassSize, documents: Sequence[Sequence[int]], alone: bool
-) -> Iterator[None]:
+def explained(config: FinetuneConfig, size: PassSize, documents: Sequence[Sized], alone: bool) -> Iterator[None]:
     """Say in one line what to set where the memory of a step ends, and when the device is lost.
 
     Args:

@@ -82,6 +82,8 @@ class Updates:
             group["lr"] = rate
         self._optimizer.step()
         if self._adalora is not None:
+            for weight in self.weights.values():  # a layer that the loss does not reach is worth no rank
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._adalora.update_and_allocate(step)
         self._optimizer.zero_grad(set_to_none=True)
 

@@ -34,7 +34,7 @@ from pipeline.store.space import whole
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.loss import batch_loss
-from pipeline.training.memory import PassSize, arithmetic, explained, pass_size, passes_of, recomputed
+from pipeline.training.memory import Loss, PassSize, arithmetic, explained, pass_size, passes_of, recomputed
 from pipeline.training.steps import ALONE, ProcessGroup, Updates
 from pipeline.training.zero import ZeroUpdates
 
@@ -72,10 +72,21 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """The arguments of one training."""
+class Lesson:
+    """How documents of one kind are learnt: texts, or pictures with captions."""
 
-    documents: list[list[int]]
+    loss: Loss
+    predicted: Callable[[Any], int]  # tokens of a document whose loss counts
+    files: Any  # what is written beside a whole model, and can `save_pretrained`
+    probe: Loss | None = None  # that says what a pass keeps, where made-up texts do not
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training: its arguments, checked."""
+
+    documents: Sequence[Any]
+    lesson: Lesson
     config: FinetuneConfig
     folder: Path
     checkpoint: TrainingCheckpoint
@@ -83,6 +94,10 @@ class _Work:
     zero: Mapping[str, Any] | None
     base: Mapping[str, str] | None
     on_step: Callable[[TrainingStep], None] | None
+
+    def predicted(self, batch: Sequence[Any]) -> int:
+        """Tokens of a batch whose loss counts."""
+        return sum(map(self.lesson.predicted, batch))
 
 
 def train(
@@ -124,29 +139,42 @@ def train(
         LostDeviceError: the device refuses all further work of this process.
         FullError: there is no space left for a checkpoint or the result.
     """
-    folder = Path(output_folder)
-    if folder.exists():
-        raise UserError(f"folder {folder} exists already")
-    if len(texts) * config.copies < config.batch_size:
-        raise UserError(f"fine-tuning needs at least batch_size = {config.batch_size} texts, got {len(texts)}")
-    if zero is not None and config.method == "adalora":
-        raise UserError("method adalora needs whole gradients, which DeepSpeed takes apart: use lora or ia3 with it")
+    check_job(output_folder, len(texts), config, zero)
     documents = encode(tokenizer, texts, config.max_tokens)
     for index, document in enumerate(documents):
         if (problem := unknown_id(document, embedding_rows(model))) is not None:
             raise UserError(f"fine-tuning text {index}: {problem}")
     documents *= config.copies
-    seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    folder, seconds = Path(output_folder), CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     checkpoint = TrainingCheckpoint(folder, [config.settings(), documents], seconds)
-    work = _Work(documents, config, folder, checkpoint, processes, zero, base, on_step)
+    lesson = Lesson(batch_loss, lambda document: len(document) - 1, tokenizer)
+    return carry_on(model, Training(documents, lesson, config, folder, checkpoint, processes, zero, base, on_step))
+
+
+def check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
+    """Check what a training needs before anything is read.
+
+    Raises:
+        UserError: the folder exists, too few documents, or settings that exclude each other.
+    """
+    if Path(output_folder).exists():
+        raise UserError(f"folder {output_folder} exists already")
+    if documents * config.copies < config.batch_size:
+        raise UserError(f"fine-tuning needs at least batch_size = {config.batch_size} texts, got {documents}")
+    if zero is not None and config.method == "adalora":
+        raise UserError("method adalora needs whole gradients, which DeepSpeed takes apart: use lora or ia3 with it")
+
+
+def carry_on(model: Any, work: Training) -> TrainingResult:
+    """Train from the beginning or from where a checkpoint was written; the arguments have been checked."""
     with torch.random.fork_rng(devices=_cuda_devices(model)):
-        torch.manual_seed(config.seed)
-        if config.method == "full":
-            return _train_fully(model, tokenizer, work)
+        torch.manual_seed(work.config.seed)
+        if work.config.method == "full":
+            return _train_fully(model, work)
         return _train_adapter(model, work)
 
 
-def _train_adapter(model: Any, work: _Work) -> TrainingResult:
+def _train_adapter(model: Any, work: Training) -> TrainingResult:
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
         # "auto" would ask the hub whether the vocabulary has grown.
         arguments: dict[str, Any] = {} if state is None else {"state_dict": state}
@@ -168,7 +196,7 @@ def _train_adapter(model: Any, work: _Work) -> TrainingResult:
     return result
 
 
-def _train_fully(model: Any, tokenizer: Any, work: _Work) -> TrainingResult:
+def _train_fully(model: Any, work: Training) -> TrainingResult:
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError(NOT_IN_FULL)
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
@@ -178,7 +206,7 @@ def _train_fully(model: Any, tokenizer: Any, work: _Work) -> TrainingResult:
         if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         model.save_pretrained(str(attempt), safe_serialization=True, state_dict=state)
-        tokenizer.save_pretrained(str(attempt))
+        work.lesson.files.save_pretrained(str(attempt))
 
     with _restored_after(model):
         model.eval().requires_grad_(True)  # no dropout, as for an adapter
@@ -229,7 +257,7 @@ def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoc
     return batches
 
 
-def _batches(work: _Work) -> list[list[int]]:
+def _batches(work: Training) -> list[list[int]]:
     """The documents of every step, over all epochs."""
     config, lengths = work.config, [len(document) for document in work.documents]
     return [
@@ -242,11 +270,13 @@ def _batches(work: _Work) -> list[list[int]]:
 def _train(
     model: Any,
     batches: list[list[int]],
-    work: _Work,
+    work: Training,
     save: Callable[[Path, dict[str, Tensor] | None], None],
 ) -> TrainingResult:
     config, steps = work.config, len(batches)
-    size = pass_size(model, work.documents, config) if work.zero is None else PassSize(None, bool(config.recompute))
+    size = PassSize(None, bool(config.recompute))
+    if work.zero is None:
+        size = pass_size(model, work.documents, config, work.lesson.probe)
     updates = _updates(model, work)
     progress = work.checkpoint.load(updates)
     start, before = time.monotonic(), progress.seconds
@@ -255,7 +285,7 @@ def _train(
         with recomputed(model, size.recomputes), explained(config, size, batch, work.processes.size == 1):
             loss = _accumulate(updates, batch, size, work)
         progress.losses.append(loss)
-        progress.tokens += _predicted(batch)
+        progress.tokens += work.predicted(batch)
         if not math.isfinite(loss):
             raise _diverged(work, f"the fine-tuning loss is {loss} at step {step} of {steps}")
         rate = config.learning_rate * (0.5 * (1 + math.cos(math.pi * (step - 1) / steps)))
@@ -274,20 +304,20 @@ def _train(
     return result
 
 
-def _diverged(work: _Work, problem: str) -> UserError:
+def _diverged(work: Training, problem: str) -> UserError:
     """The error of a training that diverged; its checkpoint is removed."""
     work.checkpoint.remove()
     return UserError(f"{problem}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may mend it")
 
 
-def _updates(model: Any, work: _Work) -> Updates | ZeroUpdates:
+def _updates(model: Any, work: Training) -> Updates | ZeroUpdates:
     if work.zero is not None:
         return ZeroUpdates(model, work.config.learning_rate, work.config.dtype, work.processes, work.zero)
     adalora = model.base_model if work.config.method == "adalora" else None
     return Updates(model, work.config.learning_rate, work.processes, adalora)
 
 
-def _accumulate(updates: Updates | ZeroUpdates, batch: list[list[int]], size: PassSize, work: _Work) -> float:
+def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: PassSize, work: Training) -> float:
     """Add up the gradients of this process's part of a batch, pass by pass; the loss of the whole batch."""
     processes = work.processes
     documents = batch[processes.rank :: processes.size]
@@ -296,17 +326,13 @@ def _accumulate(updates: Updates | ZeroUpdates, batch: list[list[int]], size: Pa
     total = torch.zeros((), device=updates.model.device)
     for number, some in enumerate(passes, 1):
         with arithmetic(updates.model, work.config):
-            loss, predicted = batch_loss(updates.model, some)
-        part = loss * ((predicted if documents else 0) / _predicted(batch))
+            loss, predicted = work.lesson.loss(updates.model, some)
+        part = loss * ((predicted if documents else 0) / work.predicted(batch))
         total += part.detach()
         if number == len(passes) and work.config.method == "adalora":
             part = part + orthogonality(updates.weights) / processes.size
         updates.accumulate(part)
     return processes.add_up(total).item()
-
-
-def _predicted(batch: list[list[int]]) -> int:
-    return sum(len(document) - 1 for document in batch)
 
 
 def _cuda_devices(model: Any) -> list[torch.device]:
@@ -318,7 +344,7 @@ def _write(
     state: dict[str, Tensor] | None,
     result: TrainingResult,
     began_at: list[int],
-    work: _Work,
+    work: Training,
 ) -> None:
     """Write the weights to a temporary folder beside the output folder, and rename it when it is whole."""
     folder = work.folder

@@ -187,7 +187,7 @@ def test_what_a_token_keeps_is_foretold_within_15_percent(recomputes: bool, monk
     documents = [[place % 4000 for place in range(256)]] * 4
     ids = torch.tensor(documents)
     with kept_bytes(model) as total, recomputed(model, recomputes):
-        outputs = hidden_states(model, ids, torch.ones_like(ids))
+        outputs = hidden_states(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     assert outputs[0].requires_grad
     assert 1024 * foretold == pytest.approx(total[0], rel=0.15)
 
