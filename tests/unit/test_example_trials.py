@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from transformers import LlamaForCausalLM
+import torch
+from PIL import Image
+from transformers import AutoProcessor, LlamaForCausalLM, LlavaForConditionalGeneration
 
 from examples.trials import run
 from examples.trials.benchmark import (
@@ -21,6 +25,7 @@ from examples.trials.benchmark import (
     write_items,
 )
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
+from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import columns_of
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
@@ -125,3 +130,29 @@ def test_items_are_read_as_they_were_written(tmp_path: Path) -> None:
     items = make_items(make_facts(10, seed=0), seed=0)
     write_items(items, tmp_path / "items.jsonl")
     assert list(read_items(tmp_path / "items.jsonl").values()) == items
+
+
+def test_the_pictures_are_the_same_each_time_and_no_two_alike(tmp_path: Path) -> None:
+    make_pictures(tmp_path / "a" / "pictures.parquet", 20)
+    make_pictures(tmp_path / "b.parquet", 20)
+    rows = pq.read_table(tmp_path / "a" / "pictures.parquet").to_pylist()
+    assert pq.read_table(tmp_path / "b.parquet").to_pylist() == rows
+    for column in ("id", "image", "caption"):
+        assert len({str(row[column]) for row in rows}) == 20
+    assert all(row["image"]["bytes"].startswith(b"\x89PNG") and row["image"]["path"] is None for row in rows)
+    make_pictures(tmp_path / "b.parquet", 30)
+    assert pq.read_table(tmp_path / "b.parquet").num_rows == 20, "a file that is there stays"
+
+
+def test_the_small_vision_language_model_has_its_pictures_in_16_tokens(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    model = LlavaForConditionalGeneration.from_pretrained(tmp_path / "model")
+    assert 180_000 < sum(weight.numel() for weight in model.parameters()) < 220_000
+    processor = AutoProcessor.from_pretrained(tmp_path / "model")
+    make_pictures(tmp_path / "pictures.parquet", 1)
+    (row,) = pq.read_table(tmp_path / "pictures.parquet").to_pylist()
+    picture = Image.open(BytesIO(row["image"]["bytes"]))
+    batch = processor(images=picture, text=f"USER: <image>\n{row['caption']}", return_tensors="pt")
+    assert int((batch["input_ids"] == model.config.image_token_id).sum()) == 16
+    assert torch.isfinite(model(**batch).logits).all()
+    assert row["caption"] in processor.tokenizer.decode(batch["input_ids"][0])
