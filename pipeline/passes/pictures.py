@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel
+from pipeline.models.pictures import PicturePrompt, padded_prompts
 from pipeline.models.processors import picture_token
 from pipeline.passes.forward import (
     OWN_BEST,
@@ -27,53 +26,9 @@ from pipeline.passes.forward import (
 )
 from pipeline.passes.parts import PassSizes, joined_statistics
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 Part = Literal["image", "instruction", "description", "instruction_description"]
 PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
-INSTRUCTION = "Describe this image concisely."
 DESCRIPTION_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class PicturePrompt:
-    """A picture and the instruction, as a model reads them."""
-
-    ids: list[int]  # of the tokens, those that stand for the picture among them
-    numbers: dict[str, Tensor]  # what the processor made of the pixels, one picture along the first axis
-    along: dict[str, Tensor]  # what it says of each token, (1, tokens)
-
-
-def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
-    """What a model is given of a picture: the picture itself and `INSTRUCTION`, as its processor writes them.
-
-    Args:
-        lm: From `open_picture_model`.
-        picture: RGB.
-
-    Raises:
-        UserError: the processor leaves no room for the picture among the tokens.
-    """
-    processor: Any = lm.processor
-    inputs = processor(images=[picture], text=[_prompt_text(processor)], return_tensors="pt")
-    ids = inputs.pop("input_ids")[0].tolist()
-    inputs.pop("attention_mask", None)
-    if picture_token(lm.model.config) not in ids:
-        raise UserError(f"model {lm.model.name_or_path}: its processor writes no token that stands for a picture")
-    along = {name: value for name, value in inputs.items() if value.dim() == 2 and value.shape == (1, len(ids))}
-    return PicturePrompt(ids, {name: value for name, value in inputs.items() if name not in along}, along)
-
-
-def _prompt_text(processor: Any) -> str:
-    """The instruction behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]
-        text: str = processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-        return text
-    return f"USER: {processor.image_token}\n{INSTRUCTION} ASSISTANT:"
 
 
 def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = DESCRIPTION_TOKENS) -> list[list[int]]:
@@ -95,7 +50,7 @@ def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = 
     settings = {"max_new_tokens": tokens, "do_sample": False, "num_beams": 1, "use_cache": True}
     with torch.inference_mode():
         for group in groups.values():
-            inputs, mask = _padded(lm, [prompts[index] for index in group], [[]] * len(group))
+            inputs, mask = padded_prompts(lm, [prompts[index] for index in group], [[]] * len(group))
             written = model.generate(**inputs, attention_mask=mask, **settings, pad_token_id=min(ends, default=0))
             for index, row in zip(group, written[:, mask.shape[1] :].tolist(), strict=True):
                 stop = next((place for place, token in enumerate(row) if token in ends), len(row))
@@ -109,34 +64,6 @@ def _ends(lm: LanguageModel) -> frozenset[int]:
     return frozenset(
         int(token) for value in values if value is not None for token in (value if isinstance(value, list) else [value])
     )
-
-
-def _padded(
-    lm: LanguageModel, prompts: Sequence[PicturePrompt], descriptions: Sequence[Sequence[int]]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The arguments of the model for a batch, padded on the right, and its attention mask."""
-    lengths = [len(p.ids) + len(d) for p, d in zip(prompts, descriptions, strict=True)]
-    longest = max(lengths)
-    rows = [[*p.ids, *d] for p, d in zip(prompts, descriptions, strict=True)]
-    inputs = {"input_ids": torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])}
-    for name in prompts[0].along:
-        parts = [torch.nn.functional.pad(p.along[name], (0, longest - p.along[name].shape[1])) for p in prompts]
-        inputs[name] = torch.cat(parts)
-    dtype = next(parameter.dtype for parameter in lm.model.parameters() if parameter.is_floating_point())
-    for name in prompts[0].numbers:
-        numbers = _stacked([p.numbers[name] for p in prompts])
-        inputs[name] = numbers.to(dtype) if numbers.is_floating_point() else numbers
-    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long().to(lm.device)
-    return {name: value.to(lm.device) for name, value in inputs.items()}, mask
-
-
-def _stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Numbers of pictures behind one another. Where they are cut into tiles, empty ones fill up the smaller."""
-    if numbers[0].dim() < 4:
-        return torch.cat(list(numbers))
-    tiles = max(value.shape[1] for value in numbers)
-    padding = [0] * (2 * (numbers[0].dim() - 2))
-    return torch.cat([torch.nn.functional.pad(value, (*padding, 0, tiles - value.shape[1])) for value in numbers])
 
 
 def positions_of(prompt: PicturePrompt, described: int, part: str, token: int) -> list[int]:
@@ -193,7 +120,7 @@ def forward_pictures(
         ]
         for part in wanted
     }
-    inputs, mask = _padded(lm, prompts, descriptions)
+    inputs, mask = padded_prompts(lm, prompts, descriptions)
     ids = [[*p.ids, *d] for p, d in zip(prompts, descriptions, strict=True)]
     with torch.inference_mode():
         rows = sorted(

@@ -15,16 +15,14 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
+from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt
 from pipeline.models.processors import picture_token
 from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import (
-    INSTRUCTION,
     PARTS,
-    PicturePrompt,
     describe,
     forward_pictures,
-    picture_prompt,
     pictures_in_parts,
     positions_of,
 )
@@ -137,6 +135,11 @@ def test_parts_are_found_by_the_token_that_stands_for_a_picture(
         assert token not in [prompt.ids[place] for place in instruction]
         assert INSTRUCTION in lm.tokenizer.decode([prompt.ids[place] for place in instruction])
         assert positions_of(prompt, 3, "description", token) == list(range(len(prompt.ids), len(prompt.ids) + 3))
+
+
+def test_a_caption_follows_the_prompt_as_one_text_does_another(lm: LanguageModel) -> None:
+    assert lm.tokenizer.decode(caption_ids(lm, " a red house")) == " a red house"
+    assert caption_ids(lm, "a red house") == lm.tokenizer(" a red house")["input_ids"]
 
 
 def test_tiles_of_a_picture_are_no_single_run_of_tokens(tmp_path: Path) -> None:
