@@ -1,0 +1,137 @@
+"""Pictures with captions trained into a vision-language model: prompt and caption go in, the caption is learnt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.training import FinetuneConfig
+from pipeline.corpus.pictures import open_picture
+from pipeline.errors import UserError
+from pipeline.models.embedding import embedding_rows, unknown_id
+from pipeline.models.opened import LanguageModel
+from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
+from pipeline.training.checkpoint import TrainingCheckpoint
+from pipeline.training.loss import loss_of_tokens
+from pipeline.training.steps import ALONE
+from pipeline.training.train import (
+    CHECKPOINT_SECONDS,
+    Lesson,
+    Training,
+    TrainingResult,
+    TrainingStep,
+    carry_on,
+    check_job,
+)
+
+PREPARED_BYTES = 256 << 20
+"""Pictures as a model reads them that are kept for the next epoch; others are decoded again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionedPicture:
+    """A picture with its caption, as a model is trained on it."""
+
+    picture: bytes  # encoded
+    ids: list[int]  # of the prompt, with a token for every part of the picture, and of the caption
+    first: int  # place of the caption's first token, >= 1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def train_pictures(
+    lm: LanguageModel,
+    pictures: Sequence[tuple[bytes, str]],
+    config: FinetuneConfig,
+    output_folder: str | Path,
+    on_step: Callable[[TrainingStep], None] | None = None,
+    *,
+    base: Mapping[str, str] | None = None,
+    checkpoint_seconds: float | None = None,
+) -> TrainingResult:
+    """Train on pictures with captions and write the result to a folder that appears whole or not at all.
+
+    A document is the prompt that asks for a description, with the picture in it, and the caption as the answer; only
+    the tokens of the caption count in the loss. All else is as with `train`: the same model, pictures, config and kind
+    of device give the same weights, also where the training was killed and called again.
+
+    Args:
+        lm: from `open_picture_model`, on its device; float32 for method `full`.
+        pictures: encoded pictures that can be decoded, each with its caption; at least `config.batch_size`.
+        config: how to train. `max_tokens` cuts the caption.
+        output_folder: local folder that does not exist yet.
+        on_step: called after every step.
+        base: what the base model is (`models.fingerprint_model`), for the record.
+        checkpoint_seconds: work that a killed training loses at most, about; by default `CHECKPOINT_SECONDS`.
+
+    Raises:
+        UserError: as `train`; a model without a processor, no caption, or a picture that leaves no room for one.
+        LostDeviceError: the device refuses all further work of this process.
+        FullError: there is no space left for a checkpoint or the result.
+    """
+    if lm.processor is None:
+        raise UserError("pictures are trained into a vision-language model, and this model reads texts alone")
+    check_job(output_folder, len(pictures), config)
+    prompts = _Prompts(lm)
+    documents = [
+        _captioned(lm, prompts, index, picture, caption, config.max_tokens)
+        for index, (picture, caption) in enumerate(pictures)
+    ] * config.copies
+
+    def loss(model: Any, some: Sequence[CaptionedPicture]) -> tuple[Tensor, int]:
+        captions = [one.ids[one.first :] for one in some]
+        batch, mask = padded_prompts(lm, [prompts.of(one.picture) for one in some], captions)
+        places = torch.arange(1, mask.shape[1], device=mask.device)
+        firsts = torch.tensor([one.first for one in some], device=mask.device)
+        predicted = mask[:, 1:].bool() & (places >= firsts[:, None])
+        return loss_of_tokens(model, {**batch, "attention_mask": mask}, predicted)
+
+    folder, seconds = Path(output_folder), CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    described = [[hashlib.sha256(one.picture).hexdigest(), one.ids, one.first] for one in documents]
+    checkpoint = TrainingCheckpoint(folder, [config.settings(), described], seconds)
+    lesson = Lesson(loss, lambda one: len(one) - one.first, lm.processor, loss)
+    return carry_on(lm.model, Training(documents, lesson, config, folder, checkpoint, ALONE, None, base, on_step))
+
+
+def _captioned(
+    lm: LanguageModel, prompts: _Prompts, index: int, picture: bytes, caption: str, max_tokens: int
+) -> CaptionedPicture:
+    prompt, answer = prompts.of(picture).ids, caption_ids(lm, caption)
+    if not answer or not caption.strip():
+        raise UserError(f"fine-tuning picture {index} has no caption: {caption!r}")
+    if len(prompt) >= max_tokens:
+        raise UserError(
+            f"fine-tuning picture {index} takes {len(prompt)} tokens with its prompt, which leaves none of max_tokens "
+            f"{max_tokens} for its caption: raise max_tokens"
+        )
+    ids = [*prompt, *answer][:max_tokens]
+    if (problem := unknown_id(ids, embedding_rows(lm.model))) is not None:
+        raise UserError(f"fine-tuning picture {index}: {problem}")
+    return CaptionedPicture(picture, ids, len(prompt))
+
+
+class _Prompts:
+    """The prompts of pictures; as many are kept as `PREPARED_BYTES` hold."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+        self._kept: dict[bytes, PicturePrompt] = {}
+        self._bytes = 0
+
+    def of(self, picture: bytes) -> PicturePrompt:
+        """The prompt with this picture."""
+        if picture in self._kept:
+            return self._kept[picture]
+        prompt = picture_prompt(self._lm, open_picture(picture))
+        size = sum(value.nbytes for values in (prompt.numbers, prompt.along) for value in values.values())
+        if self._bytes + size <= PREPARED_BYTES:
+            self._kept[picture] = prompt
+            self._bytes += size
+        return prompt

@@ -1,0 +1,202 @@
+"""Pictures with captions trained into a small model of LLaVA's architecture that the example of the trial makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from picture_models import random_pictures
+from PIL.Image import Image
+from test_picture_passes import MODELS
+
+from examples.trials.pictures import make_model, make_pictures
+from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig
+from pipeline.corpus.pictures import open_picture
+from pipeline.errors import UserError
+from pipeline.models.load import open_model, open_picture_model
+from pipeline.models.opened import LanguageModel
+from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
+from pipeline.training import pictures as pictures_module
+from pipeline.training.pictures import train_pictures
+from pipeline.training.train import TrainingStep
+
+SIZES = [(40, 30), (64, 64), (33, 70)]
+CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]
+CONFIG = FinetuneConfig(method="full", epochs=3, batch_size=4, learning_rate=3e-3, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pictures")
+    make_pictures(made / "pictures.parquet", 12)
+    make_model(made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def captioned(folder: Path) -> list[tuple[bytes, str]]:
+    rows = pq.read_table(folder / "pictures.parquet").to_pylist()
+    return [(row["image"]["bytes"], row["caption"]) for row in rows]
+
+
+@pytest.fixture
+def open_base(folder: Path) -> Callable[[], LanguageModel]:
+    return lambda: open_picture_model(ModelConfig(path=str(folder / "model"), dtype="float32"))
+
+
+def png(picture: Image) -> bytes:
+    written = BytesIO()
+    picture.save(written, "PNG")
+    return written.getvalue()
+
+
+def config_of(**changes: Any) -> FinetuneConfig:
+    return CONFIG.model_copy(update=changes)
+
+
+def nats_of_caption(lm: LanguageModel, prompt: PicturePrompt, answer: list[int]) -> float:
+    """Cross-entropy of a caption, added up token by token over the model's own logits, in nats."""
+    batch, _ = padded_prompts(lm, [prompt], [answer])
+    with torch.no_grad():
+        log_probs = lm.model(**batch).logits[0].double().log_softmax(-1)
+    return -sum(float(log_probs[place - 1, token]) for place, token in enumerate(answer, len(prompt.ids)))
+
+
+def caption_losses(lm: LanguageModel, captioned: list[tuple[bytes, str]]) -> tuple[float, int]:
+    """Mean cross-entropy over the tokens of all captions, one picture at a time, and how many tokens these are."""
+    total, count = 0.0, 0
+    for picture, caption in captioned:
+        prompt, answer = picture_prompt(lm, open_picture(picture)), caption_ids(lm, caption)
+        total += nats_of_caption(lm, prompt, answer)
+        count += len(answer)
+    return total / count, count
+
+
+def test_the_loss_is_that_of_the_captions_alone(
+    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+) -> None:
+    before, tokens = caption_losses(open_base(), captioned)
+    one_batch = config_of(epochs=1, batch_size=len(captioned))
+    result = train_pictures(open_base(), captioned, one_batch, tmp_path / "a")
+    assert result.losses == (pytest.approx(before, abs=1e-4),)
+    assert result.tokens == tokens
+
+
+@pytest.mark.parametrize("shape", MODELS)
+def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str, tmp_path: Path) -> None:
+    lm = MODELS[shape](tmp_path / "model")
+    lm.model.float()
+    captioned = list(zip(map(png, random_pictures(SIZES)), CAPTIONS, strict=True))
+    answers = [caption_ids(lm, caption) for caption in CAPTIONS]
+    prompts = [picture_prompt(lm, open_picture(picture)) for picture, _ in captioned]
+    before = sum(nats_of_caption(lm, *pair) for pair in zip(prompts, answers, strict=True)) / sum(map(len, answers))
+    config = config_of(method="lora", epochs=2, batch_size=len(SIZES), pass_tokens=10_000)
+    result = train_pictures(lm, captioned, config, tmp_path / "adapter")
+    assert result.losses[0] == pytest.approx(before, abs=1e-3)
+    assert result.losses[1] < result.losses[0]
+
+
+def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alone(
+    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+) -> None:
+    lm = open_base()
+    steps: list[TrainingStep] = []
+    result = train_pictures(lm, captioned, config_of(epochs=10), tmp_path / "a", steps.append)
+    assert result.steps == len(steps) == 30
+    opened = open_picture_model(ModelConfig(path=str(tmp_path / "a"), dtype="float32"))
+    learnt, _ = caption_losses(opened, captioned)
+    assert learnt < 0.7 * result.losses[0]
+    assert learnt == pytest.approx(caption_losses(lm, captioned)[0], abs=1e-6), "the model came back trained"
+
+
+@pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
+def test_an_adapter_learns_over_weights_that_stay_as_they_were(
+    method: Any, open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+) -> None:
+    train_pictures(open_base(), captioned, config_of(epochs=10), tmp_path / "base")
+    base = ModelConfig(path=str(tmp_path / "base"), dtype="float32")
+    lm, untouched = open_picture_model(base), open_picture_model(base)
+    others = [(picture, caption) for (picture, _), (_, caption) in pairwise(captioned)]
+    before, _ = caption_losses(lm, others)
+    train_pictures(lm, others, config_of(method=method, epochs=10, learning_rate=1e-2), tmp_path / "a")
+    weights = dict(untouched.model.named_parameters())
+    assert all(torch.equal(weight, weights[name]) for name, weight in lm.model.named_parameters())
+    merged = open_picture_model(base.model_copy(update={"adapter": str(tmp_path / "a")}))
+    assert caption_losses(merged, others)[0] < before - 0.01
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_killed_training_on_pictures_ends_with_the_same_bytes(
+    method: Any, open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+) -> None:
+    config = config_of(method=method)
+
+    def kill(step: TrainingStep) -> None:
+        if step.step == 4:
+            raise KeyboardInterrupt
+
+    train_pictures(open_base(), captioned, config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train_pictures(open_base(), captioned, config, tmp_path / "cut", kill, checkpoint_seconds=0.0)
+    steps: list[TrainingStep] = []
+    train_pictures(open_base(), captioned, config, tmp_path / "cut", steps.append, checkpoint_seconds=0.0)
+    assert steps[0].step == 5
+    (name,) = (path.name for path in (tmp_path / "whole").glob("*.safetensors"))
+    assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_checkpoint_of_other_pictures_is_not_taken_up(
+    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+) -> None:
+    def kill(step: TrainingStep) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_pictures(open_base(), captioned, CONFIG, tmp_path / "a", kill, checkpoint_seconds=0.0)
+    swapped = [(captioned[1][0], captioned[0][1]), *captioned[1:]]
+    steps: list[TrainingStep] = []
+    train_pictures(open_base(), swapped, CONFIG, tmp_path / "a", steps.append)
+    assert steps[0].step == 1
+
+
+def test_pictures_that_are_decoded_again_for_every_step_give_the_same_weights(
+    open_base: Callable[[], LanguageModel],
+    captioned: list[tuple[bytes, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train_pictures(open_base(), captioned, CONFIG, tmp_path / "kept")
+    monkeypatch.setattr(pictures_module, "PREPARED_BYTES", 0)
+    train_pictures(open_base(), captioned, CONFIG, tmp_path / "again")
+    kept, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("kept", "again"))
+    assert kept == again
+
+
+def test_max_tokens_cuts_captions_and_never_a_picture(
+    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+) -> None:
+    lm = open_base()
+    prompt = len(picture_prompt(lm, open_picture(captioned[0][0])).ids)
+    result = train_pictures(lm, captioned, config_of(epochs=1, max_tokens=prompt + 3), tmp_path / "a")
+    assert result.tokens == 3 * len(captioned)
+    with pytest.raises(UserError, match=rf"picture 0 takes {prompt} tokens .* none of max_tokens {prompt} "):
+        train_pictures(open_base(), captioned, config_of(max_tokens=prompt), tmp_path / "b")
+
+
+def test_what_cannot_be_trained_on_is_said_in_a_line(
+    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with pytest.raises(UserError, match=r"^fine-tuning picture 1 has no caption: ''$"):
+        train_pictures(open_base(), [captioned[0], (captioned[1][0], ""), *captioned[2:]], CONFIG, tmp_path / "a")
+    with pytest.raises(UserError, match="at least batch_size = 4 texts, got 3"):
+        train_pictures(open_base(), captioned[:3], CONFIG, tmp_path / "a")
+    with pytest.raises(UserError, match="this model reads texts alone"):
+        train_pictures(open_model(ModelConfig(path=str(tiny_model_folder))), captioned, CONFIG, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
