@@ -120,6 +120,14 @@ class TrialConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _with_captions(self) -> TrialConfig:
+        if self.documents.image is not None and self.documents.caption is None:
+            raise ValueError(
+                "documents.caption is needed: pictures are trained in with their captions, name its column"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _with_members(self) -> TrialConfig:
         if self.verdict and all(selection.direction != "members" for selection in self.selections):
             raise ValueError("verdict asks for members: give a selection of direction members, or set verdict: false")
@@ -212,14 +220,15 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
     Args:
         config: of the trial.
         model: the contaminated model.
-        files: role -> Parquet file with columns id, text and, where the trial has groups, group.
+        files: role -> Parquet file with the columns of `Documents.table`.
         run: the audit's run directory.
 
     Raises:
         UserError: a selection that the detectors or the roles do not allow.
     """
     group = "group" if config.documents.group is not None else None
-    corpus = {role: {"path": path, "text": "text", "id": "id", "group": group} for role, path in files.items()}
+    content = {"text": "text"} if config.documents.image is None else {"image": "image", "caption": "caption"}
+    corpus = {role: {"path": path, **content, "id": "id", "group": group} for role, path in files.items()}
     shared = config.model_dump(
         include={
             "reference_model",

@@ -16,7 +16,8 @@ import torch
 from pipeline.audit.machine import usable_cores
 from pipeline.config.models import ModelConfig
 from pipeline.models.libraries import free_memory
-from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.load import fingerprint_model, open_model, open_picture_model
+from pipeline.training.pictures import train_pictures
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.documents import Documents
@@ -50,9 +51,10 @@ def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Docume
     trained = choose_trained(documents.family, config.contaminate.share, base.roles(), seed)
     if not trained.any():
         return Contaminated(config.model, trained, None)
-    texts = [documents.texts[i] for i in np.flatnonzero(trained)]
-    training = _training(config, index, len(texts))
-    identity = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), texts])
+    places = np.flatnonzero(trained)
+    training = _training(config, index, places.size)
+    content = [[column[i] for i in places] for column in (documents.texts, *documents.picture_digests)]
+    identity = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), *content])
     folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(identity.encode()).hexdigest()[:12]
     if training.method == "full":
         weights = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
@@ -70,20 +72,26 @@ def contaminate(
     """Train the planned model unless its folder exists; a killed training goes on from its checkpoint.
 
     Raises:
-        UserError: as `train`.
+        UserError: as `train` or `train_pictures`.
     """
     if planned.folder is None or planned.folder.exists():
         return
-    texts = [documents.texts[i] for i in np.flatnonzero(planned.trained)]
+    places = np.flatnonzero(planned.trained)
+    texts = [documents.texts[i] for i in places]
     training = _training(config, index, len(texts))
     dtype = "float32" if training.method == "full" else training.dtype
     threads = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
     opened = None
     try:
-        opened = open_model(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
+        opening = open_model if documents.pictures is None else open_picture_model
+        opened = opening(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
         base = _fingerprint(config.model.model_dump_json())
-        train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
+        if documents.pictures is None:
+            train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
+        else:
+            captioned = [(documents.pictures[i], documents.texts[i]) for i in places]
+            train_pictures(opened, captioned, training, planned.folder, on_step, base=base)
     finally:
         torch.set_num_threads(threads)
         del opened

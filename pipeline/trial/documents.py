@@ -1,4 +1,4 @@
-"""The documents of a trial in memory: ids, texts, groups and families."""
+"""The documents of a trial in memory: ids, texts or pictures with captions, groups and families."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import CorpusConfig, TransformConfig
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_copies import near_families, sketch, stack_sketches
+from pipeline.corpus.pictures import open_picture, picture_sketches
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
+from pipeline.models.load import check_model
 from pipeline.store.files import Store
 from pipeline.trial.config import Point, TrialConfig
 
 MIN_WORDS = 2
-"""A shorter text may be a single token, which can be neither trained on nor scored."""
+"""A shorter text or caption may be a single token, which can be neither trained on nor scored."""
+
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""A picture in a table, as the Image feature of Hugging Face's datasets writes it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +37,11 @@ class Documents:
     """The documents of a trial, in the order of the files."""
 
     ids: list[str]
-    texts: list[str]
+    texts: list[str]  # of pictures their captions
     groups: list[str | None]
     family: np.ndarray  # int64, (documents,): those of one number are near copies, and stay together
     left_out: dict[str, int]  # reason -> documents that no model can be trained on
+    pictures: list[bytes] | None = None  # encoded, as they were read; None where the documents are texts
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -42,21 +49,34 @@ class Documents:
     @property
     def digest(self) -> str:
         """SHA-256 of the documents."""
-        content = json.dumps([self.ids, self.texts, self.groups], ensure_ascii=True)
+        columns = [self.ids, self.texts, self.groups]
+        content = json.dumps([*columns, *self.picture_digests], ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def picture_digests(self) -> list[list[str]]:
+        """The SHA-256 of every picture, in a list of its own; empty where the documents are texts."""
+        return [] if self.pictures is None else [[hashlib.sha256(picture).hexdigest() for picture in self.pictures]]
 
     def read(self, changed: TransformConfig | None) -> list[str]:
         """The texts as an audit with this text transform reads them."""
         return self.texts if changed is None else [transform(text, changed) for text in self.texts]
 
     def table(self, positions: np.ndarray) -> pa.Table:
-        """The documents at these positions, as an audit reads them: columns id, text and group."""
-        columns = {
+        """The documents at these positions, as an audit reads them.
+
+        Columns are id, group and text; of pictures id, group, caption and image.
+        """
+        columns: dict[str, list[Any]] = {
             "id": [self.ids[i] for i in positions],
-            "text": [self.texts[i] for i in positions],
+            "text" if self.pictures is None else "caption": [self.texts[i] for i in positions],
             "group": [self.groups[i] for i in positions],
         }
-        return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in columns]))
+        schema = pa.schema([(name, pa.string()) for name in columns])
+        if self.pictures is not None:
+            columns["image"] = [{"bytes": self.pictures[i], "path": None} for i in positions]
+            schema = schema.append(pa.field("image", PICTURE))
+        return pa.table(columns, schema=schema)
 
 
 def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
@@ -67,12 +87,15 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
         points: the places of its sweep.
 
     Raises:
-        UserError: a bad file or column, a missing model, or a folder that is not local.
+        UserError: a bad file or column, a missing model, one of texts for pictures, or a folder that is not local.
     """
     for folder in (config.run, config.work_folder):
         if not Store(folder).local:
             raise UserError(f"a trial trains into local folders, got {folder}")
     find_inputs(CorpusConfig(audit=config.documents), config.limits)
+    if config.documents.image is not None:
+        for model in {repr(point.config.model): point.config.model for point in points}.values():
+            check_model(model, "pictures")
     models = [
         model
         for at in (point.config for point in points)
@@ -84,7 +107,7 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
 
 
 def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
-    """Read the documents of a trial. Bad ones, one-word texts and repeated ids are left out and counted.
+    """Read the documents of a trial. Bad ones, texts and captions of one word and repeated ids are left out, counted.
 
     Raises:
         UserError: a bad file or column, a damaged file, or no documents.
@@ -96,6 +119,8 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
     ids: list[str] = []
     texts: list[str] = []
     groups: list[str | None] = []
+    pictures: list[bytes] = []
+    sketches: list[bytes] = []
     earlier_ids: set[str] = set()
     left_out: Counter[str] = Counter()
     for shard in number_rows(shards):
@@ -106,14 +131,26 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
                 left_out["too_short"] += 1
             elif document.doc_id in earlier_ids:
                 left_out["duplicate_id"] += 1
+            elif (content := _sketch(document, config.text_transform)) is None:
+                left_out["undecodable"] += 1
             else:
                 earlier_ids.add(document.doc_id)
                 ids.append(document.doc_id)
                 texts.append(document.text)
+                pictures += [] if document.picture is None else [document.picture]
                 groups.append(document.group)
+                sketches.append(content)
     if not ids:
         raise UserError(f"no documents to try on; left out: {dict(left_out)}")
-    changed = config.text_transform
-    read = texts if changed is None else [transform(text, changed) for text in texts]  # as the audits do
-    family = near_families(stack_sketches([sketch(text) for text in read]), config.near_copies)
-    return Documents(ids, texts, groups, family, dict(left_out))
+    family = near_families(stack_sketches(sketches), config.near_copies)
+    return Documents(ids, texts, groups, family, dict(left_out), pictures or None)
+
+
+def _sketch(document: Document, changed: TransformConfig | None) -> bytes | None:
+    """The sketch of a document as the audits read it; None of a picture that cannot be decoded to its end."""
+    if document.picture is None:
+        return sketch(document.text if changed is None else transform(document.text, changed))
+    try:
+        return picture_sketches([open_picture(document.picture)])[0]
+    except ValueError:
+        return None
