@@ -6,8 +6,9 @@ positions of the parts that are read, a few hundred at a time.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -41,21 +42,37 @@ def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = 
         prompts: Of pictures.
         tokens: Most of a description.
     """
+    from transformers import GenerationConfig
+
     model: Any = lm.model
     ends = _ends(lm)
     results: list[list[int]] = [[] for _ in prompts]
+    likeliest = GenerationConfig(
+        max_new_tokens=tokens, do_sample=False, num_beams=1, use_cache=True,
+        eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
+    )  # fmt: skip
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         groups[len(prompt.ids), *(tuple(value.shape) for value in prompt.numbers.values())].append(index)
-    settings = {"max_new_tokens": tokens, "do_sample": False, "num_beams": 1, "use_cache": True}
-    with torch.inference_mode():
+    with torch.inference_mode(), _generating(model, likeliest):
         for group in groups.values():
             inputs, mask = padded_prompts(lm, [prompts[index] for index in group], [[]] * len(group))
-            written = model.generate(**inputs, attention_mask=mask, **settings, pad_token_id=min(ends, default=0))
+            written = model.generate(**inputs, attention_mask=mask)
             for index, row in zip(group, written[:, mask.shape[1] :].tolist(), strict=True):
                 stop = next((place for place, token in enumerate(row) if token in ends), len(row))
                 results[index] = row[:stop]
     return results
+
+
+@contextlib.contextmanager
+def _generating(model: Any, settings: Any) -> Iterator[None]:
+    """A block in which these settings are a model's own: its checkpoint's may punish what it has written before."""
+    before = model.generation_config
+    model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 def _ends(lm: LanguageModel) -> frozenset[int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import json
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import open_picture_model
 from pipeline.models.opened import LanguageModel
 
 SENTENCES = ["USER: Describe this image concisely. ASSISTANT: a red house, a green tree and a quiet river"] * 3
@@ -135,49 +137,31 @@ def save_idefics3(folder: Path, seed: int = 0) -> None:
     processor.save_pretrained(folder)
 
 
-def smolvlm(seed: int = 0) -> LanguageModel:
-    """As `save_idefics3`, of the SmolVLM architecture. Its processor wants one of videos, which no picture passes."""
-    from transformers import SmolVLMProcessor
+def save_smolvlm(folder: Path, seed: int = 0) -> None:
+    """As `save_idefics3`, of the SmolVLM architecture."""
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
     tokenizer = tokenizer_with(*_TILE_MARKS, *_PLACES)
-    chat = CHAT.replace("MARK", "<image>")
-    with _without_videos():
-        processor = SmolVLMProcessor(
-            SmolVLMImageProcessorPil(**_PIXELS),
-            tokenizer,
-            None,
-            image_seq_len=4,
-            chat_template=chat,
-        )
-    processor.video_processor = SimpleNamespace(num_frames=1, fps=1, size={"longest_edge": 28})
     text = LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict()
-    torch.manual_seed(seed)
     mark = tokenizer.convert_tokens_to_ids("<image>")
+    torch.manual_seed(seed)
     config = SmolVLMConfig(**_tiles(), text_config=text, image_token_id=mark)
-    return _opened(SmolVLMForConditionalGeneration(config), processor)
+    SmolVLMForConditionalGeneration(config).save_pretrained(folder)
+    settings = {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}
+    _save_parts(folder, tokenizer, SmolVLMImageProcessorPil(**_PIXELS), settings, "<image>")
 
 
-def qwen_vl(version: str, seed: int = 0) -> LanguageModel:
+def save_qwen_vl(folder: Path, version: str, seed: int = 0) -> None:
     """A model whose pictures keep their shape, of the architecture Qwen2-VL ("2") or Qwen2.5-VL ("2.5")."""
-    from transformers import Qwen2_5_VLProcessor, Qwen2VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     tokenizer = tokenizer_with(*marks)
-    kinds = {
-        "2": (Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor),
-        "2.5": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor),
+    kinds: dict[str, tuple[Any, Any, str]] = {
+        "2": (Qwen2VLConfig, Qwen2VLForConditionalGeneration, "Qwen2VLProcessor"),
+        "2.5": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, "Qwen2_5_VLProcessor"),
     }
     config_kind, model_kind, processor_kind = kinds[version]
-    pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 9})
-    with _without_videos():
-        processor = processor_kind(
-            image_processor=pixels,
-            tokenizer=tokenizer,
-            video_processor=None,
-            chat_template=CHAT.replace("MARK", "<|vision_start|><|image_pad|><|vision_end|>"),
-        )
     vision = {
         "2": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
         "2.5": {
@@ -198,25 +182,44 @@ def qwen_vl(version: str, seed: int = 0) -> LanguageModel:
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
     torch.manual_seed(seed)
-    return _opened(model_kind(config_kind(vision_config=vision, text_config=text, **ids)), processor)
+    model_kind(config_kind(vision_config=vision, text_config=text, **ids)).save_pretrained(folder)
+    pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 9})
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    _save_parts(folder, tokenizer, pixels, {"processor_class": processor_kind}, mark)
 
 
-def _opened(model: Any, processor: Any) -> LanguageModel:
-    model.eval().requires_grad_(False)
-    model.generation_config.eos_token_id = 0
-    return LanguageModel(model, processor.tokenizer, torch.device("cpu"), 512, processor)
+def _save_parts(folder: Path, tokenizer: Any, pixels: Any, settings: dict[str, Any], mark: str) -> None:
+    """A processor by its files, as on the hub: to make one whole takes a library that reads videos."""
+    tokenizer.save_pretrained(folder)
+    pixels.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(CHAT.replace("MARK", mark))
 
 
-def _without_videos() -> Any:
-    """A processor of videos takes a library that needs a build for this machine, and no video is read here."""
-    from transformers.processing_utils import ProcessorMixin
+SAVE: dict[str, Callable[[Path], None]] = {
+    "LLaVA": save_llava,
+    "Idefics3": save_idefics3,
+    "SmolVLM": save_smolvlm,
+    "Qwen2-VL": lambda folder: save_qwen_vl(folder, "2"),
+    "Qwen2.5-VL": lambda folder: save_qwen_vl(folder, "2.5"),
+}
+"""Each shape of a model -> what saves a tiny one as a folder."""
 
-    checked = ProcessorMixin.check_argument_for_proper_class
 
-    def check(self: Any, name: str, value: Any) -> Any:
-        return None if name == "video_processor" and value is None else checked(self, name, value)
+def smolvlm() -> LanguageModel:
+    """From `save_smolvlm`, open."""
+    return _opened(save_smolvlm)
 
-    return patch.object(ProcessorMixin, "check_argument_for_proper_class", check)
+
+def qwen_vl(version: str) -> LanguageModel:
+    """From `save_qwen_vl`, open."""
+    return _opened(lambda folder: save_qwen_vl(folder, version))
+
+
+def _opened(save: Callable[[Path], None]) -> LanguageModel:
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder))
+        return open_picture_model(ModelConfig(path=folder, dtype="float32"))
 
 
 def random_pictures(sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[Image.Image]:

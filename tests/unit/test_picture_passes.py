@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from picture_models import qwen_vl, random_pictures, save_idefics3, save_llava, smolvlm
+from picture_models import SAVE, random_pictures, save_llava
 from torch import Tensor
 
 from pipeline.config.models import ModelConfig
@@ -17,7 +18,7 @@ from pipeline.models.load import check_model, fingerprint_model, open_model, ope
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt
 from pipeline.models.processors import picture_token
-from pipeline.passes.forward import TokenStatistics
+from pipeline.passes.forward import TokenStatistics, tail_of
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import (
     PARTS,
@@ -33,28 +34,14 @@ DESCRIBED = [12, 5, 9, 2, 12]
 WANTED = dict.fromkeys(PARTS, STATISTICS)
 
 
-def saved(save: Callable[[Path], None]) -> Callable[[Path], LanguageModel]:
-    """A model as a user's folder has it."""
-
-    def opened(folder: Path) -> LanguageModel:
-        save(folder)
-        return open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
-
-    return opened
+def opened(folder: Path, shape: str = "LLaVA") -> LanguageModel:
+    SAVE[shape](folder)
+    return open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
 
 
-MODELS: dict[str, Callable[[Path], LanguageModel]] = {
-    "LLaVA": saved(save_llava),
-    "Idefics3": saved(save_idefics3),
-    "SmolVLM": lambda folder: smolvlm(),
-    "Qwen2-VL": lambda folder: qwen_vl("2"),
-    "Qwen2.5-VL": lambda folder: qwen_vl("2.5"),
-}
-
-
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=SAVE)
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    return MODELS[request.param](tmp_path_factory.mktemp("pictures") / "model")
+    return opened(tmp_path_factory.mktemp("pictures") / "model", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +130,7 @@ def test_a_caption_follows_the_prompt_as_one_text_does_another(lm: LanguageModel
 
 
 def test_tiles_of_a_picture_are_no_single_run_of_tokens(tmp_path: Path) -> None:
-    lm = saved(save_idefics3)(tmp_path / "model")
+    lm = opened(tmp_path / "model", "Idefics3")
     token = picture_token(lm.model.config)
     assert token is not None
     image = positions_of(picture_prompt(lm, random_pictures([(64, 64)])[0]), 1, "image", token)
@@ -161,6 +148,24 @@ def test_a_description_is_what_the_model_itself_writes_whatever_shares_its_batch
         best = logits.argmax(1).tolist()[len(prompt.ids) - 1 : len(ids) - 1]
         assert description == best
         assert len(description) <= 6
+
+
+def test_a_description_is_the_likeliest_whatever_the_checkpoint_says_of_writing(tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    model = ModelConfig(path=str(tmp_path), dtype="float32")
+    lm = open_picture_model(model)
+    prompts = [picture_prompt(lm, picture) for picture in random_pictures(SIZES)]
+    likeliest = describe(lm, prompts, 12)
+    assert any(len(set(ids)) < len(ids) for ids in likeliest)  # which the settings below forbid
+    settings = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "max_length": 7, **settings}))
+    again = open_picture_model(model)
+    assert describe(again, prompts, 12) == likeliest
+    assert again.model.generation_config.repetition_penalty == 9.0
+
+
+def test_the_head_of_every_shape_is_applied_to_the_rows_of_the_parts_alone(lm: LanguageModel) -> None:
+    assert tail_of(lm.model) is not None
 
 
 def test_a_batch_too_large_for_memory_is_measured_in_halves(
