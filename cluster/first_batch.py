@@ -49,7 +49,7 @@ def _facts(inspection: Inspection, gpus: float, threads: int) -> dict[str, Any]:
     load_plugins(inspection.plugins)
     config, shard = inspection.config, inspection.shard
     if isinstance(config.model, EndpointConfig):
-        describe_model(config.model)
+        describe_model(config.model, config.corpus.has_pictures)
         return {"endpoint": config.model.endpoint}
     if shard is None:
         raise UserError("no documents to make a batch of")

@@ -21,7 +21,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.models.libraries import uncollected
-from pipeline.models.load import open_model
+from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
@@ -126,7 +126,8 @@ def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Share
     if training or plan.config.paraphraser is not None or not pending(plan, STAGE, store):
         return None
     models = SharedModels()
-    models.begin(open_model, plan.config.model, machine.gpus)
+    opener = open_picture_model if plan.config.corpus.has_pictures else open_model
+    models.begin(opener, plan.config.model, machine.gpus)
     return models
 
 

@@ -79,7 +79,7 @@ def plan(
     check_actors(planned)
     planned, series = planned_scan(planned)
     checks = plan_checks(planned)
-    model = describe_model(audit.model)
+    model = describe_model(audit.model, audit.corpus.has_pictures)
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
     if audit.paraphraser is not None:

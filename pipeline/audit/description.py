@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.audit.kinds import check_kind
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLE_DOCUMENTS, Role
 from pipeline.config.models import EndpointConfig
@@ -97,6 +98,7 @@ def _checked(config: AuditConfig) -> AuditConfig:
     load_plugins(read_plugins(config.import_))
     detectors = parse_detectors(config.detectors)
     check_workers_know(config.import_, detectors)
+    check_kind(config, detectors)
     for detector in detectors:
         _check_detector(config, detector)
     _check_selections(config, {detector.column: detector for detector in detectors})

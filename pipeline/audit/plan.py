@@ -115,9 +115,16 @@ def check_model_files(config: AuditConfig) -> None:
             check_files(model)
 
 
-def describe_model(model: ModelConfig | EndpointConfig) -> dict[str, Any]:
-    """Check without loading weights that a model can be used: `check_model` or `check_endpoint`."""
-    return check_endpoint(model) if isinstance(model, EndpointConfig) else check_model(model)
+def describe_model(model: ModelConfig | EndpointConfig, pictures: bool = False) -> dict[str, Any]:
+    """Check without loading weights that a model can be used: `check_model` or `check_endpoint`.
+
+    Args:
+        model: of the audit.
+        pictures: whether the documents are pictures.
+    """
+    if isinstance(model, EndpointConfig):
+        return check_endpoint(model)
+    return check_model(model, "pictures" if pictures else "causal")
 
 
 def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:

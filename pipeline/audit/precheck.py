@@ -25,8 +25,9 @@ from pipeline.audit.summary import BlindDiagnostic, CopyPair, CountDiagnostic, D
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
-from pipeline.corpus.documents import Document, id_key, read_shard, text_key
-from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketches_of_texts
+from pipeline.corpus.documents import Document, id_key, read_shard
+from pipeline.corpus.keys import contents_of
+from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
@@ -282,14 +283,18 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
 
 
 def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int], bytes, int]]:
-    """((text key, id key, more than one word), sketch, characters) of every readable document."""
+    """((key, id key, whether it is compared), sketch, characters) of every readable document: not texts of one word."""
     for documents in _together(document for document in read_shard(shard) if document.problem is None):
-        sketches = sketches_of_texts([document.text for document in documents])
-        for document, bits in zip(documents, sketches, strict=True):
-            several = len(document.text.split(None, 1)) > 1
+        for document, content in zip(documents, contents_of(documents), strict=True):
             # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
             name = document.doc_id if shard.id_column else f"{shard.id} {document.doc_id}"
-            yield (text_key(document.text), id_key(name), int(several)), bits, len(document.text)
+            key, bits = content or (0, bytes(SKETCH))
+            compared = content is not None and (shard.pictures or len(document.text.split(None, 1)) > 1)
+            yield (key, id_key(name), int(compared)), bits, _size(document)
+
+
+def _size(document: Document) -> int:
+    return len(document.text) + len(document.picture or b"")
 
 
 def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -299,7 +304,7 @@ def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
     try:
         for document in documents:
             some.append(document)
-            characters += len(document.text)
+            characters += _size(document)
             if len(some) == _TOGETHER or characters >= _TOGETHER_CHARACTERS:
                 yield some
                 some, characters = [], 0

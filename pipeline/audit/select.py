@@ -91,7 +91,8 @@ def select_all(
         slots = claim({question.selection.name: question.calibration_keys() for question in questions})
         questions = [question.placed(slots[question.selection.name]) for question in questions]
         config = config.model_copy(update={"selections": [question.selection for question in questions]})
-    shown = config.evidence if texts and isinstance(config.model, ModelConfig) else 0
+    rereads = texts and isinstance(config.model, ModelConfig) and not config.corpus.has_pictures
+    shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     strongest = [

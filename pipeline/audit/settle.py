@@ -72,7 +72,7 @@ def settle(
     if before is not None and before.fingerprint == dict(fingerprint):
         model = before.model
     else:
-        model = AuditedModel(**describe_model(plan.config.model))
+        model = AuditedModel(**describe_model(plan.config.model, plan.config.corpus.has_pictures))
     write_manifest(store, _manifest(plan, fingerprint, model, allocation or Allocation()))
     return plan
 

@@ -11,6 +11,8 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, weights_of
 from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
+from pipeline.corpus.near_copies import SKETCH_KIND
+from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
 from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import (
     DetectorChoice,
@@ -22,15 +24,17 @@ from pipeline.detectors.registry import (
     sampled_of,
 )
 from pipeline.models.devices import CPU, Device
-from pipeline.stages import ask_log_probs, continuations, paraphrase, score
+from pipeline.stages import ask_log_probs, continuations, describe, paraphrase, score
 from pipeline.stages.ask_log_probs import EndpointReader, LogProbSettings
 from pipeline.stages.ask_samples import EndpointSampler
 from pipeline.stages.base import Digest, Stage, model_digests
 from pipeline.stages.continuations import SampleSettings
+from pipeline.stages.describe import Describer, DescriptionSettings
 from pipeline.stages.judged import JudgedTexts
 from pipeline.stages.paraphrase import Paraphraser, ParaphraserSettings, check_other_model, drawing
 from pipeline.stages.sample import Sampler
 from pipeline.stages.score import Scorer, ScoreSettings, score_schema
+from pipeline.stages.score_pictures import PictureScorer
 
 
 def stages_of(
@@ -57,6 +61,7 @@ def stages_of(
     earlier: list[Stage] = []
     if draws := draws_of(parse_detectors(config.detectors)):
         earlier.append(_paraphrases(make, config, draws, device))
+    earlier += _descriptions(make, config, device)
     earlier += [_log_probs(make, config, needed) for needed in endpoint_passes(config)]
     earlier += [_samples(make, config, samples) for samples in sample_settings(config, device)]
     reference = _reads_reference(config)
@@ -78,8 +83,9 @@ def stages_of(
             budget.forward,
             budget.gradient,
             device.mark,
+            PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
         ),
-        make=Scorer,
+        make=PictureScorer if config.corpus.has_pictures else Scorer,
         reads=tuple(earlier),
         quarantines=True,
     )
@@ -135,6 +141,16 @@ def _paraphrases(make: Callable[..., Stage], config: AuditConfig, draws: int, de
     stage = make(paraphrase.STAGE, paraphrase.FOLDER, paraphrase.SCHEMA, settings, make=Paraphraser)
     check_other_model(stage)
     return stage
+
+
+def _descriptions(make: Callable[..., Stage], config: AuditConfig, device: Device) -> list[Stage]:
+    """The stage that describes pictures, where a detector reads what the model writes of them."""
+    if all(needed.caption != "generated" for needed in plan_passes(parse_detectors(config.detectors))):
+        return []
+    model = weights_of(config.model)
+    batch = model_budget([model], device, config.max_tokens).cache
+    settings = DescriptionSettings(model, device.mark, batch)
+    return [make(describe.STAGE, describe.FOLDER, describe.SCHEMA, settings, make=Describer)]
 
 
 def _log_probs(make: Callable[..., Stage], config: AuditConfig, needed: Pass) -> Stage:

@@ -21,8 +21,8 @@ SHARDS = 32
 LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
 """Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
 
-PICTURE_BYTES = 1 << 26
-"""The most of a shard of pictures: a picture takes as long as some hundred words, and a hundred times their bytes."""
+PICTURE_BYTES = 1 << 18, 1 << 26
+"""The same of pictures: one takes as long as some hundred words, and a hundred times their bytes."""
 
 
 def plan_shards(
@@ -100,7 +100,8 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
         rows = sum(extent_of(entry).rows for entry in inputs)
         total *= min(1.0, limit * len({entry.role for entry in inputs}) / max(1, rows))
     step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: some more text leaves the cuts as they are
-    return min(PICTURE_BYTES if pictures else MOST_BYTES, max(LEAST_BYTES, step))
+    least, most = PICTURE_BYTES if pictures else (LEAST_BYTES, MOST_BYTES)
+    return min(most, max(least, step))
 
 
 def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | None, limits: LimitsConfig) -> Shard:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.detectors.arguments import Count, Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, WrittenNeeds, detector
-from pipeline.passes.statistics import RENYI_ORDERS
+from pipeline.passes.statistics import RENYI_ORDERS, Part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,6 @@ LIKELIHOOD = {FORWARD: ["log_prob"]}
 Caption = Literal["generated", "given"]
 """Whose words describe a picture: the model's own, or the corpus's."""
 
-Part = Literal["image", "instruction", "description", "instruction_description"]
 WordsPart = Literal["instruction", "description", "instruction_description"]
 """Of a picture with its description: what a detector reads; of words alone where it reads the token that came."""
 

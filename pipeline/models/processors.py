@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from pipeline.config.models import ModelConfig
@@ -36,7 +35,6 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     return processor
 
 
-@cache
 def _without_videos(kind: type) -> Any | None:
     """A model's class of processors without that of videos, which no picture needs and which takes torchvision.
 
@@ -53,7 +51,7 @@ def _without_videos(kind: type) -> Any | None:
     if whole is None or "video_processor" not in whole.get_attributes():
         return None
 
-    class Pictures(whole):  # type: ignore[misc]
+    class Pictures(whole):
         apply_chat_template = ProcessorMixin.apply_chat_template  # others look at the settings of videos
 
         @classmethod

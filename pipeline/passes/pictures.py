@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +27,6 @@ from pipeline.passes.forward import (
 )
 from pipeline.passes.parts import PassSizes, joined_statistics
 
-Part = Literal["image", "instruction", "description", "instruction_description"]
-PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
 DESCRIPTION_TOKENS = 32
 
 

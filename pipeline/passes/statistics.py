@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+Part = Literal["image", "instruction", "description", "instruction_description"]
+PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
+"""Of what a model reads of a picture, in their order."""
+
 RENYI_ORDERS = ("0.5", "1", "2", "inf")
 MODIFIED_ORDERS = ("0.5", "2")
 """Of modified Renyi entropies; that of order 1 is `m_entropy`."""

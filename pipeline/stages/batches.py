@@ -14,7 +14,7 @@ def windows(documents: Iterator[Document], most: Window) -> Iterator[list[Docume
     characters = kept = 0
     for document in documents:
         window.append(document)
-        characters += len(document.text)
+        characters += len(document.text) + len(document.picture or b"")
         kept += min(len(document.text), most.kept_of_one)
         if len(window) >= most.documents or characters >= most.characters or kept >= most.kept:
             yield window

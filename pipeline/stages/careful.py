@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.corpus.documents import Document
+from pipeline.corpus.pictures import made_up_picture
 from pipeline.errors import UserError
 from pipeline.models.device_errors import check_lost, out_of_memory
 from pipeline.stages.base import Entry, Output, Worker
@@ -175,8 +176,9 @@ class CarefulReader:
         return control or Control("made-up document", partial(self.made_up, suspect), MADE_UP_DEATHS)
 
     def made_up(self, suspect: Document) -> list[Entry]:
-        """Prepare a made-up text in the place of a document's own."""
-        return self._try(replace(suspect, text=_MADE_UP))
+        """Prepare a made-up text or picture in the place of a document's own."""
+        picture = None if suspect.picture is None else made_up_picture()
+        return self._try(replace(suspect, text=_MADE_UP, picture=picture))
 
     def _try(self, document: Document) -> list[Entry]:
         return self.worker.prepare([document], self.inputs, Output())

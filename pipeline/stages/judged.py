@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.corpus.documents import text_key
+from pipeline.corpus.documents import Document
+from pipeline.corpus.keys import document_key
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
@@ -32,15 +33,17 @@ class JudgedTexts:
         """What a stage's rows depend on."""
         return self.sha256
 
-    def hold(self, text: str) -> bool:
-        """Whether an earlier run has judged a text.
+    def hold(self, document: Document) -> bool:
+        """Whether an earlier run has judged a document with the same text, or the same pixels.
 
         Raises:
             UserError: the file is gone, or is not the one that was written.
         """
         if not self.count:
             return False
-        keys, key = _keys(self), text_key(text)
+        keys, key = _keys(self), document_key(document)
+        if key is None:
+            return False
         place = int(np.searchsorted(keys, key))
         return place < keys.size and int(keys[place]) == key
 

@@ -184,7 +184,7 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
     ids: set[str] = set()
     judged = stage.judged if shard.role == "audit" else None
     for document in read_shard(shard, output.content, watch):
-        if judged is not None and document.problem is None and judged.hold(document.text):
+        if judged is not None and document.problem is None and judged.hold(document):
             ids.add(document.doc_id)
             output.n_judged += 1
             continue

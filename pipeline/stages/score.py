@@ -17,7 +17,7 @@ from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key, text_key
 from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE, sketches_of_texts
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
+from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
 from pipeline.models.devices import check_device, compute_as
@@ -240,26 +240,7 @@ class Scorer:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Score a batch."""
-        scores = self._scores([entry.work for entry in batch])
-        for entry, values in zip(batch, scores.tolist(), strict=True):
-            document, prepared = entry.document, entry.work
-            bad = [d.column for d, value in zip(self.detectors, values, strict=True) if not math.isfinite(value)]
-            if bad:
-                output.refuse(document, "non_finite_score", f"not a finite number: {', '.join(bad)}")
-                continue
-            output.keep(
-                document,
-                role=prepared.role,
-                group=document.group,
-                n_tokens=entry.tokens,
-                truncated=prepared.truncated,
-                id_key=id_key(document.doc_id),
-                text_key=prepared.text_key,
-                sketch=prepared.sketch,
-                **{d.column: value for d, value in zip(self.detectors, values, strict=True)},
-            )
-            output.tokens += entry.tokens
-            output.n_truncated += prepared.truncated
+        file_scores(self.detectors, batch, self._scores([entry.work for entry in batch]), output)
 
     def _unknown_id(self, ids: Mapping[Pass, list[list[int]]], index: int) -> str | None:
         """What is wrong with the token ids of a document, if a model has no row for one of them."""
@@ -298,3 +279,33 @@ class Scorer:
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
         evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations)
         return in_one_copy([detector.score(evidence) for detector in self.detectors])
+
+
+def file_scores(detectors: Sequence[Detector], batch: Sequence[Entry], scores: torch.Tensor, output: Output) -> None:
+    """Note the scores of a batch; a document with one that is no finite number is refused.
+
+    Args:
+        detectors: of the scores.
+        batch: whose `work` has role, text_key, sketch and truncated.
+        scores: float64, (documents, detectors).
+        output: of the shard.
+    """
+    for entry, values in zip(batch, scores.tolist(), strict=True):
+        document, prepared = entry.document, entry.work
+        bad = [d.column for d, value in zip(detectors, values, strict=True) if not math.isfinite(value)]
+        if bad:
+            output.refuse(document, "non_finite_score", f"not a finite number: {', '.join(bad)}")
+            continue
+        output.keep(
+            document,
+            role=prepared.role,
+            group=document.group,
+            n_tokens=entry.tokens,
+            truncated=prepared.truncated,
+            id_key=id_key(document.doc_id),
+            text_key=prepared.text_key,
+            sketch=prepared.sketch,
+            **{d.column: value for d, value in zip(detectors, values, strict=True)},
+        )
+        output.tokens += entry.tokens
+        output.n_truncated += prepared.truncated

@@ -22,7 +22,7 @@ from pipeline.audit.stages import stages_of
 from pipeline.audit.status import run_status
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
-from pipeline.corpus.documents import text_key
+from pipeline.corpus.documents import Document, text_key
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
 from pipeline.stages.judged import JUDGED_FILE, write_judged
@@ -96,7 +96,7 @@ def test_each_text_is_left_once_whatever_the_order_of_scans(
     for number, scan_of in enumerate(scans):
         store = Store(str(tmp_path_factory.mktemp("scan")))
         texts = write_judged(store, np.array([text_key(text_of(one)) for one in judged], dtype=np.int64))
-        left = [one for one in dict.fromkeys(scan_of) if not texts.hold(text_of(one))]
+        left = [one for one in dict.fromkeys(scan_of) if not texts.hold(Document(0, "", text_of(one), None))]
         assert set(left) == set(scan_of) - set(judged), number
         judged += left
     assert len(judged) == len(set(judged)) == len({one for scan_of in scans for one in scan_of})

@@ -21,13 +21,12 @@ from pipeline.models.processors import picture_token
 from pipeline.passes.forward import TokenStatistics, tail_of
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import (
-    PARTS,
     describe,
     forward_pictures,
     pictures_in_parts,
     positions_of,
 )
-from pipeline.passes.statistics import STATISTICS
+from pipeline.passes.statistics import PARTS, STATISTICS
 
 SIZES = [(40, 30), (64, 64), (30, 60), (56, 56), (33, 32)]
 DESCRIBED = [12, 5, 9, 2, 12]

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from picture_models import random_pictures
+from picture_models import SAVE, random_pictures
 from PIL.Image import Image
-from test_picture_passes import MODELS
+from test_picture_passes import opened
 
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.config.models import ModelConfig
@@ -89,9 +89,9 @@ def test_the_loss_is_that_of_the_captions_alone(
     assert result.tokens == tokens
 
 
-@pytest.mark.parametrize("shape", MODELS)
+@pytest.mark.parametrize("shape", SAVE)
 def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str, tmp_path: Path) -> None:
-    lm = MODELS[shape](tmp_path / "model")
+    lm = opened(tmp_path / "model", shape)
     lm.model.float()
     captioned = list(zip(map(png, random_pictures(SIZES)), CAPTIONS, strict=True))
     answers = [caption_ids(lm, caption) for caption in CAPTIONS]

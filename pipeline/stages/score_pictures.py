@@ -1,0 +1,149 @@
+"""Scoring of pictures: pictures with their descriptions -> one float64 a detector, from one forward pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.documents import Document
+from pipeline.corpus.pictures import picture_key, picture_sketches
+from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import Evidence, Pass
+from pipeline.detectors.plugins import load_plugins
+from pipeline.detectors.registry import plan_passes
+from pipeline.models.devices import check_device, compute_as
+from pipeline.models.load import open_picture_model
+from pipeline.models.pictures import PicturePrompt, caption_ids
+from pipeline.models.processors import picture_token
+from pipeline.passes.copying import in_one_copy
+from pipeline.passes.forward import TokenStatistics
+from pipeline.passes.parts import PassSizes
+from pipeline.passes.pictures import pictures_in_parts, positions_of
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
+from pipeline.stages.pictures import WINDOW_PICTURES, ShownPicture, shown_pictures
+from pipeline.stages.process import read_rows
+from pipeline.stages.score import ScoreSettings, file_scores
+from pipeline.store.files import Store
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What the model wrote of a shard's pictures, by number of the row; empty where nobody reads it."""
+
+    role: str
+    descriptions: Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A picture that passed its checks, with the words that it is read with."""
+
+    role: str
+    text_key: int  # of its pixels
+    sketch: bytes
+    prompt: PicturePrompt
+    words: Mapping[str, list[int]]  # token ids, by whose they are
+    text: str
+    truncated: bool
+
+
+class PictureScorer:
+    """The model of one actor and the detectors that read parts of pictures. Scores depend on the shard alone."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Load the model."""
+        settings: ScoreSettings = stage.settings
+        assert isinstance(settings.model, ModelConfig)
+        check_device(settings.device, placement.gpus)
+        if settings.plugins is not None:
+            load_plugins(settings.plugins.plugins)
+        self.detectors = settings.detectors.parse()
+        self.wanted: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)  # whose words -> part -> what
+        for needed, names in plan_passes(self.detectors).items():
+            self.wanted[needed.caption][needed.part] = names
+        self.describe = next((earlier for earlier in stage.reads if earlier.name == "describe"), None)
+        if placement.gpus == 0:
+            torch.set_num_threads(placement.threads)
+        self.lm = placement.open(open_picture_model, settings.model)
+        compute_as(settings.device, gradients=False)
+        token = picture_token(self.lm.model.config)
+        assert token is not None
+        self.token = token
+        self.max_tokens = settings.max_tokens
+        self.parts = PassSizes()
+        self.batch_size: BatchSize | None = BatchSize(settings.batch_tokens)
+        self.window = Window(WINDOW_PICTURES)
+
+    def open(self, shard: Shard, store: Store, output: Output) -> _Inputs:
+        """The descriptions of the shard's pictures."""
+        rows = {} if self.describe is None else read_rows(self.describe, shard, store, output)
+        return _Inputs(shard.role, rows)
+
+    def prepare(self, documents: list[Document], inputs: _Inputs, output: Output) -> list[Entry]:
+        """Decode pictures and find the words that they are read with; those with too few of them are refused."""
+        described = []
+        for document in documents:
+            row = inputs.descriptions.get(document.row)
+            if row is not None and row["reason"] is not None:
+                output.refuse(document, row["reason"], row["problem"])
+            else:
+                described.append(document)
+        shown = shown_pictures(self.lm, described, output)
+        sketches = picture_sketches([one.picture for one in shown]) if shown else []
+        entries = []
+        for one, sketch in zip(shown, sketches, strict=True):
+            words, truncated = self._words(one, inputs)
+            if (problem := self._too_short(one.prompt, words)) is not None:
+                output.refuse(one.document, "too_short", problem)
+                continue
+            key = picture_key(one.picture)
+            prepared = _Prepared(inputs.role, key, sketch, one.prompt, words, one.document.text, truncated)
+            tokens = len(one.prompt.ids) + max(map(len, words.values()))
+            entries.append(Entry(replace(one.document, text="", picture=None), tokens, prepared))
+        return entries
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Score a batch."""
+        scores = self._scores([entry.work for entry in batch])
+        file_scores(self.detectors, batch, scores, output)
+
+    def _words(self, shown: ShownPicture, inputs: _Inputs) -> tuple[dict[str, list[int]], bool]:
+        """The token ids of a picture's description, by whose they are, and whether the caption was cut."""
+        words: dict[str, list[int]] = {}
+        most, truncated = self.max_tokens, False
+        if self.lm.max_tokens is not None:
+            most = min(most, self.lm.max_tokens - len(shown.prompt.ids))
+        if "given" in self.wanted:
+            ids = caption_ids(self.lm, shown.document.text)
+            words["given"], truncated = ids[:most], len(ids) > most
+        if "generated" in self.wanted:
+            words["generated"] = list(inputs.descriptions[shown.document.row]["ids"])[:most]
+        return words, truncated
+
+    def _too_short(self, prompt: PicturePrompt, words: Mapping[str, list[int]]) -> str | None:
+        """Which part of a picture has too few tokens for a score, if one has."""
+        for caption, parts in self.wanted.items():
+            for part in parts:
+                count = len(positions_of(prompt, len(words[caption]), part, self.token))
+                if count < 2:
+                    kind = f"{caption} {part}" if "description" in part else part
+                    return f"{kind}: {count} token{'' if count == 1 else 's'}; a score needs 2"
+        return None
+
+    def _scores(self, batch: Sequence[_Prepared]) -> torch.Tensor:
+        """Scores of a batch: float64, (documents, detectors)."""
+        statistics: dict[Pass, TokenStatistics] = {}
+        prompts = [entry.prompt for entry in batch]
+        for caption, wanted in self.wanted.items():
+            written = [entry.words[caption] for entry in batch]
+            measured = pictures_in_parts(self.lm, prompts, written, wanted, self.parts)
+            for needed in plan_passes(self.detectors):
+                if needed.caption == caption:
+                    statistics[needed] = measured[needed.part]
+        evidence = Evidence([entry.text for entry in batch], statistics)
+        return in_one_copy([detector.score(evidence) for detector in self.detectors])
