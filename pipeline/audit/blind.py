@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.audit.blind_pictures import picture_features, picture_model
 from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
@@ -54,16 +55,29 @@ class Blind:
         return {"passed": True, "failed": False, "inconclusive": None}[self.outcome]
 
 
-def blind(calibration: Sequence[str], audit: Sequence[str], seed: int) -> Blind | None:
+WORDS, OF_PICTURES = "words", "thumbnails, colours and files"
+"""What the classifier knows of documents, as sentences say it."""
+
+Shown = str | bytes
+"""What the classifier is given of a document: its text, or the file of its picture."""
+
+
+def shown_of(document: Document) -> Shown:
+    """What the classifier is given of a document."""
+    return document.text if document.picture is None else document.picture
+
+
+def blind(calibration: Sequence[Shown], audit: Sequence[Shown], seed: int) -> Blind | None:
     """A classifier that never saw the model tries to tell calibration from audited documents.
 
     Hashed bag of words, logistic regression, AUC of out-of-fold predictions, 99% interval by Hanley & McNeil (1982).
     Members and non-members that differ in words only by chance leave it at 0.5, whatever the share of members.
-    None with fewer than 20 documents on either side: such a test could not fail.
+    None with fewer than 20 documents on either side: such a test could not fail. Pictures are told apart by
+    `picture_features` and boosted trees.
 
     Args:
-        calibration: texts of the null role.
-        audit: texts of the audited documents.
+        calibration: texts, or files of pictures, of the null role.
+        audit: those of the audited documents.
         seed: of the folds.
     """
     guesses = blind_scores(calibration, audit, seed)
@@ -85,18 +99,20 @@ def auc_interval(calibration: np.ndarray, audit: np.ndarray) -> Blind:
 
 
 def blind_scores(
-    first: Sequence[str], second: Sequence[str], seed: int, blocks: Sequence[int] | None = None
+    first: Sequence[Shown], second: Sequence[Shown], seed: int, blocks: Sequence[int] | None = None
 ) -> np.ndarray | None:
     """How much the words of each text look like those of the second kind, by a classifier that never read that text.
 
+    Of pictures, how much their `picture_features` do.
+
     Args:
-        first: texts of one kind.
-        second: texts of the other.
+        first: texts, or files of pictures, of one kind.
+        second: those of the other.
         seed: of the folds.
-        blocks: of each text of both kinds, if there are any; then it never read a text of the same block either.
+        blocks: of each document of both kinds, if there are any; then it never read one of the same block either.
 
     Returns:
-        float64, (first + second,), larger for the second kind; None with fewer than 20 texts (blocks) of either.
+        float64, (first + second,), larger for the second kind; None with fewer than 20 documents (blocks) of either.
     """
     numbers = range(len(first) + len(second)) if blocks is None else blocks
     if min(len(set(numbers[: len(first)])), len(set(numbers[len(first) :]))) < LEAST:
@@ -104,11 +120,19 @@ def blind_scores(
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, cross_val_predict
 
     labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
-    words = word_counts([*first, *second])
+    known, model = _known([*first, *second])
     kind = StratifiedKFold if blocks is None else StratifiedGroupKFold
     folds = kind(FOLDS, shuffle=True, random_state=seed % 2**32)
-    guesses = cross_val_predict(word_model(), words, labels, groups=blocks, cv=folds, method="decision_function")
+    guesses = cross_val_predict(model, known, labels, groups=blocks, cv=folds, method="decision_function")
     return np.asarray(guesses)
+
+
+def _known(documents: Sequence[Shown]) -> tuple[Any, Any]:
+    """What the classifier knows of documents, and the classifier, not fitted."""
+    pictures = [document for document in documents if isinstance(document, bytes)]
+    if pictures:
+        return picture_features(pictures), picture_model()
+    return word_counts([document for document in documents if isinstance(document, str)]), word_model()
 
 
 def word_counts(texts: Sequence[str]) -> Any:
@@ -144,35 +168,41 @@ def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
     return math.sqrt(max(spread, 0.0) / (positives * negatives))
 
 
-def blind_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
-    """What summary.json and the report say of the test of a role; None where there were too few documents for one."""
+def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:
+    """What summary.json and the report say of the test of a role.
+
+    Args:
+        test: None where there were too few documents for one.
+        role: whose documents calibrate.
+        by: what the classifier knows of documents, `WORDS` or `OF_PICTURES`.
+    """
     if test is None:
         sentence = (
-            f"Fewer than {LEAST} {role} or audited documents: whether their words differ could not be tested. "
-            f"{settled_by(role)}"
+            f"Fewer than {LEAST} {role} or audited documents: whether their {by} differ could not be tested. "
+            f"{settled_by(role, by=by)}"
         )
-        return BlindDiagnostic(ok=None, sentence=sentence, n_to_settle=to_settle())
+        return BlindDiagnostic(ok=None, by=by, sentence=sentence, n_to_settle=to_settle())
     interval = interval_text(test)
     limit, outcome = 0.5 + TOLERANCE, test.outcome
     if outcome == "passed":
         sentence = (
-            f"A classifier that knows only their words hardly tells the {role} documents from the audited ones: with "
+            f"A classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with "
             f"an AUC of at most {0.5 + PASSING:.2f} at 99% confidence ({interval}). It does not prove them alike."
         )
     elif outcome == "inconclusive":
         sentence = (
-            f"Inconclusive: whether a classifier that knows only their words tells the {role} documents from the "
+            f"Inconclusive: whether a classifier that knows only their {by} tells the {role} documents from the "
             f"audited ones cannot be said from so few ({interval}). It would take an AUC above {limit:.2f} or at most "
-            f"{0.5 + PASSING:.2f} at 99% confidence. {settled_by(role)}"
+            f"{0.5 + PASSING:.2f} at 99% confidence. {settled_by(role, by=by)}"
         )
     else:
         sentence = (
-            f"A classifier that knows only their words tells the {role} documents from the audited ones, with an AUC "
+            f"A classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC "
             f"above {limit:.2f} at 99% confidence ({interval}): they differ in more than membership, and the promised "
             "error rate is not supported."
         )
     needed = to_settle() if outcome == "inconclusive" else None
-    return BlindDiagnostic(ok=test.ok, outcome=outcome, sentence=sentence, n_to_settle=needed, **asdict(test))
+    return BlindDiagnostic(ok=test.ok, by=by, outcome=outcome, sentence=sentence, n_to_settle=needed, **asdict(test))
 
 
 def interval_text(test: Blind) -> str:
@@ -181,10 +211,10 @@ def interval_text(test: Blind) -> str:
     return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"
 
 
-def settled_by(first: str, second: str = "audited") -> str:
+def settled_by(first: str, second: str = "audited", by: str = WORDS) -> str:
     """How many documents of two kinds would decide the test, in words."""
     return (
-        f"About {to_settle():,} {first} and as many {second} documents would settle it: if their words are alike, nine "
+        f"About {to_settle():,} {first} and as many {second} documents would settle it: if their {by} are alike, nine "
         "of ten tests then pass."
     )
 
@@ -215,26 +245,36 @@ def blind_test(shards: Sequence[Shard], role: str, seed: int, texts: int = SAMPL
         UserError: a file is gone or damaged.
     """
     calibration, audit = ([shard for shard in shards if shard.role == r] for r in (role, "audit"))
-    return blind_diagnostic(blind(sample_texts(calibration, texts), sample_texts(audit, texts), seed), role)
+    test = blind(sample_shown(calibration, texts), sample_shown(audit, texts), seed)
+    return blind_diagnostic(test, role, known_of(shards))
 
 
-def sample_texts(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[str]:
-    """Up to `texts` readable texts, about, spread evenly over at most SAMPLED_SHARDS shards.
+def known_of(shards: Sequence[Shard]) -> str:
+    """What the classifier knows of the documents of shards: `WORDS` or `OF_PICTURES`."""
+    return OF_PICTURES if any(shard.pictures for shard in shards) else WORDS
+
+
+def sample_shown(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[Shown]:
+    """Up to `texts` readable documents, about, spread evenly over at most SAMPLED_SHARDS shards.
+
+    Of pictures a fifth as many, which tell as much and are decoded.
 
     Raises:
         UserError: a file is gone or damaged.
     """
-    return [document.text for _, document in sample_documents(shards, texts)]
+    return [shown_of(document) for _, document in sample_documents(shards, texts)]
 
 
 def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[tuple[Shard, Document]]:
-    """The documents of `sample_texts`, each with its shard.
+    """The documents of `sample_shown`, each with its shard.
 
     Raises:
         UserError: a file is gone or damaged.
     """
     if not shards:
         return []
+    if shards[0].pictures:
+        texts = -(-texts // 5)
     places = np.linspace(0, len(shards) - 1, min(SAMPLED_SHARDS, len(shards)))
     sampled = [shards[place] for place in sorted({round(place) for place in places})]
     share = -(-texts // len(sampled))

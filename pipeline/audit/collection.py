@@ -11,7 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_FILE, training_index
-from pipeline.audit.blind import Blind, auc_interval, blind_diagnostic, blind_scores, sample_documents
+from pipeline.audit.blind import (
+    Blind,
+    Shown,
+    auc_interval,
+    blind_diagnostic,
+    blind_scores,
+    known_of,
+    sample_documents,
+    shown_of,
+)
 from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.records import parse_part
 from pipeline.audit.score_shards import scores_of
@@ -173,7 +182,7 @@ def blind_collection(collection: Collection, scored: Scored, seed: int) -> Blind
     except UserError as error:
         sentence = f"Whether the words of unseen and audited documents differ was not tested: {error}."
         return BlindDiagnostic(ok=None, sentence=sentence)
-    diagnostic = blind_diagnostic(test, "unseen")
+    diagnostic = blind_diagnostic(test, "unseen", known_of(list(scored.shards.values())))
     scored.store.write_json(name, diagnostic.plain())
     return diagnostic
 
@@ -185,11 +194,11 @@ def _blind_groups(collection: Collection, scored: Scored, seed: int) -> Blind | 
         UserError: a file is gone or damaged.
     """
     mixed = _mixed(collection)
-    texts: dict[str, list[str]] = {}
+    texts: dict[str, list[Shown]] = {}
     blocks: dict[str, list[int]] = {}
     for role in ("unseen", "audit"):
         shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        places = [(collection.places[s.id].get(d.row), d.text) for s, d in sample_documents(shards)]
+        places = [(collection.places[s.id].get(d.row), shown_of(d)) for s, d in sample_documents(shards)]
         kept = [(int(collection.block[at]), text) for at, text in places if at is not None]
         blocks[role] = [block for block, _ in kept if not mixed[block]]
         texts[role] = [text for block, text in kept if not mixed[block]]

@@ -11,7 +11,18 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, blind_scores, sample_documents, settled_by
+from pipeline.audit.blind import (
+    LEAST,
+    OF_PICTURES,
+    PASSING,
+    TOLERANCE,
+    WORDS,
+    Shown,
+    blind_scores,
+    sample_documents,
+    settled_by,
+    shown_of,
+)
 from pipeline.audit.detection import CONFIDENCE, RATES, RESAMPLES, Estimate, detection, roc
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.score_shards import scores_of
@@ -24,6 +35,9 @@ from pipeline.errors import UserError
 
 BLIND = "blind (words alone)"
 """The row of the classifier that knows only the words; no score column has such a name."""
+
+BLIND_PICTURES = "blind (pictures alone)"
+"""The same of the classifier that knows pictures and their files."""
 
 COMPARED: tuple[Role, Role] = ("seen", "unseen")
 MOST_GROUPS = 100
@@ -121,9 +135,10 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     kinds = {role: _kind(scored, role, columns) for role in COMPARED}
     words = _words(scored, kinds, config.seed)
+    blind = BLIND_PICTURES if config.corpus.has_pictures else BLIND
     for role, values in words.items():
-        kinds[role].scores[BLIND] = values
-    names = [*([BLIND] if words else []), *columns]
+        kinds[role].scores[blind] = values
+    names = [*([blind] if words else []), *columns]
     grouped, dropped = _groups(kinds)
     rows = [_row(kinds, name, group, config.seed) for group in (None, *grouped) for name in names]
     evaluation = Evaluation(
@@ -166,10 +181,10 @@ def _kind(scored: Scored, role: Role, columns: Sequence[str]) -> _Kind:
 def _words(scored: Scored, kinds: dict[Role, _Kind], seed: int) -> dict[Role, np.ndarray]:
     """The classifier's score of each compared document that it was asked about, NaN elsewhere; none with too few."""
     places: dict[Role, list[int]] = {}
-    texts: dict[Role, list[str]] = {}
+    texts: dict[Role, list[Shown]] = {}
     for role, kind in kinds.items():
         shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        sample = [(kind.place(shard.id, document.row), document.text) for shard, document in sample_documents(shards)]
+        sample = [(kind.place(shard.id, d.row), shown_of(d)) for shard, d in sample_documents(shards)]
         places[role] = [place for place, _ in sample if place is not None]
         texts[role] = [text for place, text in sample if place is not None]
     guesses = blind_scores(texts["unseen"], texts["seen"], seed)
@@ -234,9 +249,15 @@ def _notices(evaluation: Evaluation) -> Iterator[str]:
         yield f"Fewer than {LEAST} documents of one kind are compared: the figures say next to nothing."
 
 
+def is_blind(detector: str) -> bool:
+    """Whether a row is of a classifier that never saw the model."""
+    return detector in (BLIND, BLIND_PICTURES)
+
+
 def _about_words(row: DetectorEvaluation) -> str:
-    if row.detector != BLIND:
-        return f"Fewer than {LEAST} seen or unseen documents: whether their words tell them apart could not be tested."
+    if not is_blind(row.detector):
+        return f"Fewer than {LEAST} seen or unseen documents: whether a classifier tells them apart was not tested."
+    by = WORDS if row.detector == BLIND else OF_PICTURES
     value, low, high = row.auc.value, row.auc.low, row.auc.high
     assert value is not None  # there are documents of both kinds
     assert low is not None
@@ -244,17 +265,17 @@ def _about_words(row: DetectorEvaluation) -> str:
     interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
     if low > 0.5 + TOLERANCE:
         return (
-            f"A classifier that never saw the model tells seen from unseen documents by their words ({interval}): they "
+            f"A classifier that never saw the model tells seen from unseen documents by their {by} ({interval}): they "
             "differ in more than membership. A detector may have found that difference, and these figures do not say "
             "how much of what it finds is membership."
         )
     if high > 0.5 + PASSING:
         return (
-            f"Whether a classifier that never saw the model tells seen from unseen documents by their words cannot be "
-            f"said from so few ({interval}): the test is inconclusive. {settled_by('seen', 'unseen')}"
+            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot be "
+            f"said from so few ({interval}): the test is inconclusive. {settled_by('seen', 'unseen', by)}"
         )
     return (
-        f"A classifier that never saw the model hardly tells seen from unseen documents by their words: with an AUC of "
+        f"A classifier that never saw the model hardly tells seen from unseen documents by their {by}: with an AUC of "
         f"at most {0.5 + PASSING:g} ({interval}). That speaks for these documents; it does not prove that they differ "
         "in membership alone."
     )

@@ -149,7 +149,7 @@ def _sentences(
         )
     lines.append(
         "Both rest on this: nothing but training tells the audited documents from the unseen ones. The blind test "
-        "looks for other differences in their words alone."
+        "looks for other differences in their words alone, or in thumbnails, colours and files of pictures."
     )
     if limit is not None:
         lines.append(f"This is a sample: only the first {limit:,} documents of each role were read.")

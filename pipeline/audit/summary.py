@@ -36,12 +36,19 @@ BlindOutcome = Literal["passed", "failed", "inconclusive", "not tested"]
 
 
 class BlindDiagnostic(Diagnostic):
-    """Whether the words alone tell calibration documents from audited ones; numbers are null if not tested."""
+    """Whether the words alone, or what pictures look like, tell calibration documents from audited ones.
+
+    Numbers are null if not tested.
+    """
 
     outcome: BlindOutcome = Field(
         "not tested",
         description="passed: hardly, at 99% confidence; failed: they do, at 99% confidence; inconclusive: too few "
         "documents to say either.",
+    )
+    by: str = Field(
+        "words",
+        description="What the classifier knows: words, or of pictures thumbnails, colours and files.",
     )
     n_to_settle: int | None = Field(
         None, description="Documents of each kind, about, that would settle the test; null where it is settled."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation
+from pipeline.audit.evaluation import Evaluated, Evaluation, is_blind
 from pipeline.audit.manifest import read_run
 from pipeline.config.models import display_name
 from pipeline.report.names import model_name
@@ -32,7 +32,9 @@ def write_evaluation(store: Store, evaluated: Evaluated) -> str:
     evaluation = evaluated.evaluation
     manifest, _ = read_run(store)
     areas = {row.detector: row.auc.value for row in evaluation.rows if row.group is None}
-    figures = roc_figures(evaluated.curves, areas, ("seen", "unseen"), dashed=BLIND)
+    figures = roc_figures(
+        evaluated.curves, areas, ("seen", "unseen"), dashed=next(filter(is_blind, evaluated.curves), None)
+    )
     grouped = any(row.group is not None for row in evaluation.rows)
     page = render(
         "evaluation.html",
@@ -55,7 +57,7 @@ def write_evaluation(store: Store, evaluated: Evaluated) -> str:
 
 def headline(evaluation: Evaluation) -> str:
     """The detector with the highest AUC over all documents, with its interval."""
-    rows = [row for row in evaluation.rows if row.group is None and row.detector != BLIND]
+    rows = [row for row in evaluation.rows if row.group is None and not is_blind(row.detector)]
     defined = [(row.auc.value, row) for row in rows if row.auc.value is not None]
     if not defined:
         return "No figure is defined: documents of one kind alone are compared."

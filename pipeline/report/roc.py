@@ -42,7 +42,8 @@ def roc_figures(
     curves = {name: curve for name, curve in curves.items() if name in best}
     whole = ", ".join(f"{label(name)} {areas[name]:.3f}" for name in curves) + left
     small = ", ".join(f"{label(name)} {_reached(*curve):.3f}" for name, curve in curves.items()) + left
-    chance = f"The dotted line is chance{'' if dashed is None else ', the dashed curve the classifier on the words'}."
+    blind = "" if dashed is None else ", the dashed curve the classifier that never saw the model"
+    chance = f"The dotted line is chance{blind}."
     if left:
         chance += f" The {NAMED} detectors with the largest AUC are drawn; the table has all of them."
 

@@ -67,9 +67,8 @@ def _support_sentence(summary: Summary) -> str:
         return ""
     why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.ok is False:
-        why = (
-            "their words alone tell the audited from the calibration documents, so they differ in more than membership"
-        )
+        alone = f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents"
+        why = f"{alone}, so they differ in more than membership"
     if summary.calibration == "weighted" and summary.diagnostics.blind.ok is False:
         why = "even with the weights their words alone tell the audited from the calibration documents"
     return f"Not supported: {why}. "
@@ -238,7 +237,7 @@ def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
 
 
 def is_tested(summary: Summary) -> bool:
-    """Whether the words alone were tried at telling calibration from audited documents, and something came of it."""
+    """Whether a classifier tried to tell calibration from audited documents without the model, with a result."""
     return summary.diagnostics.blind.ok is not None
 
 
@@ -248,7 +247,7 @@ def untested(summary: Summary) -> str:
     if summary.diagnostics.blind.outcome == "not tested":
         return f"Whether {differ} was not tested."
     return (
-        f"Whether {differ} is not known: the test of their words was inconclusive. About "
+        f"Whether {differ} is not known: the test of their {summary.diagnostics.blind.by} was inconclusive. About "
         f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would settle it."
     )
 

@@ -120,7 +120,7 @@ def test_too_few_documents_for_the_words_leave_their_row_out_and_say_so(score: S
     evaluation = evaluate_scores(*score(rows_of(30)), None).evaluation
     assert [row.detector for row in evaluation.rows if row.group is None] == ["loss", "zlib"]
     notices = " ".join(evaluation.notices)
-    assert "whether their words tell them apart could not be tested" in notices
+    assert "whether a classifier tells them apart was not tested" in notices
     assert "With 15 unseen documents a false positive rate of 1% or 5% allows no false positive" in notices
     assert "the figures say next to nothing" in notices
 

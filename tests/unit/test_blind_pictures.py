@@ -1,0 +1,67 @@
+"""Pictures that are told apart without a model: by their pixels, and by facts of their files alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from picture_models import encoded
+from PIL import Image
+
+from pipeline.audit.blind import OF_PICTURES, blind, blind_diagnostic
+from pipeline.audit.blind_pictures import picture_features
+
+COUNT = 120
+
+
+def collection(seed: int, form: str = "JPEG", shift: int = 0, size: int = 24, **settings: int) -> list[bytes]:
+    """Pictures with random shapes, so much brighter, as files of one kind."""
+    rng = np.random.default_rng(seed)
+    files = []
+    for _ in range(COUNT):
+        coarse = Image.fromarray(rng.integers(0 + shift, 200 + shift, (4, 4, 3), dtype=np.uint8))
+        files.append(encoded(coarse.resize((size, size), Image.Resampling.BICUBIC), form, **settings))
+    return files
+
+
+def test_two_halves_of_one_collection_are_not_told_apart() -> None:
+    failed = 0
+    for seed in range(5):
+        test = blind(collection(2 * seed, quality=80), collection(2 * seed + 1, quality=80), seed)
+        assert test is not None
+        failed += test.ok is False
+    assert failed == 0  # a 99% interval, and it must lie above 0.53 too
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("quality", {"quality": 60}),
+        ("format", {"form": "PNG"}),
+        ("size", {"quality": 80, "size": 25}),
+        ("brightness", {"quality": 80, "shift": 55}),
+    ],
+)
+def test_what_a_file_or_its_pixels_tell_is_found(kind: str, other: dict[str, int]) -> None:
+    test = blind(collection(1, quality=80), collection(2, **other), 0)  # type: ignore[arg-type]
+    assert test is not None
+    assert test.ok is False, (kind, test)
+    assert test.auc > 0.9
+
+
+def test_the_sentence_says_what_told_them_apart() -> None:
+    test = blind(collection(1, quality=80), collection(2, quality=60), 0)
+    diagnostic = blind_diagnostic(test, "unseen", OF_PICTURES)
+    assert diagnostic.by == OF_PICTURES
+    assert "knows only their thumbnails, colours and files tells the unseen documents" in diagnostic.sentence
+
+
+def test_a_file_that_is_no_picture_has_features_too() -> None:
+    good = collection(1, quality=80)[:2]
+    features = picture_features([*good, b"nothing", good[0][:200]])
+    assert features.shape[0] == 4
+    assert np.isfinite(features).all()
+    assert (features[2, :-1] == 0).sum() >= 280
+
+
+def test_too_few_pictures_are_not_tested() -> None:
+    assert blind(collection(1)[:10], collection(2)[:50], 0) is None
