@@ -160,6 +160,14 @@ def attention(device: torch.device, longest: int) -> AbstractContextManager[Any]
         device: of the model.
         longest: tokens of the longest text of a pass.
     """
-    if device.type == "cpu" and longest <= SHORT_TOKENS:
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
+    return plain_attention() if device.type == "cpu" and longest <= SHORT_TOKENS else nullcontext()
+
+
+def plain_attention() -> AbstractContextManager[Any]:
+    """Attention without a fused kernel."""
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def attention_is_plain() -> bool:
+    """Whether `plain_attention` is in force."""
+    return not torch.backends.cuda.flash_sdp_enabled() and not torch.backends.cuda.mem_efficient_sdp_enabled()

@@ -16,7 +16,14 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
 from pipeline.models.device_errors import check_lost, out_of_memory
 from pipeline.models.embedding import embedding_rows
-from pipeline.training.loss import attention, batch_loss, causal_model, hidden_states, may_have_head
+from pipeline.training.loss import (
+    attention_is_plain,
+    batch_loss,
+    causal_model,
+    hidden_states,
+    may_have_head,
+    plain_attention,
+)
 
 CPU_PASS_TOKENS = 256
 """Tokens of one pass on a CPU, padding included: there as many tokens are as quick in several passes as in one."""
@@ -71,7 +78,7 @@ def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, lo
     def kept(again: bool) -> float:
         if loss is None:
             return bytes_of_token(model, config, again)
-        return _kept_bytes(model, config, again, lambda: loss(model, [longest])) / len(longest)
+        return bytes_kept(model, config, again, lambda: loss(model, [longest])) / len(longest)
 
     recomputes = config.recompute
     if recomputes is None:
@@ -90,7 +97,7 @@ def bytes_of_token(model: Any, config: FinetuneConfig, recomputes: bool) -> floa
         config: how it is trained.
         recomputes: whether activations within a layer are computed again.
     """
-    short, long = (_kept_bytes(model, config, recomputes, partial(_read_made_up, model, tokens)) for tokens in PROBES)
+    short, long = (bytes_kept(model, config, recomputes, partial(_read_made_up, model, tokens)) for tokens in PROBES)
     return max(0, long - short) / (PROBES[1] - PROBES[0])
 
 
@@ -102,8 +109,15 @@ def _read_made_up(model: Any, tokens: int) -> Any:
     return batch_loss(model, [ids[0].tolist()])  # its logits are kept too
 
 
-def _kept_bytes(model: Any, config: FinetuneConfig, recomputes: bool, read: Callable[[], Any]) -> int:
-    """Bytes of all that a pass over one document keeps, but for weights."""
+def bytes_kept(model: Any, config: FinetuneConfig, recomputes: bool, read: Callable[[], Any]) -> int:
+    """Bytes of all that a pass keeps for the gradients, but for weights.
+
+    Args:
+        model: with what is trained of it.
+        config: how it is trained.
+        recomputes: whether activations within a layer are computed again.
+        read: runs the pass and returns what holds its graph.
+    """
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     sizes: dict[int, int] = {}
 
@@ -148,11 +162,14 @@ def recomputed(model: Any, wanted: bool) -> Iterator[None]:
 
 
 def _run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A layer whose activations are computed again, with the attention of the first time."""
-    hidden = args[0] if args else kwargs["hidden_states"]
+    """A layer whose activations are computed again, with the attention of the first time.
+
+    A layer may read another length than the whole model does, as those of a vision tower do, so its inputs do not tell.
+    """
+    plain = attention_is_plain()
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), attention(hidden.device, hidden.shape[1])
+        return nullcontext(), plain_attention() if plain else nullcontext()
 
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 

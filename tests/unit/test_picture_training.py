@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,10 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
+from pipeline.training import loss as loss_module
 from pipeline.training import pictures as pictures_module
+from pipeline.training import train as train_module
+from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
 from pipeline.training.pictures import train_pictures
 from pipeline.training.train import TrainingStep
 
@@ -177,6 +181,44 @@ def test_pictures_that_are_decoded_again_for_every_step_give_the_same_weights(
     train_pictures(open_base(), captioned, CONFIG, tmp_path / "again")
     kept, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("kept", "again"))
     assert kept == again
+
+
+@pytest.mark.parametrize("short", [256, 30])
+def test_activations_that_are_computed_again_give_the_same_losses(
+    short: int,
+    open_base: Callable[[], LanguageModel],
+    captioned: list[tuple[bytes, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        loss_module, "SHORT_TOKENS", short
+    )  # at 30 the tower reads a short text and the rest a long one
+    kept, again = (
+        train_pictures(open_base(), captioned, config_of(epochs=1, recompute=recompute), tmp_path / str(recompute))
+        for recompute in (False, True)
+    )
+    assert again.losses == pytest.approx(kept.losses, abs=1e-5)
+
+
+def test_what_a_pass_keeps_counts_the_tower_too(
+    open_base: Callable[[], LanguageModel],
+    captioned: list[tuple[bytes, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[tuple[float, float]] = []
+
+    def noted(model: Any, documents: Any, config: FinetuneConfig, probe: Any) -> PassSize:
+        longest = max(map(len, documents))
+        text = longest * bytes_of_token(model, config, False)
+        sizes.append((text, bytes_kept(model, config, False, partial(probe, model, [max(documents, key=len)]))))
+        return PassSize(256, False)
+
+    monkeypatch.setattr(train_module, "pass_size", noted)
+    train_pictures(open_base(), captioned, config_of(method="lora", epochs=1), tmp_path / "a")
+    ((text, picture),) = sizes
+    assert text < picture < 4 * text
 
 
 def test_max_tokens_cuts_captions_and_never_a_picture(
