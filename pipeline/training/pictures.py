@@ -106,12 +106,13 @@ def _captioned(
     prompt, answer = prompts.of(picture).ids, caption_ids(lm, caption)
     if not answer or not caption.strip():
         raise UserError(f"fine-tuning picture {index} has no caption: {caption!r}")
-    if len(prompt) >= max_tokens:
+    most = max_tokens if lm.max_tokens is None else min(max_tokens, lm.max_tokens - len(prompt))
+    if most < 1:
         raise UserError(
-            f"fine-tuning picture {index} takes {len(prompt)} tokens with its prompt, which leaves none of max_tokens "
-            f"{max_tokens} for its caption: raise max_tokens"
+            f"fine-tuning picture {index} and the instruction are {len(prompt)} tokens, and the model has "
+            f"{lm.max_tokens} positions: none is left for a caption"
         )
-    ids = [*prompt, *answer][:max_tokens]
+    ids = [*prompt, *answer[:most]]
     if (problem := unknown_id(ids, embedding_rows(lm.model))) is not None:
         raise UserError(f"fine-tuning picture {index}: {problem}")
     return CaptionedPicture(picture, ids, len(prompt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from itertools import pairwise
@@ -221,15 +222,17 @@ def test_what_a_pass_keeps_counts_the_tower_too(
     assert text < picture < 4 * text
 
 
-def test_max_tokens_cuts_captions_and_never_a_picture(
+def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
     open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
 ) -> None:
     lm = open_base()
     prompt = len(picture_prompt(lm, open_picture(captioned[0][0])).ids)
-    result = train_pictures(lm, captioned, config_of(epochs=1, max_tokens=prompt + 3), tmp_path / "a")
+    result = train_pictures(lm, captioned, config_of(epochs=1, max_tokens=3), tmp_path / "a")
     assert result.tokens == 3 * len(captioned)
-    with pytest.raises(UserError, match=rf"picture 0 takes {prompt} tokens .* none of max_tokens {prompt} "):
-        train_pictures(open_base(), captioned, config_of(max_tokens=prompt), tmp_path / "b")
+    result = train_pictures(replace(lm, max_tokens=prompt + 2), captioned, config_of(epochs=1), tmp_path / "b")
+    assert result.tokens == 2 * len(captioned)
+    with pytest.raises(UserError, match=rf"picture 0 and the instruction are {prompt} tokens, .* has {prompt} pos"):
+        train_pictures(replace(lm, max_tokens=prompt), captioned, CONFIG, tmp_path / "c")
 
 
 def test_what_cannot_be_trained_on_is_said_in_a_line(
