@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,43 @@ def test_a_processor_without_a_token_for_pictures_is_refused(tmp_path: Path) -> 
     (tmp_path / "processor_config.json").unlink()
     with pytest.raises(UserError, match="processor"):
         open_picture_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_an_adapter_is_merged_into_a_model_of_pictures(lm: LanguageModel, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = tmp_path / "base"
+    lm.model.save_pretrained(folder)  # type: ignore[operator]
+    for part in (lm.tokenizer, lm.processor):
+        part.save_pretrained(folder)  # type: ignore[union-attr]
+    torch.manual_seed(1)
+    settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    base: Any = open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
+    prompt = picture_prompt(base, random_pictures([(40, 30)])[0])
+    _, before = logits_of(base, prompt, [])
+    adapted: Any = get_peft_model(base.model, settings).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    _, expected = logits_of(replace(base, model=adapted), prompt, [])
+    merged = open_picture_model(ModelConfig(path=str(folder), dtype="float32", adapter=str(tmp_path / "adapter")))
+    _, got = logits_of(merged, prompt, [])
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    assert (got - before).abs().max() > 0.01
+
+
+def test_a_model_of_pictures_in_bfloat16_measures_near_its_float32(lm: LanguageModel, tmp_path: Path) -> None:
+    lm.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    for part in (lm.tokenizer, lm.processor):
+        part.save_pretrained(tmp_path)  # type: ignore[union-attr]
+    config = ModelConfig(path=str(tmp_path), dtype="bfloat16")
+    assert check_model(config, "pictures")["dtype"] == fingerprint_model(config)["dtype"] == "bfloat16"
+    half = open_picture_model(config)
+    assert half.model.dtype == torch.bfloat16
+    prompts = [picture_prompt(half, picture) for picture in random_pictures(SIZES)]
+    assert [prompt.ids for prompt in prompts] == [picture_prompt(lm, p).ids for p in random_pictures(SIZES)]
+    wanted = {"instruction": frozenset({"renyi_2"})}
+    expected = forward_pictures(lm, prompts, [[]] * len(SIZES), wanted)["instruction"].renyi["2"]
+    got = forward_pictures(half, prompts, [[]] * len(SIZES), wanted)["instruction"].renyi["2"]
+    torch.testing.assert_close(got, expected, atol=0.05, rtol=0.02)
 
 
 def test_the_processor_is_part_of_a_models_fingerprint(tmp_path: Path) -> None:
