@@ -87,7 +87,8 @@ def print_plan(facts: dict[str, Any]) -> None:
             continue
         more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
         on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
-        screen.print(f"pass {entry['kind']}: {entry['model']} model{on}, {entry['text']} text{more}", highlight=False)
+        read = f"{entry['text']} text" if entry["text"] in ("plain", "lowercase") else entry["text"]
+        screen.print(f"pass {entry['kind']}: {entry['model']} model{on}, {read}{more}", highlight=False)
     for entry in facts["adapters"]:
         source = " and ".join(entry["train_on"])
         some = f"{entry['documents']:,} documents" if entry["documents"] else "documents"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.corpus.extent import extent_of
 from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
+from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
@@ -23,6 +25,9 @@ from pipeline.store.files import Store
 
 BYTES_PER_TOKEN = 4.0
 """Of English text, about."""
+
+PICTURE_TOKENS = 640
+"""Of a picture with the instruction and a description, about: 576 of them are the picture's in LLaVA-1.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,16 @@ class Plan:
             for p, read in planned.items()
             if not p.draw and p.continued is None
         ]
+        if self.config.corpus.has_pictures:
+            return _picture_passes(planned)
         sample_counts = sampled_of(parse_detectors(self.config.detectors))
         passes += [{"kind": "generate", **asdict(continued), "draws": m} for continued, m in sample_counts.items()]
         return passes
 
     def text_bytes(self) -> int:
-        """Estimated bytes of text of all inputs, decompressed."""
+        """Estimated bytes of text of all inputs, decompressed; of pictures, of what a model reads of them."""
+        if self.config.corpus.has_pictures:
+            return round(sum(extent_of(entry).rows for entry in self.inputs) * PICTURE_TOKENS * BYTES_PER_TOKEN)
         return sum(extent_of(entry).text_bytes for entry in self.inputs)
 
     def estimated_tokens(self) -> dict[str, float]:
@@ -77,10 +86,12 @@ class Plan:
                 row_bytes[entry.path] = float(entry.size)
             else:
                 row_bytes[entry.path] = extent.text_bytes / max(1, extent.rows)
+            if self.config.corpus.has_pictures:
+                row_bytes[entry.path] = PICTURE_TOKENS * BYTES_PER_TOKEN
         sizes = {}
         for shard in self.shards:
             by_row = row_bytes[shard.path]
-            if shard.by_bytes:
+            if shard.by_bytes and not shard.pictures:  # of pictures a file of lines holds the paths alone
                 most = float((shard.stop or 0) - shard.start)
             elif shard.stop is not None:
                 most = (shard.stop - shard.start) * by_row
@@ -90,6 +101,24 @@ class Plan:
             size = min(most, rows)
             sizes[shard.id] = (size if size < float("inf") else by_row) / BYTES_PER_TOKEN
         return sizes
+
+
+def _picture_passes(planned: Mapping[Pass, frozenset[str]]) -> list[dict[str, Any]]:
+    """The passes over pictures: one a description, whatever the number of parts that are read."""
+    passes = []
+    for caption in sorted({p.caption for p in planned}):
+        parts = {p.part: read for p, read in planned.items() if p.caption == caption}
+        passes.append(
+            {
+                "kind": "forward",
+                "model": "target",
+                "text": f"pictures with {caption} descriptions ({', '.join(sorted(parts))})",
+                "adapter": None,
+                "paraphrases": 0,
+                "statistics": sorted(frozenset().union(*parts.values())),
+            }
+        )
+    return passes
 
 
 def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
