@@ -42,7 +42,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from pipeline.models.libraries import quieten
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import INSTRUCTION, PicturePrompt, picture_prompt
+from pipeline.models.pictures import PicturePrompt, picture_prompt
+from pipeline.models.processors import INSTRUCTION
 from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.passes.statistics import RENYI_ORDERS

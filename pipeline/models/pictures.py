@@ -11,12 +11,10 @@ from torch import Tensor
 
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel
-from pipeline.models.processors import picture_token
+from pipeline.models.processors import picture_token, prompt_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-INSTRUCTION = "Describe this image concisely."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +37,13 @@ def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
         UserError: the processor leaves no room for the picture among the tokens.
     """
     processor: Any = lm.processor
-    inputs = processor(images=[picture], text=[_prompt_text(processor)], return_tensors="pt")
+    inputs = processor(images=[picture], text=[prompt_text(processor)], return_tensors="pt")
     ids = inputs.pop("input_ids")[0].tolist()
     inputs.pop("attention_mask", None)
     if picture_token(lm.model.config) not in ids:
         raise UserError(f"model {lm.model.name_or_path}: its processor writes no token that stands for a picture")
     along = {name: value for name, value in inputs.items() if value.dim() == 2 and value.shape == (1, len(ids))}
     return PicturePrompt(ids, {name: value for name, value in inputs.items() if name not in along}, along)
-
-
-def _prompt_text(processor: Any) -> str:
-    """The instruction behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]
-        text: str = processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-        return text
-    return f"USER: {processor.image_token}\n{INSTRUCTION} ASSISTANT:"
 
 
 def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
@@ -66,7 +53,7 @@ def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
         lm: From `open_picture_model`.
         caption: of a picture.
     """
-    prompt = _prompt_text(lm.processor)
+    prompt = prompt_text(lm.processor)
     blank = "" if prompt[-1:].isspace() else " "
     before, both, alone = lm.tokenizer(
         [prompt, f"{prompt}{blank}{caption.lstrip()}", f"{blank}{caption.lstrip()}"], add_special_tokens=False

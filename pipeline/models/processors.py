@@ -8,6 +8,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import Checkpoint, in_one_line
 
+INSTRUCTION = "Describe this image concisely."
+
 
 def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     """Load the processor of a checkpoint.
@@ -20,6 +22,7 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     Raises:
         UserError: a file is missing or damaged, or no token stands for a picture.
     """
+    from PIL import Image
     from transformers import AutoImageProcessor, AutoProcessor
 
     trusted = {"trust_remote_code": config.trust_remote_code}
@@ -32,7 +35,21 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     # By Pillow, so that a picture becomes the same numbers whether or not torchvision is installed.
     with in_one_line(config, "processor"):
         processor.image_processor = AutoImageProcessor.from_pretrained(source.folder, backend="pil", **trusted)
+        blank = processor(images=[Image.new("RGB", (64, 64))], text=[prompt_text(processor)], return_tensors="np")
+    if picture_token(loaded) not in blank["input_ids"][0]:
+        raise UserError(f"model {config.shown}: its processor writes no token that stands for a picture")
     return processor
+
+
+def prompt_text(processor: Any) -> str:
+    """`INSTRUCTION` behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]
+        text: str = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        return text
+    return f"USER: {processor.image_token}\n{INSTRUCTION} ASSISTANT:"
 
 
 def _without_videos(kind: type) -> Any | None:

@@ -13,7 +13,7 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import LanguageModel, open_picture_model
-from pipeline.models.pictures import INSTRUCTION
+from pipeline.models.processors import INSTRUCTION
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import DESCRIPTION_TOKENS, describe
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema

@@ -17,8 +17,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt
-from pipeline.models.processors import picture_token
+from pipeline.models.pictures import PicturePrompt, caption_ids, picture_prompt
+from pipeline.models.processors import INSTRUCTION, picture_token
 from pipeline.passes.forward import TokenStatistics, tail_of
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import (
@@ -197,11 +197,27 @@ def test_a_model_of_pictures_says_so_where_no_picture_is_given(tmp_path: Path) -
     )
 
 
-def test_a_processor_without_a_token_for_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_processor_that_makes_no_room_for_a_picture_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
     save_llava(tmp_path)
-    (tmp_path / "processor_config.json").unlink()
-    with pytest.raises(UserError, match="processor"):
-        open_picture_model(ModelConfig(path=str(tmp_path)))
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.write_bytes(b"")
+    whole = json.loads((tmp_path / "processor_config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def refusal(processor: dict[str, Any] | None, **changed: Any) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        (tmp_path / "processor_config.json").write_text(json.dumps(processor))
+        if processor is None:
+            (tmp_path / "processor_config.json").unlink()
+        with pytest.raises(UserError) as caught:
+            check_model(ModelConfig(path=str(tmp_path), dtype="float32"), "pictures")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "cannot read its processor" in refusal(None)
+    assert "cannot read its processor" in refusal(whole | {"patch_size": None})
+    assert "writes no token that stands for a picture" in refusal(whole, image_token_index=7)
+    assert "Found total 0 <image> tokens and 1 images" in refusal(whole | {"chat_template": "{{ 'look' }}"})
 
 
 def test_an_adapter_is_merged_into_a_model_of_pictures(lm: LanguageModel, tmp_path: Path) -> None:
