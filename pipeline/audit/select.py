@@ -21,6 +21,8 @@ from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap,
 from pipeline.audit.selected import ORDER, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, series_place, summary_file, write_summary
+from pipeline.audit.thumbnails import MOST as THUMBNAILS
+from pipeline.audit.thumbnails import write_thumbnails
 from pipeline.audit.untrained import check_training
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
@@ -91,17 +93,22 @@ def select_all(
         slots = claim({question.selection.name: question.calibration_keys() for question in questions})
         questions = [question.placed(slots[question.selection.name]) for question in questions]
         config = config.model_copy(update={"selections": [question.selection for question in questions]})
-    rereads = texts and isinstance(config.model, ModelConfig) and not config.corpus.has_pictures
+    pictured = texts and config.corpus.has_pictures
+    rereads = texts and isinstance(config.model, ModelConfig) and not pictured
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None
     answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     strongest = [
         strongest_of(one.selection, made, judged.selected.first(shown), one.overlap) for one, made, judged in answers
     ]
+    strongest_pictures = [judged.selected.first(THUMBNAILS if pictured else 0) for _, _, judged in answers]
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
     for (question, made, judged), summary in zip(answers, summaries, strict=True):
         question.write(summary, made, judged)
+    for question, pictures in zip(questions, strongest_pictures, strict=True):
+        if len(pictures):
+            write_thumbnails(scored, question.selection.name, pictures)
     _remove_others(config, scored)
     if kept is not None:
         write_evidence(scored, config, strongest, kept, reread, say)

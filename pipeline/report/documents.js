@@ -32,7 +32,9 @@ function readDocuments(chunks) {
       const place = `${source}:${chunk.row[i]}`;
       const id = chunk.ids[i] === null ? `${source}#${chunk.row[i]}` : chunk.ids[i];
       const text = chunk.text ? chunk.text[i] : null;
-      documents.push({ at: documents.length, id, p, place, source, text, scores: scores.map((values) => values[i]) });
+      const picture = chunk.thumbs ? chunk.thumbs[i] : null;
+      const own = scores.map((values) => values[i]);
+      documents.push({ at: documents.length, id, p, place, source, text, picture, scores: own });
     });
   }
   return { documents, sources, names: chunks.length ? Object.keys(chunks[0].scores) : [] };
@@ -53,6 +55,12 @@ function column(title, value, { node, numeric = false, className = "" } = {}) {
   return { title, data: null, render, className, type: numeric ? "num" : "string" };
 }
 
+/** The picture of a document, as the page has it: a small JPEG file. */
+function thumbnail(one) {
+  if (!one.picture) return [];
+  return [make("img", { src: `data:image/jpeg;base64,${one.picture}`, alt: "thumbnail", class: "thumbnail" })];
+}
+
 function columns(names, texts) {
   const bdi = (text) => make("bdi", {}, text);
   return [
@@ -67,7 +75,7 @@ function columns(names, texts) {
       ? [
           column("text", (one) => one.text || "", {
             className: "begins",
-            node: (one) => make("span", { dir: "auto" }, one.text || "text not available"),
+            node: (one) => make("span", { dir: "auto" }, ...thumbnail(one), one.text || (one.picture ? "" : "text not available")),
           }),
         ]
       : [column("place", (one) => one.place, { className: "begins", node: (one) => bdi(one.place) })]),
@@ -119,6 +127,7 @@ function details(one, names, tokens) {
     facts.append(...listed("near copies", tokens.copies.length ? tokens.copies : ["none known"]));
   }
   if (tokens && tokens.pieces) box.append(...shadedText(tokens));
+  else if (one.picture) box.append(make("p", { class: "excerpt", dir: "auto" }, ...thumbnail(one), one.text));
   else if (one.text !== null) box.append(make("p", { class: "excerpt", dir: "auto" }, one.text || "text not available"));
   box.append(facts);
   return box;

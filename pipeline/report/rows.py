@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.audit.evidence import DocumentEvidence, read_evidence
+from pipeline.audit.known_copies import Place
+from pipeline.audit.thumbnails import read_thumbnails
 from pipeline.errors import UserError, visible
 from pipeline.report.facts import NOT_SCORES, SelectionFacts, finite
 from pipeline.report.names import Folders
@@ -81,9 +83,12 @@ def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: b
     room_of_tokens = int(_EVIDENCE * room) if evidence else 0
     rows, tokens, places = _Packed(room - room_of_tokens), _Packed(room_of_tokens), _Places(folders)
     first = {(document.source, document.row): document.excerpt for document in selection.documents}
+    thumbnails = read_thumbnails(store, selection.name) if texts else {}
     n_rows = n_evidence = 0
     for batch in _batches(store, f"selection/{selection.name}/selected.parquet", limit, texts):
-        if not rows.add(_columns(batch, places, first if texts else None)):
+        columns = _columns(batch, places, first if texts else None)
+        pictured = {**columns, "thumbs": _thumbnails(batch, thumbnails)} if thumbnails else columns
+        if not (rows.add(pictured) or rows.add(columns)):
             break
         for index, doc_id in enumerate(batch["doc_id"]):
             if doc_id in evidence and tokens.add(_tokens(n_rows + index, evidence[doc_id], folders, texts)):
@@ -149,6 +154,12 @@ def _columns(
         at = zip(batch["source"], batch["row"], begun, strict=True)
         columns["text"] = [visible(text or first.get((source, row)) or "") for source, row, text in at]
     return columns
+
+
+def _thumbnails(batch: Mapping[str, list[Any]], thumbnails: Mapping[Place, bytes]) -> list[str | None]:
+    """Base64 of the thumbnail of each document; None where it has none."""
+    files = (thumbnails.get(place) for place in zip(batch["source"], batch["row"], strict=True))
+    return [None if data is None else base64.b64encode(data).decode("ascii") for data in files]
 
 
 def _short(value: float | None) -> float | None:

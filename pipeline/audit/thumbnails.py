@@ -1,0 +1,82 @@
+"""Thumbnails of the strongest selected pictures, for the report: small, and with nothing in them but pixels."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipeline.audit.known_copies import Place
+from pipeline.audit.scored import Scored
+from pipeline.corpus.documents import pictures_of
+from pipeline.corpus.pictures import open_picture, picture_key
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST = 500
+"""Thumbnails of a selection, at most."""
+
+SIDE = 96
+"""Pixels of a thumbnail's longer side."""
+
+_SCHEMA = pa.schema([("source", pa.string()), ("row", pa.int64()), ("thumbnail", pa.binary())])
+
+
+def thumbnails_file(selection: str) -> str:
+    """Where a run directory keeps the thumbnails of a selection."""
+    return f"selection/{selection}/thumbnails.parquet"
+
+
+def thumbnail_of(picture: Image) -> bytes:
+    """A picture, RGB, as a small JPEG file of its pixels alone: nothing that stood in its own file is in it."""
+    from PIL import Image
+
+    small = Image.frombytes("RGB", picture.size, picture.tobytes())
+    small.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=75)
+    return file.getvalue()
+
+
+def write_thumbnails(scored: Scored, selection: str, selected: pa.Table) -> None:
+    """Write the thumbnails of selected pictures that are still those that were scored.
+
+    Args:
+        scored: the score shards.
+        selection: its name.
+        selected: its strongest documents, with columns source and row.
+    """
+    wanted: defaultdict[str, set[int]] = defaultdict(set)
+    for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
+        wanted[source].add(row)
+    rows = []
+    for receipt in scored.of("audit"):
+        shard = scored.shards[receipt.shard]
+        if shard.name not in wanted:
+            continue
+        table = scored.table(receipt, ["row", "text_key"])
+        pairs = zip(table["row"].to_pylist(), table["text_key"].to_pylist(), strict=True)
+        keys = {row: key for row, key in pairs if row in wanted[shard.name]}
+        try:
+            for row, data in pictures_of(shard, keys) if keys else ():
+                picture = open_picture(data)
+                if picture_key(picture) == keys[row]:
+                    rows.append({"source": shard.name, "row": row, "thumbnail": thumbnail_of(picture)})
+        except (UserError, ValueError, LookupError, OSError):  # gone, or another file: an answer needs no picture
+            continue
+    scored.store.write_table(thumbnails_file(selection), pa.Table.from_pylist(rows, schema=_SCHEMA))
+
+
+def read_thumbnails(store: Store, selection: str) -> dict[Place, bytes]:
+    """The thumbnails of a selection, JPEG files, by input and row; none where the documents are texts."""
+    name = thumbnails_file(selection)
+    if not store.exists(name):
+        return {}
+    table = store.read_table(name)
+    places = zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)
+    return dict(zip(places, table["thumbnail"].to_pylist(), strict=True))
