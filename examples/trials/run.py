@@ -21,6 +21,7 @@ from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
 from examples.trials.family import make_family
+from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import run_systems
 from examples.trials.wikimia import make_wikimia
 from pipeline.errors import ExitCode, UserError
@@ -43,15 +44,17 @@ NAMES = (
     "samia",
     "verdict",
     "shift",
+    "pictures",
     SYSTEMS,
 )
 PASSAGES = 600
+PICTURES = 96
 
 console = Console()
 
 
 def prepare(config: TrialConfig) -> None:
-    """Make the missing inputs of a trial: passages, benchmark, WikiMIA, models trained from scratch.
+    """Make the missing inputs of a trial: passages, pictures, benchmark, WikiMIA, models trained from scratch.
 
     Raises:
         UserError: too few passages in the installed packages.
@@ -62,6 +65,10 @@ def prepare(config: TrialConfig) -> None:
         return
     if Path(config.documents.paths[0]).name == "wikimia.jsonl":
         make_wikimia(WORK / "wikimia.jsonl")
+        return
+    if config.documents.image is not None:
+        make_pictures(Path(config.documents.paths[0]), PICTURES)
+        make_model(Path(config.model.path))
         return
     passages = ensure_passages(WORK, PASSAGES, seed=0)
     if few := re.fullmatch(r"passages_(\d+)\.jsonl", Path(config.documents.paths[0]).name):

@@ -61,10 +61,15 @@ def test_six_trials_share_one_contaminated_model_and_its_scores(name: str) -> No
 @pytest.mark.parametrize("name", run.NAMES)
 def test_the_documents_suffice_for_every_point(name: str) -> None:
     config, points = trial(name)
-    family = np.arange(ITEMS if name == "ranking" else run.PASSAGES)
+    family = np.arange({"ranking": ITEMS, "pictures": run.PICTURES}.get(name, run.PASSAGES))
     for point in points:
         trained = choose_trained(family, point.config.contaminate.share, config.roles(), 0)
         draw_split(trained, family, point.config.roles(), point.config.split, 0, 0, 0)
+
+
+def test_48_of_the_pictures_are_trained_in() -> None:
+    config, _ = trial("pictures")
+    assert choose_trained(np.arange(run.PICTURES), config.contaminate.share, config.roles(), 0).sum() == 48
 
 
 def test_half_of_the_benchmark_is_trained_in() -> None:
