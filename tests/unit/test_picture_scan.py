@@ -1,0 +1,251 @@
+"""A scan of pictures: what its stages make of them, what it refuses, and that no picture is lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from picture_models import encoded, random_pictures, save_llava
+
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.stages import stages_of
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.pictures import open_picture
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.models.load import open_picture_model
+from pipeline.models.pictures import INSTRUCTION, picture_prompt
+from pipeline.models.processors import picture_token
+from pipeline.stages.base import Output, Placement
+from pipeline.stages.local import finish_shards
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+
+PICTURES = random_pictures([(40, 30), (64, 64), (30, 60), (33, 32)] * 3, seed=5)
+CAPTIONS = [" ".join(["a red house", "the quiet river", "one tree"][: 1 + row % 3]) for row in range(len(PICTURES))]
+DETECTORS: list[Any] = [
+    {"renyi": {"order": 0.5, "k": 1.0, "part": ["image", "instruction", "description", "instruction_description"]}},
+    {"loss": {"part": "description", "caption": ["given", "generated"]}},
+]
+GIVEN = "loss(part=description, caption=given)"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llava"
+    save_llava(folder)
+    return folder
+
+
+def audit_of(folder: Path, model: Any, rows: dict[str, Sequence[Any]] | None = None, **settings: Any) -> AuditConfig:
+    """An audit of pictures in a Parquet file, of which a few make a shard."""
+    columns = rows or {"image": [encoded(picture) for picture in PICTURES], "caption": CAPTIONS}
+    columns = {"id": [f"picture-{row}" for row in range(len(columns["image"]))], **columns}
+    pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), folder / "audit.parquet", 5)
+    source = {"path": str(folder / "audit.parquet"), "id": "id", "image": "image", "caption": "caption"}
+    described = {
+        "run": str(folder / "run"),
+        "model": {"path": str(model), "dtype": "float32"} if isinstance(model, Path) else model,
+        "corpus": {"audit": source},
+        "detectors": DETECTORS,
+        **settings,
+    }
+    return build_config({**described, "resources": {"shard_bytes": 30_000, **settings.get("resources", {})}})
+
+
+def finished(config: AuditConfig, workers: int = 1) -> dict[str, list[pa.Table]]:
+    """The rows that each stage of an audit makes, a table a shard, and those in quarantine."""
+    plan, store = make_plan(config), Store(config.run)
+    tables: dict[str, list[pa.Table]] = {"quarantine": []}
+    for stage in stages_of(config):
+        events = finish_shards(stage, plan.shards, store, workers)
+        receipts = sorted((e for e in events if isinstance(e, Receipt)), key=lambda receipt: receipt.shard)
+        assert len(receipts) == len(plan.shards)
+        tables[stage.name] = [store.read_table(receipt.data) for receipt in receipts]
+        tables["quarantine"] += [store.read_table(r.quarantine) for r in receipts if r.quarantine]
+    return tables
+
+
+def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_path: Path, model: Path) -> None:
+    scores = pa.concat_tables(finished(audit_of(tmp_path, model))["score"]).to_pylist()
+    lm = open_picture_model(ModelConfig(path=str(model), dtype="float32"))
+    network: Any = lm.model
+    token = picture_token(network.config)
+    assert len(scores) == len(PICTURES)
+    for row in scores:
+        index = int(row["doc_id"].split("-")[1])
+        prompt = picture_prompt(lm, open_picture(encoded(PICTURES[index])))
+
+        def logits(ids: list[int], numbers: dict[str, Any] = prompt.numbers) -> torch.Tensor:
+            with torch.no_grad():
+                return network(input_ids=torch.tensor([ids]), **numbers).logits[0].double()
+
+        ids = list(prompt.ids)
+        for _ in range(32):
+            ids.append(int(logits(ids)[-1].argmax()))
+            if ids[-1] == lm.tokenizer.eos_token_id:
+                ids.pop()
+                break
+        start, end = len(prompt.ids), len(ids)
+        last = max(place for place in range(start) if ids[place] == token)
+        places = {
+            "image": [place for place in range(start) if ids[place] == token],
+            "instruction": list(range(last + 1, start)),
+            "description": list(range(start, end)),
+            "instruction_description": list(range(last + 1, end)),
+        }
+        log_p = torch.log_softmax(logits(ids), 1)
+        entropy = 2 * torch.logsumexp(0.5 * log_p, 1)  # of order 1/2
+        for part, where in places.items():
+            expected = -entropy[[place - 1 for place in where[1:]]].mean().item()
+            assert row[f"renyi(order=0.5, k=1.0, part={part})"] == pytest.approx(expected, abs=1e-4)
+        mean = log_p[range(start, end - 1), ids[start + 1 :]].mean().item()
+        assert row["loss(part=description, caption=generated)"] == pytest.approx(mean, abs=1e-4)
+        given = lm.tokenizer(f" {CAPTIONS[index]}", add_special_tokens=False)["input_ids"]
+        log_p = torch.log_softmax(logits([*prompt.ids, *given]), 1)
+        mean = log_p[range(start, start + len(given) - 1), given[1:]].mean().item()
+        assert row[GIVEN] == pytest.approx(mean, abs=1e-4)
+
+
+def test_rows_are_the_same_bytes_however_many_threads_make_them(tmp_path: Path, model: Path) -> None:
+    config = audit_of(tmp_path, model)
+    one = finished(config.model_copy(update={"run": str(tmp_path / "one")}))
+    three = finished(config.model_copy(update={"run": str(tmp_path / "three")}), workers=3)
+    assert len(one["score"]) > 2
+    for name in ("describe", "score"):
+        assert all(table.equals(other) for table, other in zip(one[name], three[name], strict=True))
+
+
+def test_scores_do_not_depend_on_what_shares_a_batch(tmp_path: Path, model: Path) -> None:
+    config = audit_of(tmp_path, model)
+    whole = finished(config.model_copy(update={"run": str(tmp_path / "whole")}))
+    alone = audit_of(tmp_path, model, run=str(tmp_path / "alone"), resources={"batch_tokens": 1})
+    for table, other in zip(whole["score"], finished(alone)["score"], strict=True):
+        for column in table.column_names[9:]:
+            assert other[column].to_pylist() == pytest.approx(table[column].to_pylist(), abs=1e-4)
+
+
+def test_parts_of_one_description_share_a_forward_pass(tmp_path: Path, model: Path) -> None:
+    config = audit_of(tmp_path, model)
+    (shard, *_), store = make_plan(config).shards, Store(config.run)
+    describing, scoring = stages_of(config)
+    list(finish_shards(describing, [shard], store, 1))
+    scorer = scoring.make(scoring, Placement())
+    work(scorer, shard, store)  # the first pass looks for the head of the model
+    passes: list[str] = []
+    scorer.lm.model.register_forward_hook(lambda *_: passes.append("whole"))
+    scorer.lm.model.model.register_forward_hook(lambda *_: passes.append("base"))
+    assert len(work(scorer, shard, store).rows) > 1
+    assert Counter(passes) == {"base": 2}, "one with the model's description, one with the caption, all parts of each"
+
+
+def work(worker: Any, shard: Shard, store: Store) -> Output:
+    """Put the documents of a shard through a worker, in one batch."""
+    output = Output()
+    inputs = worker.open(shard, store, output)
+    worker.work(worker.prepare(list(read_shard(shard)), inputs, output), output)
+    return output
+
+
+def test_a_bad_picture_stops_nothing_and_never_vanishes(tmp_path: Path, model: Path) -> None:
+    whole = encoded(PICTURES[0].resize((200, 200)), "JPEG")
+    images: list[Any] = [encoded(PICTURES[0]), whole[: len(whole) // 2], b"no picture", b"", encoded(PICTURES[1])]
+    images += [encoded(PICTURES[2]), encoded(PICTURES[3]), None]
+    captions = ["a red house", "cut in half", "words", "nothing", None, "a", "the quiet river", "none"]
+    tables = finished(audit_of(tmp_path, model, {"image": images, "caption": captions}))
+    reasons = {row["doc_id"]: row["reason"] for table in tables["quarantine"] for row in table.to_pylist()}
+    kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
+    assert reasons == {
+        "picture-1": "undecodable",
+        "picture-2": "undecodable",
+        "picture-3": "empty",
+        "picture-4": "not_text",
+        "picture-5": "too_short",
+        "picture-7": "not_picture",
+    }
+    assert kept == ["picture-0", "picture-6"]
+
+
+def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(tmp_path: Path, model: Path) -> None:
+    picture = PICTURES[1]
+    files = [encoded(picture), encoded(picture, "BMP"), encoded(picture, "WEBP", lossless=True), encoded(PICTURES[2])]
+    tables = finished(audit_of(tmp_path, model, {"image": files, "caption": ["a red house"] * 4}))
+    png, bitmap, webp, other = (row for table in tables["score"] for row in table.to_pylist())
+    for same in (bitmap, webp):
+        assert (same["text_key"], same["sketch"]) == (png["text_key"], png["sketch"])
+        assert same[GIVEN] == pytest.approx(png[GIVEN], abs=1e-6)
+    assert other["text_key"] != png["text_key"]
+
+
+def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, model: Path) -> None:
+    config = audit_of(tmp_path, model, max_tokens=4, detectors=[{"loss": {"part": "description", "caption": "given"}}])
+    (stage,) = stages_of(config)
+    assert stage.name == "score", "nothing is described where the captions are given"
+    rows = [row for table in finished(config)["score"] for row in table.to_pylist()]
+    assert {row["truncated"] for row in rows} == {True, False}
+    lm = open_picture_model(ModelConfig(path=str(model)))
+    for row in rows:
+        given = lm.tokenizer(f" {CAPTIONS[int(row['doc_id'][8:])]}", add_special_tokens=False)["input_ids"]
+        assert row["truncated"] == (len(given) > 4)
+
+
+def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Path) -> None:
+    config = audit_of(tmp_path, model)
+    described, scored = stages_of(config)
+    assert described.fingerprint["instruction"] == INSTRUCTION
+    assert described.fingerprint["tokens"] == 32
+    again = stages_of(audit_of(tmp_path, model))
+    assert [stage.fingerprint for stage in again] == [described.fingerprint, scored.fingerprint]
+    processor = model / "processor_config.json"
+    before = processor.read_text()
+    changed = json.loads(before)
+    changed["patch_size"] = 16
+    try:
+        processor.write_text(json.dumps(changed))
+        assert stages_of(config)[0].fingerprint != described.fingerprint
+    finally:
+        processor.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"detectors": ["loss"]}, r"loss reads texts, and the documents are pictures: say which part, as in {loss: "),
+        ({"detectors": ["zlib"]}, r"zlib reads texts, .*; of pictures there are renyi"),
+        ({"detectors": ["gradient_norm"]}, r"gradient_norm reads texts"),
+        ({"detectors": ["fsd"]}, r"fsd reads texts"),
+        ({"detectors": ["samia"]}, r"samia reads texts"),
+        ({"detectors": [{"loss": {"part": "image"}}]}, r"loss: part must be one of instruction, description"),
+        ({"detectors": [{"renyi": {"part": "picture"}}]}, r"renyi: part must be one of image, "),
+        ({"text_transform": {"lowercase": True}}, r"text_transform"),
+        ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, r"one is an endpoint, and the documents"),
+    ],
+)
+def test_what_reads_texts_is_refused_over_pictures(
+    settings: dict[str, Any], message: str, tmp_path: Path, model: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        audit_of(tmp_path, **{"model": model, **settings})
+
+
+def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_none(
+    tmp_path: Path, model: Path
+) -> None:
+    with pytest.raises(UserError, match=r"reads part image of a picture, and the documents are texts: leave out part"):
+        audit_of(tmp_path, model, corpus={"audit": {"path": "audit.jsonl"}})
+    with pytest.raises(UserError, match=r"reads captions, and a role has none: give corpus.\*.caption"):
+        audit_of(tmp_path, model, corpus={"audit": {"path": "audit.parquet", "image": "image"}})
+    weighted = {"name": "members", "detectors": [GIVEN], "procedure": "bh", "calibration": "weighted"}
+    source = {"path": "a.parquet", "image": "image", "caption": "caption"}
+    with pytest.raises(UserError, match="weighs documents by their words"):
+        audit_of(tmp_path, model, corpus={"audit": source, "unseen": source}, selections=[weighted])
