@@ -1,0 +1,109 @@
+"""Thumbnails of selected pictures: small, their pixels alone, of pictures that were scored, and left out on request."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from picture_models import encoded, random_pictures, save_llava
+from PIL import Image, PngImagePlugin
+from rich.console import Console
+from test_picture_runs import settings, write
+
+from pipeline.audit.description import build_config
+from pipeline.audit.thumbnails import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
+from pipeline.corpus.pictures import open_picture
+from pipeline.report.page import write_report
+from pipeline.store.files import Store
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
+
+HOSTILE = "<script>alert(1)</script>"
+DETECTOR = "loss(part=description, caption=given)"
+
+
+def hostile_picture() -> bytes:
+    """A wide picture whose file says more than its pixels."""
+    info = PngImagePlugin.PngInfo()
+    info.add_text("Comment", HOSTILE)
+    return encoded(random_pictures([(300, 100)])[0], "PNG", pnginfo=info)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A finished run that selected pictures, one of them with a hostile file."""
+    folder = tmp_path_factory.mktemp("thumbnails")
+    save_llava(folder / "llava")
+    write(folder / "unseen.parquet", 12, 2)
+    write(folder / "audit.parquet", 8, 1, {row: hostile_picture() for row in (0, 3)})
+    names = pq.read_table(folder / "audit.parquet")
+    captions = [f"{HOSTILE} a red house {row}" for row in range(8)]
+    pq.write_table(names.set_column(2, "caption", [captions]), folder / "audit.parquet")
+    selection = {"name": "m", "detectors": [DETECTOR], "procedure": "bh", "alpha": 0.999}
+    detectors: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
+    given = settings(folder, folder / "llava", detectors=detectors, selections=[selection], overlap="drop")
+    outcome = run_audit(build_config(given), Reporter(Console(), quiet=True))
+    assert outcome.report
+    return Store(given["run"])
+
+
+def rows_of_page(store: Store) -> list[dict[str, Any]]:
+    """What the page's table is made of."""
+    page = store.read("report/report.html").decode()
+    packed = re.search(r'id="rows-m"[^>]*>\s*([A-Za-z0-9+/=]+)', page)
+    assert packed is not None
+    return [json.loads(line) for line in gzip.decompress(base64.b64decode(packed[1])).decode().splitlines()]
+
+
+def test_every_selected_picture_has_a_small_thumbnail(run: Store) -> None:
+    selected = run.read_table("selection/m/selected.parquet")
+    thumbnails = read_thumbnails(run, "m")
+    assert len(selected) > 0
+    assert set(thumbnails) == set(zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True))
+    for data in thumbnails.values():
+        with Image.open(io.BytesIO(data)) as image:
+            assert image.format == "JPEG"
+            assert max(image.size) <= SIDE
+
+
+def test_a_thumbnail_holds_pixels_and_nothing_that_stood_beside_them() -> None:
+    data = hostile_picture()
+    assert HOSTILE.encode() in data
+    thumbnail = thumbnail_of(open_picture(data))
+    assert b"script" not in thumbnail
+    with Image.open(io.BytesIO(thumbnail)) as image:
+        assert image.size == (96, 32)
+        assert not image.getexif()
+
+
+def test_the_page_shows_them_beside_captions_and_without_texts_neither(run: Store) -> None:
+    write_report(run)
+    (chunk,) = rows_of_page(run)
+    assert all(base64.b64decode(thumb).startswith(b"\xff\xd8") for thumb in chunk["thumbs"])
+    assert "a red house" in chunk["text"][0]
+    assert HOSTILE not in run.read("report/report.html").decode()
+    write_report(run, texts=False)
+    (chunk,) = rows_of_page(run)
+    assert "thumbs" not in chunk
+    assert "text" not in chunk
+
+
+def test_without_texts_no_thumbnail_is_made(tmp_path: Path) -> None:
+    save_llava(tmp_path / "llava")
+    write(tmp_path / "unseen.parquet", 12, 2)
+    write(tmp_path / "audit.parquet", 8, 1)
+    selection = {"name": "m", "detectors": [DETECTOR], "procedure": "bh", "alpha": 0.999}
+    detectors: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
+    config = build_config(settings(tmp_path, tmp_path / "llava", detectors=detectors, selections=[selection]))
+    run_audit(config, Reporter(Console(), quiet=True), texts=False)
+    store = Store(config.run)
+    assert not store.exists(thumbnails_file("m"))
+    assert isinstance(store.read_table("selection/m/selected.parquet"), pa.Table)
