@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pipeline.corpus.formats import compression_of, read_beginning
 from pipeline.corpus.inputs import InputFile
+from pipeline.corpus.picture_files import tar_rows
 from pipeline.errors import UserError
 
 _EDGE = 1 << 16
@@ -43,6 +44,9 @@ def extent_of(entry: InputFile) -> Extent:
         return Extent(entry.rows, True, entry.size)
     compressed = compression_of(entry.path) is not None
     try:
+        if entry.format == "tar":
+            samples, counted_all = tar_rows(entry.path, entry.size)
+            return Extent(samples, counted_all, entry.size)
         data, whole, packing = read_beginning(entry.path, _COMPRESSED_HEAD if compressed else _PLACES * _EDGE)
         counted = _csv_rows_in(data) if entry.format == "csv" else _lines_in(data)
         if whole and counted is not None:

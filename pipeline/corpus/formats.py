@@ -17,9 +17,10 @@ from fsspec.spec import AbstractBufferedFile
 from pipeline.config.corpus import LIMITS, LimitsConfig
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_columns
 from pipeline.corpus.parquet import chunks_of
+from pipeline.corpus.picture_files import PICTURE_SUFFIXES, is_picture
 from pipeline.errors import UserError, nearest
 
-Format = Literal["parquet", "jsonl", "csv", "txt", "dataset", "hub"]
+Format = Literal["parquet", "jsonl", "csv", "txt", "dataset", "hub", "picture", "tar"]
 SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -48,13 +49,29 @@ def compression_of(path: str) -> str | None:
     return COMPRESSIONS.get(os.path.splitext(path)[1])
 
 
-def format_of(path: str) -> Format | None:
-    """The format that a file name's suffix stands for, or None."""
+def format_of(path: str, pictures: bool = False) -> Format | None:
+    """The format that a file name's suffix stands for, or None.
+
+    Args:
+        path: of the file.
+        pictures: whether the documents are pictures, which may be files themselves, or in .tar files.
+    """
     stem, suffix = os.path.splitext(path)
+    if pictures and (is_picture(path) or suffix == ".tar"):
+        return "tar" if suffix == ".tar" else "picture"
     if suffix in COMPRESSIONS:
         suffix = os.path.splitext(stem)[1]
         return SUFFIXES.get(suffix) if SUFFIXES.get(suffix) in ("jsonl", "csv") else None
     return SUFFIXES.get(suffix.lower())
+
+
+def suffixes_of(pictures: bool) -> str:
+    """The endings of files that hold documents, for messages.
+
+    Args:
+        pictures: whether the documents are pictures.
+    """
+    return ", ".join([*SUFFIXES, *((*PICTURE_SUFFIXES, ".tar") if pictures else ())])
 
 
 class _Decompressed(io.RawIOBase):

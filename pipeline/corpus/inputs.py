@@ -20,15 +20,16 @@ from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsC
 from pipeline.config.paths import origin_of, written
 from pipeline.corpus.formats import (
     HUB_SPLIT,
-    SUFFIXES,
     Format,
     compression_of,
     first_columns,
     format_of,
     hub_dataset_info,
     open_saved_dataset,
+    suffixes_of,
 )
 from pipeline.corpus.parquet import check_chunks, open_footer, text_bytes_of
+from pipeline.corpus.picture_files import is_picture, tar_columns
 from pipeline.corpus.pictures import check_picture_column
 from pipeline.errors import UserError, nearest
 
@@ -55,7 +56,7 @@ class InputFile:
     @property
     def splittable(self) -> bool:
         """Whether a shard may begin inside the file without reading what stands before it."""
-        return self.format != "csv" and compression_of(self.path) is None
+        return self.format not in ("csv", "tar") and compression_of(self.path) is None
 
 
 PlannedInputs = Mapping[tuple[str, str], InputFile]
@@ -234,30 +235,28 @@ def _folder(
     infos = dict(sorted(fs.find(root, detail=True).items()))
     if f"{root}/dataset_info.json" in infos or f"{root}/dataset_dict.json" in infos:
         return [partial(_saved_dataset, role, source, name, path)]
-    files = {file[len(root) + 1 :]: info for file, info in infos.items() if format_of(file)}
+    pictures = source.image is not None
+    files = {file[len(root) + 1 :]: info for file, info in infos.items() if format_of(file, pictures)}
     files = {inner: info for inner, info in files.items() if not f"/{inner}".count("/.")}
     for info in files.values():
         _check_link(info)
     if not files:
-        raise UserError(f"{key}: folder {name} holds no file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
     prefix = name.rstrip("/")
     looks: list[Callable[[], InputFile]] = []
-    texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner) == "txt"}
+    kind: Format = "picture" if pictures else "txt"
+    if pictures and any(map(is_picture, files)):  # what stands beside pictures is about them
+        files = {inner: info for inner, info in files.items() if is_picture(inner)}
+    texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner, pictures) == kind}
     if texts:
-        _check_no_pictures(source, key, prefix)
         digest = _digest(*(f"{inner}:{size}" for inner, size in texts.items()))
         size, marks = sum(texts.values()), [] if _is_local(fs) else [_mark_of(files[inner]) for inner in texts]
-        entry = partial(InputFile, role, prefix, path, "txt", size, len(texts), digest, tuple(texts))
+        entry = partial(InputFile, role, prefix, path, kind, size, len(texts), digest, tuple(texts))
         looks.append(partial(entry, stamp=_digest(*marks) if all(marks) and marks else ""))
     for inner, info in files.items():
         if inner not in texts:
             looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs, limits, known))
     return looks
-
-
-def _check_no_pictures(source: SourceConfig, key: str, name: str) -> None:
-    if source.image is not None:
-        raise UserError(f"{key}: .txt files hold no pictures, and {name} is to have column {source.image!r} of them")
 
 
 def _check_link(info: dict[str, Any]) -> None:
@@ -278,9 +277,10 @@ def _file(
 ) -> InputFile:
     path = _address(fs, info["name"])
     _check_link(info)
-    form = format_of(path)
+    pictures = source.image is not None
+    form = format_of(path, pictures)
     if form is None:
-        raise UserError(f"{key}: {name} is none of {', '.join(SUFFIXES)} (or these with .gz or .zst)")
+        raise UserError(f"{key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst)")
     size = int(info["size"] or 0)
     mark = "" if _is_local(fs) else _mark_of(info)
     stamp = _digest(mark) if mark else ""
@@ -296,10 +296,17 @@ def _file(
         rows = _check_parquet(source, name, footer, size or sys.maxsize)  # 0: the server does not say
         text_bytes = text_bytes_of(footer.metadata, source.content)
     elif form == "txt":
-        _check_no_pictures(source, key, name)
+        if pictures:
+            raise UserError(
+                f"{key}: .txt files hold no pictures, and {name} is to have column {source.image!r} of them"
+            )
         return InputFile(role, name, path, "txt", size, 1, content, ("",), stamp=stamp)
+    elif form == "picture":
+        return InputFile(role, name, path, "picture", size, 1, content, ("",), stamp=stamp)
     elif size == 0:
         rows = 0
+    elif form == "tar":
+        _check_columns(source, name, tar_columns(path, name, limits.document_bytes))
     else:
         columns = first_columns(form, path, name, limits)
         _check_columns(source, name, columns)

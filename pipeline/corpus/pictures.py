@@ -75,7 +75,7 @@ def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
     if isinstance(value, dict):
         value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
     if isinstance(value, str):
-        value = _file_beside(value, folder, most)
+        value = file_beside(value, folder, most)
     if value is None:
         return "not_picture", "no picture in this row"
     if isinstance(value, tuple):
@@ -87,7 +87,14 @@ def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
     return value
 
 
-def _file_beside(name: str, folder: str, most: int) -> bytes | Problem:
+def file_beside(name: str, folder: str, most: int) -> bytes | Problem:
+    """The bytes of a file in a folder, or why they are not read.
+
+    Args:
+        name: a path in the folder.
+        folder: local or an fsspec URL; what lies outside of it is not read.
+        most: bytes that are read, and one more.
+    """
     shown = repr(name if len(name) <= 200 else f"{name[:197]}...")
     if "://" in name or os.path.isabs(name) or "\0" in name:
         return "not_picture", f"{shown} is no path beside the file that names it: other places are not read"

@@ -18,6 +18,7 @@ from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset, r
 from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_records, skip_line
 from pipeline.corpus.parquet import parquet_batches
+from pipeline.corpus.picture_files import KEY, fields_of, picture_of_file, samples_of
 from pipeline.corpus.pictures import undecoded
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -83,6 +84,8 @@ def every_row(shard: Shard, watch: Watch) -> Iterator[Row]:
         "jsonl": _jsonl_rows,
         "csv": _csv_rows,
         "txt": _txt_rows,
+        "picture": _picture_rows,
+        "tar": _tar_rows,
         "dataset": _dataset_rows,
         "hub": _dataset_rows,
     }[shard.format]
@@ -176,6 +179,22 @@ def _text_of_file(shard: Shard, inner: str) -> Any:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         return Unreadable("undecodable", f"byte {error.start} is not UTF-8")
+
+
+def _picture_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
+    for row, inner in enumerate(shard.files, shard.first_row):
+        if watch(row, False):
+            yield row, DEADLY, *_NOTHING
+            continue
+        picture, caption = picture_of_file(shard.path, inner, shard.caption_column, shard.limits.document_bytes)
+        yield row, picture, None, None, None, caption
+
+
+def _tar_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
+    for row, sample in enumerate(samples_of(shard.path, shard.limits.document_bytes)):
+        identity, group, label, caption = fields_of(sample, _columns(shard))
+        value = DEADLY if watch(row, False) else sample.get(shard.text)
+        yield row, value, sample[KEY] if identity is None else identity, group, label, caption
 
 
 def _parquet_rows(shard: Shard, watch: Watch) -> Iterator[Row]:

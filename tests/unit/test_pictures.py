@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, pictures_of, read_shard
+from pipeline.corpus.extent import extent_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
@@ -192,3 +194,78 @@ def test_single_pictures_are_read_again(tmp_path: Path) -> None:
     corpus = CorpusConfig.model_validate({"audit": {"path": path, "image": "image"}})
     shards = plan_shards(corpus, find_inputs(corpus), ResourcesConfig())
     assert dict(pair for shard in shards for pair in pictures_of(shard, {1, 3})) == {1: PNG[1]}
+
+
+def tar_of(path: Path, members: dict[str, bytes]) -> str:
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+def test_a_folder_of_pictures_is_read_with_the_captions_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "b.png").write_bytes(PNG[0])
+    (tmp_path / "b.txt").write_text("a red house\n")
+    (tmp_path / "more" / "a.JPG").write_bytes(encoded(PICTURES[1], "JPEG"))
+    (tmp_path / "notes.md").write_text("no picture")
+    first, second = documents(str(tmp_path), caption="txt")
+    assert (first.doc_id, first.text, first.picture) == (f"{tmp_path}/b.png#0", "a red house", PNG[0])
+    assert second.problem == ("not_text", "no text in this row")
+    assert [d.problem for d in documents(str(tmp_path))] == [None, None]
+    assert [d.picture for d in documents(str(tmp_path / "*.png"))] == PNG[:1]
+
+
+def test_a_tar_file_of_webdataset_is_read_sample_by_sample(tmp_path: Path) -> None:
+    members = {
+        "a/0001.png": PNG[0],
+        "a/0001.txt": b"a red house",
+        "a/0001.json": b'{"source": "web", "image": "no.png"}',
+        "a/0002.json": b'{"source": "book"}',
+        "a/0002.webp": encoded(PICTURES[1], "WEBP", lossless=True),
+        "a/0002.txt": b"a tree",
+        "a/0003.txt": b"words alone",
+        "b.jpg": b"",
+    }
+    path = tar_of(tmp_path / "pictures.tar", members)
+    first, second, third, fourth = documents(path, caption="txt", group="source")
+    assert (first.doc_id, first.text, first.group, first.picture) == ("a/0001", "a red house", "web", PNG[0])
+    assert (second.doc_id, second.group, second.problem) == ("a/0002", "book", None)
+    assert second.picture is not None
+    assert third.problem == ("not_picture", "no picture in this row")
+    assert fourth.problem == ("empty", "a picture of 0 bytes")
+    with pytest.raises(UserError, match=r"no column 'jpg' in .*; did you mean 'png'"):
+        documents(path, image="jpg")
+
+
+def test_a_damaged_tar_file_stops_its_shard_and_a_large_member_costs_one_document(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", {"1.png": PNG[0], "2.png": b"x" * 9000, "3.png": PNG[1]})
+    limits = LimitsConfig.model_validate({"document_bytes": 8000})
+    assert [d.problem and d.problem[0] for d in documents(path, limits)] == [None, "too_large", None]
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: len(data) // 3])
+    with pytest.raises(UserError, match="is damaged"):
+        documents(path)
+    Path(path).write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"is not a readable \.tar file"):
+        documents(path)
+
+
+def test_samples_of_a_large_tar_file_are_estimated(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", {f"{n:04d}.png": PNG[0] for n in range(300)})
+    corpus = CorpusConfig.model_validate({"audit": {"path": path, "image": "image"}})
+    (entry,) = find_inputs(corpus)
+    extent = extent_of(entry)
+    assert not extent.exact
+    assert 270 <= extent.rows <= 330
+    assert len(documents(path)) == 300
+
+
+def test_pictures_are_no_documents_of_a_corpus_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG[0])
+    with pytest.raises(UserError, match=r"holds no file that ends in \.parquet"):
+        find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path)}}))
+    with pytest.raises(UserError, match=r"is none of \.parquet"):
+        find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path / "a.png")}}))
