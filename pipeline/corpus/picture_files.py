@@ -150,6 +150,6 @@ def tar_rows(path: str, size: int) -> tuple[int, bool]:
     return len(keys), True
 
 
-def fields_of(sample: Sample, names: Sequence[str | None]) -> list[Any]:
+def sample_columns(sample: Sample, names: Sequence[str | None]) -> list[Any]:
     """The columns of a sample with these names; None where one has no name, or the sample no such column."""
     return [None if name is None else sample.get(name) for name in names]

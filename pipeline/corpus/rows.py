@@ -18,7 +18,7 @@ from pipeline.corpus.formats import HUB_SPLIT, open_plain, open_saved_dataset, r
 from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_records, skip_line
 from pipeline.corpus.parquet import parquet_batches
-from pipeline.corpus.picture_files import KEY, fields_of, picture_of_file, samples_of
+from pipeline.corpus.picture_files import KEY, picture_of_file, sample_columns, samples_of
 from pipeline.corpus.pictures import undecoded
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -192,7 +192,7 @@ def _picture_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
 
 def _tar_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     for row, sample in enumerate(samples_of(shard.path, shard.limits.document_bytes)):
-        identity, group, label, caption = fields_of(sample, _columns(shard))
+        identity, group, label, caption = sample_columns(sample, _columns(shard))
         value = DEADLY if watch(row, False) else sample.get(shard.text)
         yield row, value, sample[KEY] if identity is None else identity, group, label, caption
 
