@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, padded_prompts
 from pipeline.models.processors import picture_token
+from pipeline.passes.copying import to_device
 from pipeline.passes.forward import (
     OWN_BEST,
     TokenStatistics,
@@ -142,7 +143,8 @@ def forward_pictures(
             {number * longest + row for parts in at.values() for number, some in enumerate(parts) for row in some}
         )
         following = [ids[row // longest][row % longest + 1] for row in rows]
-        targets = torch.tensor([-1 if one == token else one for one in following], dtype=torch.long).to(lm.device)
+        targets = torch.tensor([-1 if one == token else one for one in following], dtype=torch.long)
+        targets = to_device(targets, lm.device)
         statistics = frozenset().union(*wanted.values(), {OWN_BEST})
         swept = sweep_rows(_logits(lm, inputs, mask, torch.tensor(rows, dtype=torch.long)), targets, statistics)
         place = {row: number for number, row in enumerate(rows)}
@@ -155,9 +157,9 @@ def _logits(lm: LanguageModel, inputs: Mapping[str, Tensor], mask: Tensor, rows:
     tail = tail_of(model)
     if tail is None:
         logits = model(**inputs, attention_mask=mask, use_cache=False).logits
-        return iter([(logits.flatten(0, 1).index_select(0, rows.to(logits.device)), None)])
+        return iter([(logits.flatten(0, 1).index_select(0, to_device(rows, logits.device)), None)])
     hidden = tail.base(**inputs, attention_mask=mask, use_cache=False).last_hidden_state
-    return logits_of_rows(model, tail, hidden.flatten(0, 1).index_select(0, rows.to(hidden.device)))
+    return logits_of_rows(model, tail, hidden.flatten(0, 1).index_select(0, to_device(rows, hidden.device)))
 
 
 def _table(
@@ -170,12 +172,12 @@ def _table(
 ) -> TokenStatistics:
     """The statistics of one part, of all that was swept."""
     width = max([1, *map(len, at)])
-    counts = torch.tensor([len(some) for some in at])
-    mask = (torch.arange(width) < counts[:, None]).to(device)
-    cells = mask.flatten().nonzero().squeeze(1)
-    taken = [place[number * longest + row] for number, some in enumerate(at) for row in some]
-    some = torch.tensor(taken, dtype=torch.long, device=device)
-    return statistics_at({name: values[some] for name, values in swept.items()}, cells, mask, statistics)
+    mask = torch.arange(width) < torch.tensor([len(some) for some in at])[:, None]
+    cells = mask.flatten().nonzero().squeeze(1)  # on the CPU, which would else wait for the device
+    taken = torch.tensor([place[number * longest + row] for number, some in enumerate(at) for row in some]).long()
+    some = to_device(taken, device)
+    values = {name: column.index_select(0, some) for name, column in swept.items()}
+    return statistics_at(values, to_device(cells, device), to_device(mask, device), statistics)
 
 
 def pictures_in_parts(

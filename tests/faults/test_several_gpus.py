@@ -8,20 +8,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from claimed_device import ClaimedDevices, real
+from picture_models import SAVE, random_pictures
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from pipeline.models.load import LanguageModel
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import LanguageModel, open_picture_model
+from pipeline.models.pictures import picture_prompt
 from pipeline.passes import gradient
 from pipeline.passes.forward import forward, tail_of
 from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.passes.sampling import Sampling
+from pipeline.passes.statistics import PARTS
 
 IDS = [list(range(1, 60)), list(range(3, 50)), list(range(9, 30))]
 STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy"})
@@ -121,3 +127,28 @@ def test_continuations_over_two_devices_are_those_of_the_cpu(pair: Any) -> None:
     prompts = [Prompt((row,), ids[: 20 - row], range(2), None, 8) for row, ids in enumerate(IDS)]
     sampling = Sampling(top_k=50, max_new_tokens=8)
     assert continuations(spread, prompts, sampling, 0) == continuations(plain, prompts, sampling, 0)
+
+
+@pytest.mark.parametrize("shape", ["LLaVA", "Idefics3", "SmolVLM"])  # Qwen2-VL makes lists of numbers of the device
+def test_a_pass_over_pictures_over_two_devices_agrees_with_the_cpu(shape: str, tmp_path: Path) -> None:
+    SAVE[shape](tmp_path)
+    plain = open_picture_model(ModelConfig(path=str(tmp_path), dtype="float32"))
+    prompts = [picture_prompt(plain, picture) for picture in random_pictures([(40, 30), (64, 64), (30, 60)])]
+    described = describe(plain, prompts, 5)
+    wanted = dict.fromkeys(PARTS, STATISTICS | {"renyi_0.5"})
+    expected = forward_pictures(plain, prompts, described, wanted)
+    text, tower = ("language_model", "vision_tower") if shape == "LLaVA" else ("text_model", "vision_model")
+    coarse = {"model": FIRST, f"model.{tower}": FIRST, "lm_head": SECOND}
+    coarse |= {f"model.{text}.{name}": SECOND for name in ("layers.1", "norm")}
+    with ClaimedDevices() as devices:
+        model: Any = devices.spread(copy.deepcopy(plain.model), places(plain.model, coarse))
+        spread = replace(plain, model=model, device=torch.device(FIRST))
+        assert tail_of(spread.model) is not None
+        actual = forward_pictures(spread, prompts, described, wanted)
+    for part in PARTS:
+        assert actual[part].log_prob.device == torch.device(FIRST)
+        assert torch.equal(real(actual[part].mask), expected[part].mask)
+        for name in ("log_prob", "mean", "variance", "m_entropy"):
+            got, value = real(getattr(actual[part], name)), getattr(expected[part], name)
+            torch.testing.assert_close(got, value, rtol=1e-6, atol=5e-5)
+        torch.testing.assert_close(real(actual[part].renyi["0.5"]), expected[part].renyi["0.5"], rtol=1e-6, atol=5e-6)
