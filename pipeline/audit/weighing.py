@@ -121,17 +121,18 @@ def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]
     return slope * model.coef_[0], slope * float(model.intercept_[0]) + level
 
 
-def blind_weighted(words: Any, audited: np.ndarray, weights: np.ndarray, seed: int) -> Blind:
+def blind_weighted(words: Any, audited: np.ndarray, weights: np.ndarray, seed: int, model: Any = None) -> Blind:
     """The blind test over again, with calibration documents that count by their weights.
 
     The classifier is taught with the weights and its AUC, held out, counts pairs by them. The interval takes the
     effective number of calibration documents for their number.
 
     Args:
-        words: sparse, (documents, features).
+        words: (documents, features), sparse, or dense `blind_pictures.picture_features`.
         audited: bool, (documents,); the others calibrate.
         weights: float, (documents,), > 0; those of audited documents are not read.
         seed: of the folds.
+        model: classifier that is taught, by default `blind.word_model()`.
     """
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -141,7 +142,8 @@ def blind_weighted(words: Any, audited: np.ndarray, weights: np.ndarray, seed: i
     labels = audited.astype(int)
     folds = StratifiedKFold(PARTS, shuffle=True, random_state=seed % 2**32)
     taught = {"sample_weight": counted}
-    guesses = cross_val_predict(word_model(), words, labels, cv=folds, method="decision_function", params=taught)
+    model = word_model() if model is None else model
+    guesses = cross_val_predict(model, words, labels, cv=folds, method="decision_function", params=taught)
     auc = float(roc_auc_score(labels, guesses, sample_weight=counted))
     n, m = effective_number(counted[~audited]), int(audited.sum())
     effective = max(2, math.floor(n))

@@ -1,4 +1,4 @@
-"""What the words say of each repeat of a trial: weights of its documents, and whether its promise is supported."""
+"""What the words, or the looks of pictures, say of each repeat of a trial: weights, and whether its promise holds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.audit.blind import LEAST, word_counts
+from pipeline.audit.blind_pictures import picture_features, picture_model
 from pipeline.audit.weighing import blind_after, blind_weighted, fit_weigher, weighted_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -40,6 +41,16 @@ def words_of(texts: Sequence[str]) -> Any:
     return counts[:, np.unique(counts.indices)]
 
 
+def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None) -> Any:
+    """What the classifier of the blind test knows of a trial's documents: (documents, features).
+
+    Args:
+        texts: of the documents, as an audit reads them.
+        pictures: their files; None where the documents are texts.
+    """
+    return words_of(texts) if pictures is None else picture_features(pictures)
+
+
 def weigh_repeat(
     scores: Scores, words: Any, roles: Mapping[Role, np.ndarray], selections: Sequence[SelectionConfig], seed: int
 ) -> tuple[Scores, WordChecks]:
@@ -49,7 +60,7 @@ def weigh_repeat(
 
     Args:
         scores: of all documents.
-        words: from `words_of`, of all documents.
+        words: from `known_of_documents`, of all documents.
         roles: role -> int64 positions.
         selections: of the trial.
         seed: of this repeat.
@@ -68,7 +79,8 @@ def weigh_repeat(
         audited = np.arange(places.size) >= roles[role].size
         some, keys = words[places], scores.keys[places]
         if min(roles[role].size, roles["audit"].size) >= LEAST:
-            plain[role] = blind_weighted(some, audited, np.ones(places.size), seed).ok
+            model = picture_model() if isinstance(some, np.ndarray) else None
+            plain[role] = blind_weighted(some, audited, np.ones(places.size), seed, model).ok
         if role in weighted:
             weigher = fit_weigher(some, audited, keys, seed)
             levels = weight_levels(weigher.odds(some, keys), weigher.largest)

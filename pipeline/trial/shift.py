@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import LEAST, blind_scores
+from pipeline.audit.blind import LEAST, Shown, blind_scores
+from pipeline.audit.blind_pictures import picture_features
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs
@@ -49,11 +50,12 @@ def positions(config: TrialConfig, documents: Documents, by: str, limit: int | N
     """
     from scipy.stats import norm, rankdata  # costs a second, which an error of the configuration must not wait for
 
-    values = (
-        _by_words(documents.read(config.text_transform), config.seed)
-        if by == BY_WORDS
-        else _by_column(config, documents, by, limit)
-    )
+    if by != BY_WORDS:
+        values = _by_column(config, documents, by, limit)
+    elif documents.pictures is not None:
+        values = _by_looks(documents.pictures, config.seed)
+    else:
+        values = _by_words(documents.read(config.text_transform), config.seed)
     return np.asarray(norm.ppf((rankdata(values) - 0.5) / values.size))
 
 
@@ -93,13 +95,33 @@ def _by_words(texts: Sequence[str], seed: int) -> np.ndarray:
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    if len(texts) < 2 * LEAST:
-        raise UserError(f"split.shift.by {BY_WORDS} needs at least {2 * LEAST} documents, got {len(texts)}")
+    _check_enough(len(texts))
     counts: Any = TfidfVectorizer(min_df=2, sublinear_tf=True, stop_words=None).fit_transform(texts)
     along = TruncatedSVD(n_components=2, random_state=seed % 2**32).fit_transform(counts)[:, 1]
+    return _like_a_half(texts, along, seed)
+
+
+def _by_looks(pictures: Sequence[bytes], seed: int) -> np.ndarray:
+    """As `_by_words`, of pictures: the halves are two sides of the direction along which their features vary most."""
+    _check_enough(len(pictures))
+    features = picture_features(pictures)
+    spread = features.std(axis=0)
+    standard = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    left, _, _ = np.linalg.svd(standard, full_matrices=False)
+    along = left[:, 0] * np.sign(left[np.abs(left[:, 0]).argmax(), 0])  # a direction has two ends
+    return _like_a_half(pictures, along, seed)
+
+
+def _check_enough(documents: int) -> None:
+    if documents < 2 * LEAST:
+        raise UserError(f"split.shift.by {BY_WORDS} needs at least {2 * LEAST} documents, got {documents}")
+
+
+def _like_a_half(documents: Sequence[Shown], along: np.ndarray, seed: int) -> np.ndarray:
+    """How much each document looks like the upper half of those in order along a direction."""
     order = np.argsort(along, kind="stable")
     first, second = order[: order.size // 2], order[order.size // 2 :]
-    guesses = blind_scores([texts[i] for i in first], [texts[i] for i in second], seed)
+    guesses = blind_scores([documents[i] for i in first], [documents[i] for i in second], seed)
     assert guesses is not None
     values = np.empty(along.size)
     values[np.concatenate([first, second])] = guesses

@@ -31,7 +31,7 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
 from pipeline.trial import figures, table
-from pipeline.trial.checks import words_of
+from pipeline.trial.checks import known_of_documents
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
@@ -142,7 +142,10 @@ class _Trial:
         configs = [self.base, *(point.config for point in points)]
         if any(config.reads_words for config in configs):
             changes = {repr(config.text_transform): config.text_transform for config in configs}
-            self.words = {name: words_of(self.documents.read(change)) for name, change in changes.items()}
+            pictures = self.documents.pictures
+            self.words = {
+                name: known_of_documents(self.documents.read(change), pictures) for name, change in changes.items()
+            }
         for by in dict.fromkeys(config.split.shift.by for config in configs if config.split.shift is not None):
             self.places[by] = positions(self.base, self.documents, by, limit)
 

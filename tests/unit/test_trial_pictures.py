@@ -11,15 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 from examples.trials.pictures import make_model, make_pictures
+from pipeline.config.corpus import Role
 from pipeline.config.yaml import build
 from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
+from pipeline.selection.in_memory import Scores
+from pipeline.trial.checks import known_of_documents, weigh_repeat
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.contaminate import contaminate, plan_contamination
 from pipeline.trial.documents import check_inputs, read_documents
+from pipeline.trial.shift import positions
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +128,38 @@ def test_a_trial_over_pictures_needs_captions_and_a_model_that_reads_pictures(
     config = make_trial(model={"path": str(tiny_model_folder)})
     with pytest.raises(UserError, match="reads texts alone"):
         check_inputs(config, [Point({}, config)])
+
+
+def dimmed(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
+    """The rows with darker pictures."""
+
+    def dark(data: bytes) -> bytes:
+        file = BytesIO()
+        ImageEnhance.Brightness(Image.open(BytesIO(data))).enhance(share).save(file, "PNG")
+        return file.getvalue()
+
+    return [{**row, "id": f"dark {row['id']}", "image": {"bytes": dark(row["image"]["bytes"])}} for row in rows]
+
+
+def test_looks_place_dark_and_bright_pictures_apart_and_a_repeat_that_mixes_them_up_is_not_supported(
+    folder: Path, tmp_path: Path, make_trial: Callable[..., TrialConfig]
+) -> None:
+    make_pictures(tmp_path / "made.parquet", 80)
+    rows = pq.read_table(tmp_path / "made.parquet").to_pylist()
+    both = [*rows[:40], *dimmed(rows[40:], 0.5)]
+    config = make_trial(written(tmp_path / "both.parquet", both, folder), split={"shift": {"by": "classifier"}})
+    documents = read_documents(config)
+    places = positions(config, documents, "classifier")
+    bright = np.arange(80) < 40
+    middle = np.median(places)
+    assert max((places[bright] > middle).mean(), (places[~bright] > middle).mean()) > 0.8
+    known = known_of_documents(documents.texts, documents.pictures)
+    scores = Scores({}, np.arange(80), pa.nulls(80, pa.string()))
+
+    def supported(calibration: np.ndarray) -> bool | None:
+        audited = np.setdiff1d(np.arange(80), calibration)
+        roles: dict[Role, np.ndarray] = {"unseen": calibration, "audit": audited}
+        return weigh_repeat(scores, known, roles, config.selections, 0)[1].plain["unseen"]
+
+    assert supported(np.flatnonzero(bright)) is False
+    assert supported(np.arange(0, 80, 2)) is not False
