@@ -24,8 +24,8 @@ from pipeline.corpus.pictures import open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
-from pipeline.models.pictures import INSTRUCTION, picture_prompt
-from pipeline.models.processors import picture_token
+from pipeline.models.pictures import picture_prompt
+from pipeline.models.processors import INSTRUCTION, picture_token
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
