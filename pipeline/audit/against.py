@@ -38,7 +38,7 @@ JUDGED_RECORD = "judged.json"
 _DETECTORS = "detectors"
 _OF_A_RUN = frozenset(
     {
-        *("rows", "columns", "document_bytes"),  # of a shard
+        *("rows", "columns", "document_bytes", "pixels"),  # of a shard
         *("batch_tokens", "gradient_tokens", "device", "seed", "code"),
         *("sketch", AGAINST, _DETECTORS),
     }

@@ -89,5 +89,6 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         {} if most == default else {"document_bytes": int(most)}
     )  # the others read all documents or none
     if shard.pictures:
-        limited |= {"captions": shard.caption_column, "pixels": shard.limits.picture_pixels}
+        columns += ["captions", shard.caption_column]
+        limited |= {"pixels": shard.limits.picture_pixels}
     return {**fingerprint, "rows": rows, "columns": columns, **limited}

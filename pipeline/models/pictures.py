@@ -49,6 +49,8 @@ def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
 def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
     """Token ids of a caption, as they follow the prompt: a blank parts the two where the prompt ends in a word.
 
+    A caption that writes the mark of a picture has no picture there, and the mark is left out.
+
     Args:
         lm: From `open_picture_model`.
         caption: of a picture.
@@ -60,7 +62,8 @@ def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
     )["input_ids"]
     # some tokenizers put a blank of their own before whatever comes first
     ids: list[int] = both[len(before) :] if both[: len(before)] == before else alone
-    return ids
+    mark = picture_token(lm.model.config)
+    return [one for one in ids if one != mark]
 
 
 def padded_prompts(

@@ -34,7 +34,8 @@ DESCRIPTION_TOKENS = 32
 def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = DESCRIPTION_TOKENS) -> list[list[int]]:
     """The likeliest continuation of each prompt, token by token, without the token that ends a text.
 
-    Prompts of one length share a batch, so that none is padded.
+    The token that stands for a picture is never written: the model would look for one more picture. Prompts of one
+    length share a batch, so that none is padded.
 
     Args:
         lm: From `open_picture_model`.
@@ -49,6 +50,7 @@ def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = 
     likeliest = GenerationConfig(
         max_new_tokens=tokens, do_sample=False, num_beams=1, use_cache=True,
         eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
+        suppress_tokens=[picture_token(model.config)],
     )  # fmt: skip
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):

@@ -129,6 +129,28 @@ def test_a_caption_follows_the_prompt_as_one_text_does_another(lm: LanguageModel
     assert caption_ids(lm, "a red house") == lm.tokenizer(" a red house")["input_ids"]
 
 
+def test_no_caption_and_no_description_stands_for_one_more_picture(
+    lm: LanguageModel, prompts: list[PicturePrompt]
+) -> None:
+    token = picture_token(lm.model.config)
+    assert token is not None
+    mark = lm.tokenizer.decode([token])
+    assert lm.tokenizer.decode(caption_ids(lm, f"a {mark}house")) == " a house"
+    head: Any = lm.model.get_output_embeddings()
+    before = head.weight.detach().clone()
+    try:
+        with torch.no_grad():  # as in a model that repeats what it read: the picture's own token is the likeliest
+            head.weight[token] = 50 * head.weight[describe(lm, prompts[:1], 1)[0][0]]
+        _, logits = logits_of(lm, prompts[0], [])
+        assert int(logits[-1].argmax()) == token
+        (description,) = describe(lm, prompts[:1], 5)
+        assert description
+        assert token not in description
+    finally:
+        with torch.no_grad():
+            head.weight.copy_(before)
+
+
 def test_tiles_of_a_picture_are_no_single_run_of_tokens(tmp_path: Path) -> None:
     lm = opened(tmp_path / "model", "Idefics3")
     token = picture_token(lm.model.config)

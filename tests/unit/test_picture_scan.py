@@ -16,6 +16,7 @@ from picture_models import encoded, random_pictures, save_llava
 
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
+from pipeline.audit.scored import read_scored
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
@@ -197,6 +198,20 @@ def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, model:
     for row in rows:
         given = lm.tokenizer(f" {CAPTIONS[int(row['doc_id'][8:])]}", add_special_tokens=False)["input_ids"]
         assert row["truncated"] == (len(given) > 4)
+
+
+def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, model: Path) -> None:
+    images = [encoded(picture) for picture in PICTURES]
+    pq.write_table(pa.table({"image": images, "caption": CAPTIONS}), tmp_path / "audit.parquet")
+    pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
+    corpus = {
+        "audit": {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"},
+        "unseen": {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"},
+    }
+    config = audit_of(tmp_path, model, corpus=corpus, detectors=[{"loss": {"part": "description", "caption": "given"}}])
+    finished(config)
+    scored = read_scored(Store(config.run), make_plan(config).shards)
+    assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
 
 
 def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Path) -> None:
