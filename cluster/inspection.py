@@ -28,7 +28,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.plugins import Plugin, load_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError, one_line
-from pipeline.models.checkpoints import check_files, locate_adapter, matching, weight_files
+from pipeline.models.checkpoints import Kind, check_files, locate_adapter, matching, weight_files
 from pipeline.models.load import check_model
 from pipeline.models.tokens import TOKENIZER_FILES
 from pipeline.store.files import Store
@@ -165,7 +165,8 @@ def _models(inspection: Inspection, _: str) -> dict[str, Any]:
     marks: dict[str, Any] = {}
     for model in (config.model, config.reference_model, config.paraphraser):
         if isinstance(model, ModelConfig):
-            check_model(model, paraphraser=model is config.paraphraser)
+            kind: Kind = "pictures" if config.corpus.has_pictures and model is config.model else "causal"
+            check_model(model, "rewriter" if model is config.paraphraser else kind)
             marks[model.shown] = file_marks(model)
     return {"models": marks}
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipeline.audit.known_copies import Place
 from pipeline.audit.scored import Scored
+from pipeline.audit.thumbnail_files import THUMBNAIL_SCHEMA, thumbnails_file
 from pipeline.corpus.documents import pictures_of
 from pipeline.corpus.pictures import open_picture, picture_key
 from pipeline.errors import UserError
-from pipeline.store.files import Store
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,13 +22,6 @@ MOST = 500
 
 SIDE = 96
 """Pixels of a thumbnail's longer side."""
-
-_SCHEMA = pa.schema([("source", pa.string()), ("row", pa.int64()), ("thumbnail", pa.binary())])
-
-
-def thumbnails_file(selection: str) -> str:
-    """Where a run directory keeps the thumbnails of a selection."""
-    return f"selection/{selection}/thumbnails.parquet"
 
 
 def thumbnail_of(picture: Image) -> bytes:
@@ -69,14 +61,4 @@ def write_thumbnails(scored: Scored, selection: str, selected: pa.Table) -> None
                     rows.append({"source": shard.name, "row": row, "thumbnail": thumbnail_of(picture)})
         except (UserError, ValueError, LookupError, OSError):  # gone, or another file: an answer needs no picture
             continue
-    scored.store.write_table(thumbnails_file(selection), pa.Table.from_pylist(rows, schema=_SCHEMA))
-
-
-def read_thumbnails(store: Store, selection: str) -> dict[Place, bytes]:
-    """The thumbnails of a selection, JPEG files, by input and row; none where the documents are texts."""
-    name = thumbnails_file(selection)
-    if not store.exists(name):
-        return {}
-    table = store.read_table(name)
-    places = zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)
-    return dict(zip(places, table["thumbnail"].to_pylist(), strict=True))
+    scored.store.write_table(thumbnails_file(selection), pa.Table.from_pylist(rows, schema=THUMBNAIL_SCHEMA))

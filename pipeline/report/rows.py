@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.audit.evidence import DocumentEvidence, read_evidence
-from pipeline.audit.known_copies import Place
-from pipeline.audit.thumbnails import read_thumbnails
+from pipeline.audit.thumbnail_files import read_thumbnails
 from pipeline.errors import UserError, visible
 from pipeline.report.facts import NOT_SCORES, SelectionFacts, finite
 from pipeline.report.names import Folders
@@ -156,7 +155,7 @@ def _columns(
     return columns
 
 
-def _thumbnails(batch: Mapping[str, list[Any]], thumbnails: Mapping[Place, bytes]) -> list[str | None]:
+def _thumbnails(batch: Mapping[str, list[Any]], thumbnails: Mapping[tuple[str, int], bytes]) -> list[str | None]:
     """Base64 of the thumbnail of each document; None where it has none."""
     files = (thumbnails.get(place) for place in zip(batch["source"], batch["row"], strict=True))
     return [None if data is None else base64.b64encode(data).decode("ascii") for data in files]
