@@ -148,7 +148,9 @@ def _descriptions(make: Callable[..., Stage], config: AuditConfig, device: Devic
     if all(needed.caption != "generated" for needed in plan_passes(parse_detectors(config.detectors))):
         return []
     model = weights_of(config.model)
-    batch = model_budget([model], device, config.max_tokens).cache
+    budget = model_budget([model], device, config.max_tokens)
+    # a picture is read as in scoring, whatever little its keys and values take
+    batch = min(budget.cache, budget.forward) if device.gpus else budget.cache
     settings = DescriptionSettings(model, device.mark, batch)
     return [make(describe.STAGE, describe.FOLDER, describe.SCHEMA, settings, make=Describer)]
 

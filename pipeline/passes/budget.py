@@ -27,6 +27,9 @@ HEAD_BYTES = 16 * HEAD_ELEMENTS["cuda"]
 MOST_TOKENS = 1 << 16
 """Of a batch: a GPU is busy with fewer, and more would only be padding."""
 
+_PIXEL_BYTES = 3 * 16 * 16 * 2 * 4
+"""Of a patch: three colours, twice where a picture is two frames of a film, in float32."""
+
 _PLAIN = {"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt", "phi"}
 """Model types whose feed-forward layers have no gate."""
 
@@ -46,6 +49,8 @@ class Shape:
     weights: int  # bytes of all weights
     attention: Attention = "fused"
     gated: bool = True  # whether the feed-forward layers have a gate
+    tower: Shape | None = None  # of what reads pictures
+    patches: int = 1  # of a picture that become one token
 
 
 def shape_of(config: Any, dtype: str, parameters: int | None = None, quantization: str | None = None) -> Shape:
@@ -83,8 +88,34 @@ def shape_of(config: Any, dtype: str, parameters: int | None = None, quantizatio
         attention="quadratic" if capped else "fused",
         gated=text.model_type not in _PLAIN,
     )
+    vision = getattr(config, "vision_config", None)
+    if vision is not None:
+        shape = replace(shape, tower=_tower(vision, shape), patches=_patches(config))
     tied = bool(getattr(text, "tie_word_embeddings", False))
     return _weighed(shape, parameters, tied, quantization)
+
+
+def _tower(vision: Any, text: Shape) -> Shape:
+    """The shape of the layers that read a picture's patches, each of which attends to all the others."""
+    hidden = _first(vision, "embed_dim", "hidden_size", default=1)
+    heads = _first(vision, "num_attention_heads", "num_heads", default=1)
+    ratio = _first(vision, "mlp_ratio", default=4)
+    return replace(
+        text,
+        hidden=hidden,
+        layers=_first(vision, "num_hidden_layers", "depth", default=1),
+        heads=heads,
+        key_value_heads=heads,
+        head_size=hidden // heads,
+        intermediate=_first(vision, "intermediate_size", default=ratio * hidden),
+        attention="fused",
+    )
+
+
+def _patches(config: Any) -> int:
+    """Patches of a picture that become one token."""
+    merged = _first(config.vision_config, "spatial_merge_size", default=1)
+    return int((merged * _first(config, "scale_factor", default=1)) ** 2)
 
 
 def _weighed(shape: Shape, parameters: int | None, tied: bool, quantization: str | None) -> Shape:
@@ -157,7 +188,8 @@ def forward_bytes(shape: Shape, length: int) -> float:
     attention = 4 * stream + shape.width * (4 * queries + 2 * keys)
     if shape.attention == "quadratic":
         attention += shape.heads * length * (8 + shape.width)
-    return max(feed_forward, norm, attention)
+    tower = 0.0 if shape.tower is None else shape.patches * (forward_bytes(shape.tower, length) + _PIXEL_BYTES)
+    return max(feed_forward, norm, attention, tower)
 
 
 def cache_bytes(shape: Shape) -> int:

@@ -16,8 +16,8 @@ from pipeline.models.load import LanguageModel, open_picture_model
 from pipeline.models.processors import INSTRUCTION
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import DESCRIPTION_TOKENS, describe
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
-from pipeline.stages.pictures import WINDOW_PICTURES, shown_pictures
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, rows_schema
+from pipeline.stages.pictures import PICTURE_WINDOW, shown_pictures
 from pipeline.store.files import Store
 
 STAGE = "describe"
@@ -48,7 +48,7 @@ class Describer:
             torch.set_num_threads(placement.threads)
         self.placement = placement
         self.parts = PassSizes()
-        self.window = Window(WINDOW_PICTURES)
+        self.window = PICTURE_WINDOW
         self.batch_size: BatchSize | None = BatchSize(self.settings.batch_tokens)
 
     @cached_property

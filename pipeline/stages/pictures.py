@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.pictures import open_picture
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, picture_prompt
-from pipeline.stages.base import Output
+from pipeline.stages.base import Output, Window
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-WINDOW_PICTURES = 64
-"""Pictures that are decoded at a time, at most."""
+PICTURE_WINDOW = Window(64, characters=16 << 20)
+"""Pictures that are made ready at a time, and the bytes of their files: of large photographs a model's numbers take a
+hundred times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,16 @@ class ShownPicture:
     prompt: PicturePrompt
 
 
-def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> list[ShownPicture]:
+def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> Iterator[ShownPicture]:
     """Decode the pictures of documents; those that cannot be, or that leave a model no room for a word, are refused.
+
+    One picture at a time: whoever keeps none of them holds the pixels of one.
 
     Args:
         lm: from `open_picture_model`.
         documents: with pictures.
         output: of the shard.
     """
-    shown = []
     for document in documents:
         assert document.picture is not None
         try:
@@ -48,5 +51,4 @@ def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output)
             room = f"the picture and the instruction are {len(prompt.ids)} tokens, and the model has {lm.max_tokens}"
             output.refuse(document, "too_large", f"{room} positions")
             continue
-        shown.append(ShownPicture(document, picture, prompt))
-    return shown
+        yield ShownPicture(document, picture, prompt)

@@ -24,8 +24,8 @@ from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import pictures_in_parts, positions_of
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
-from pipeline.stages.pictures import WINDOW_PICTURES, ShownPicture, shown_pictures
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage
+from pipeline.stages.pictures import PICTURE_WINDOW, ShownPicture, shown_pictures
 from pipeline.stages.process import read_rows
 from pipeline.stages.score import ScoreSettings, file_scores
 from pipeline.store.files import Store
@@ -77,7 +77,7 @@ class PictureScorer:
         self.max_tokens = settings.max_tokens
         self.parts = PassSizes()
         self.batch_size: BatchSize | None = BatchSize(settings.batch_tokens)
-        self.window = Window(WINDOW_PICTURES)
+        self.window = PICTURE_WINDOW
 
     def open(self, shard: Shard, store: Store, output: Output) -> _Inputs:
         """The descriptions of the shard's pictures."""
@@ -93,15 +93,13 @@ class PictureScorer:
                 output.refuse(document, row["reason"], row["problem"])
             else:
                 described.append(document)
-        shown = shown_pictures(self.lm, described, output)
-        sketches = picture_sketches([one.picture for one in shown]) if shown else []
         entries = []
-        for one, sketch in zip(shown, sketches, strict=True):
+        for one in shown_pictures(self.lm, described, output):
             words, truncated = self._words(one, inputs)
             if (problem := self._too_short(one.prompt, words)) is not None:
                 output.refuse(one.document, "too_short", problem)
                 continue
-            key = picture_key(one.picture)
+            key, (sketch,) = picture_key(one.picture), picture_sketches([one.picture])
             prepared = _Prepared(inputs.role, key, sketch, one.prompt, words, one.document.text, truncated)
             tokens = len(one.prompt.ids) + max(map(len, words.values()))
             entries.append(Entry(replace(one.document, text="", picture=None), tokens, prepared))

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from picture_models import SAVE, random_pictures
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     DynamicCache,
     Gemma2Config,
     GPTNeoXConfig,
+    Idefics3Config,
     LlamaConfig,
+    LlavaConfig,
     MistralConfig,
     Qwen2Config,
+    SiglipVisionConfig,
+    SiglipVisionModel,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pipeline.config.models import ModelConfig
 from pipeline.models.devices import nominal_memory
+from pipeline.models.load import open_picture_model
+from pipeline.models.pictures import picture_prompt
+from pipeline.models.processors import picture_token
 from pipeline.passes import budget
 from pipeline.passes.budget import Budget, Card, budget_of, shape_of
 from pipeline.passes.gradient import _Sweep
@@ -223,3 +235,63 @@ def test_other_architectures_are_counted_generously() -> None:
     assert shape_of(Gemma2Config(), "bfloat16").attention == "quadratic"
     few, more = (budget.kept_bytes(shape_of(Gemma2Config(), "bfloat16"), length) for length in (64, 1024))
     assert more > few + 26 * 8 * 900
+
+
+SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4}
+TOWERS: dict[str, tuple[Any, Any, int]] = {
+    "LLaVA-1.5": (
+        CLIPVisionConfig(
+            hidden_size=1024, intermediate_size=4096, num_attention_heads=16, image_size=336, patch_size=14
+        ),
+        CLIPVisionModel,
+        1,
+    ),
+    "Idefics3": (
+        SiglipVisionConfig(
+            hidden_size=1152, intermediate_size=4304, num_attention_heads=16, image_size=364, patch_size=14
+        ),
+        SiglipVisionModel,
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_the_tower_of_a_model_of_pictures_needs_no_more_than_is_reckoned_a_token(name: str) -> None:
+    config, kind, patches = TOWERS[name]
+    config.num_hidden_layers = 2
+    config._attn_implementation = "fused_on_meta"
+    with torch.device("meta"):
+        tower = kind(config).to(torch.bfloat16).eval().requires_grad_(False)
+        pixels = torch.zeros(4, 3, config.image_size, config.image_size)
+    with torch.inference_mode(), Alive(tower) as alive:
+        tower(pixel_values=pixels.to(torch.bfloat16))
+    counted = alive.peak / (4 * (config.image_size // config.patch_size) ** 2)
+    whole = {"vision_config": config, "text_config": LlamaConfig(**SMALL)}
+    whole |= {"scale_factor": 2} if patches == 4 else {}
+    shape = shape_of((LlavaConfig if patches == 1 else Idefics3Config)(**whole), "bfloat16")
+    assert shape.patches == patches
+    assert shape.tower is not None
+    assert counted < budget.forward_bytes(shape, LENGTH) / patches < 2 * counted
+    text = shape_of(whole["text_config"], "bfloat16")
+    assert budget_of(shape, Card(4 * GIB), LENGTH).forward < budget_of(text, Card(4 * GIB), LENGTH).forward
+
+
+@pytest.mark.parametrize("save", SAVE.values(), ids=SAVE)
+def test_the_shape_of_a_model_of_pictures_says_how_many_patches_are_a_token(
+    save: Callable[[Path], None], tmp_path: Path
+) -> None:
+    save(tmp_path)
+    lm = open_picture_model(ModelConfig(path=str(tmp_path), dtype="float32"))
+    model: Any = lm.model
+    shape = shape_of(model.config, "float32", sum(parameter.numel() for parameter in model.parameters()))
+    assert shape.tower is not None
+    assert (shape.hidden, shape.tower.hidden, shape.tower.layers, shape.tower.heads) == (64, 32, 2, 2)
+    assert shape.tower.intermediate == 64
+    prompt = picture_prompt(lm, random_pictures([(56, 56)])[0])
+    tokens = prompt.ids.count(picture_token(model.config))
+    pixels = prompt.numbers["pixel_values"]
+    patches = (
+        len(pixels) if pixels.dim() == 2 else pixels[..., 0, :, :].numel() // model.config.vision_config.patch_size**2
+    )
+    assert patches == tokens * shape.patches

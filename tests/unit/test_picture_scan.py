@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from picture_models import encoded, random_pictures, save_llava
+from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
 
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
@@ -20,7 +21,7 @@ from pipeline.audit.scored import read_scored
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.pictures import open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -29,6 +30,7 @@ from pipeline.models.pictures import picture_prompt
 from pipeline.models.processors import INSTRUCTION, picture_token
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
+from pipeline.stages.pictures import shown_pictures
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -175,6 +177,30 @@ def test_a_bad_picture_stops_nothing_and_never_vanishes(tmp_path: Path, model: P
         "picture-7": "not_picture",
     }
     assert kept == ["picture-0", "picture-6"]
+
+
+def test_a_picture_that_a_models_own_processor_refuses_is_left_out_with_its_words(tmp_path: Path) -> None:
+    save_qwen_vl(tmp_path / "model", "2")
+    images = [encoded(picture) for picture in random_pictures([(40, 30), (500, 1), (30, 60)])]
+    rows = {"image": images, "caption": ["a red house"] * 3}
+    given = [{"loss": {"part": "description", "caption": "given"}}]
+    tables = finished(audit_of(tmp_path, tmp_path / "model", rows, detectors=given))
+    refused = [row for table in tables["quarantine"] for row in table.to_pylist()]
+    kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
+    assert {(row["doc_id"], row["reason"]) for row in refused} == {("picture-1", "model_error")}
+    assert "aspect ratio must be smaller than 200" in refused[0]["message"]
+    assert kept == ["picture-0", "picture-2"]
+
+
+def test_a_worker_holds_the_pixels_of_one_picture_and_of_the_next(model: Path) -> None:
+    lm = open_picture_model(ModelConfig(path=str(model)))
+    files = [encoded(picture) for picture in random_pictures([(64, 64)] * 6)]
+    documents = [Document(row, str(row), "", None, picture=data) for row, data in enumerate(files)]
+    seen: list[weakref.ref[Any]] = []
+    for one in shown_pictures(lm, documents, Output()):
+        seen.append(weakref.ref(one.picture))
+        assert sum(picture() is not None for picture in seen) <= 2
+    assert len(seen) == 6
 
 
 def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(tmp_path: Path, model: Path) -> None:
