@@ -244,7 +244,7 @@ def open_made_up(
     """
     import torch
 
-    loaded = read_model_config(config, locate(config, weights=False))
+    loaded = read_model_config(config, locate(config, weights=False), "any")
     text = loaded.get_text_config()
     total = int(text.num_hidden_layers)
     text.num_hidden_layers = min(layers, total)
@@ -252,9 +252,7 @@ def open_made_up(
         text.layer_types = text.layer_types[: text.num_hidden_layers]
     kind = getattr(torch, dtype, torch.float32)
     with BUILDING, torch.device("meta"):
-        model = _auto_class(loaded, "causal").from_config(
-            loaded, dtype=kind, trust_remote_code=config.trust_remote_code
-        )
+        model = _auto_class(loaded, "any").from_config(loaded, dtype=kind, trust_remote_code=config.trust_remote_code)
     if sum(parameter.numel() for parameter in model.parameters()) * kind.itemsize > most_bytes:
         return None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

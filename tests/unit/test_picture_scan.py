@@ -15,6 +15,7 @@ import pytest
 import torch
 from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
 
+import seenset
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
@@ -290,3 +291,11 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_
     source = {"path": "a.parquet", "image": "image", "caption": "caption"}
     with pytest.raises(UserError, match="weighs documents by their words"):
         audit_of(tmp_path, model, corpus={"audit": source, "unseen": source}, selections=[weighted])
+
+
+def test_the_function_that_scores_texts_says_so_of_pictures(model: Path) -> None:
+    for detector in ({"renyi": {"part": "image"}}, {"loss": {"part": "description", "caption": "given"}}):
+        with pytest.raises(UserError, match=r"passes over a text, and detector .* needs more: use seenset.audit"):
+            seenset.score(model, ["a red house"], detectors=[detector])
+    with pytest.raises(UserError, match=r"it reads pictures with text, and no corpus\.\*\.image is given"):
+        seenset.score(model, ["a red house"], detectors=["loss"])

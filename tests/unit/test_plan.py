@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from picture_models import SAVE
 
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
@@ -120,3 +122,15 @@ def test_the_time_is_a_guess_from_the_shape_of_the_model(tmp_path: Path, tiny_mo
     facts = forecast(make_plan(build_config({**described, "detectors": ["loss"]})), about)
     assert facts["estimated_seconds_one_worker"] > 0
     assert facts["estimated_from"] == pace.source
+
+
+@pytest.mark.parametrize("save", SAVE.values(), ids=SAVE)
+def test_the_pace_of_a_model_of_pictures_is_measured_by_its_layers(
+    save: Callable[[Path], None], tmp_path: Path
+) -> None:
+    save(tmp_path)
+    config = ModelConfig(path=str(tmp_path), dtype="float32")
+    about = describe_model(config, pictures=True)
+    pace = measure_pace(config, about["dtype"], about["parameters"], 600, frozenset({"renyi_0.5"}))
+    assert pace.source == "a moment of a model of its shape with 2 of 2 layers"
+    assert pace.seconds > 0
