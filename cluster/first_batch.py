@@ -80,13 +80,18 @@ def _facts(inspection: Inspection, gpus: float, threads: int) -> dict[str, Any]:
 
 
 def scored_alone(config: AuditConfig) -> list[DetectorEntry]:
-    """The detectors that read nothing but passes of the models as they are; `loss` where there is none."""
-    return [entry for entry in config.detectors if _reads_passes_alone([entry])] or ["loss"]
+    """The detectors that read nothing but passes of the models as they are; where there is none, one that does."""
+    any_of_kind: DetectorEntry = (
+        {"renyi": {"part": "image", "caption": "given"}} if config.corpus.has_pictures else "loss"
+    )
+    return [entry for entry in config.detectors if _reads_passes_alone([entry])] or [any_of_kind]
 
 
 def _reads_passes_alone(entries: Sequence[DetectorEntry]) -> bool:
     needs = [needed for detector in parse_detectors(list(entries)) for needed in detector.needs]
-    return not any(needed.draw or needed.adapter or needed.continued for needed in needs)
+    return not any(
+        needed.draw or needed.adapter or needed.continued or needed.caption == "generated" for needed in needs
+    )
 
 
 def _device(config: AuditConfig, gpus: float) -> Device:

@@ -16,6 +16,8 @@ import torch
 from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
 
 import seenset
+from cluster.first_batch import first_batch
+from cluster.inspection import Inspection
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
@@ -299,3 +301,15 @@ def test_the_function_that_scores_texts_says_so_of_pictures(model: Path) -> None
             seenset.score(model, ["a red house"], detectors=[detector])
     with pytest.raises(UserError, match=r"it reads pictures with text, and no corpus\.\*\.image is given"):
         seenset.score(model, ["a red house"], detectors=["loss"])
+
+
+@pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]], ids=["with captions", "of descriptions alone"])
+def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
+    tmp_path: Path, model: Path, detectors: list[Any]
+) -> None:
+    config = audit_of(tmp_path, model, detectors=detectors)
+    plan = make_plan(config)
+    facts = first_batch(Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight"), 0, 1)
+    assert facts.problem == ""
+    assert facts.facts["documents"] > 1
+    assert facts.facts["tokens"] > 20 * facts.facts["documents"]
