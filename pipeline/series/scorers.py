@@ -14,8 +14,8 @@ from pipeline.errors import UserError
 from pipeline.series.scans import Scan, Schedule
 from pipeline.stages.base import AGAINST
 
-OF_A_SHARD = ("rows", "columns", "detectors", AGAINST)
-"""Of a fingerprint: what differs between shards, the detectors of other selections and the documents left out."""
+OF_A_SHARD = ("rows", "columns", "document_bytes", "pixels", "detectors", AGAINST)
+"""Of a fingerprint: what is of shards, the detectors of other selections and the documents left out."""
 
 _REMEDY = "begin a new ledger with rule spend, which bears any change"
 
@@ -67,9 +67,12 @@ def check_scorers(
 
 def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
     earlier = scan.claim.scorer.get(name)
-    if earlier is None or earlier == scorer:
+    if earlier is None:
         return
-    changed = sorted(key for key in {*earlier, *scorer} if earlier.get(key) != scorer.get(key))
+    names = {*earlier, *scorer}.difference(OF_A_SHARD)  # a claim of an older version may hold some
+    changed = sorted(key for key in names if earlier.get(key) != scorer.get(key))
+    if not changed:
+        return
     raise UserError(
         f"rule prds holds for one unchanged scorer, and selection {name} of scan {scan.claim.slot} had another: "
         f"{', '.join(changed)}; keep what that scan had, or {_REMEDY}"

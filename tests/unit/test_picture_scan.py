@@ -31,6 +31,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import picture_prompt
 from pipeline.models.processors import INSTRUCTION, picture_token
+from pipeline.series.scorers import scorers_of
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
 from pipeline.stages.pictures import shown_pictures
@@ -241,6 +242,16 @@ def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, model: Path) 
     finished(config)
     scored = read_scored(Store(config.run), make_plan(config).shards)
     assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
+
+
+def test_a_scan_of_a_schedule_has_one_scorer_before_and_after_its_shards_are_read(tmp_path: Path, model: Path) -> None:
+    question = {"name": "members", "detectors": [GIVEN], "procedure": "bh"}
+    source = {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"}
+    corpus = {"audit": source, "unseen": source}
+    limits = {"document_bytes": 100_000, "picture_pixels": 10_000}
+    config = audit_of(tmp_path, model, corpus=corpus, selections=[question], limits=limits)
+    (shard, *_), (_, scoring) = make_plan(config).shards, stages_of(config)
+    assert scorers_of(config, scoring.fingerprint) == scorers_of(config, scoring.fingerprint_of(shard))
 
 
 def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Path) -> None:
