@@ -17,7 +17,7 @@ from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
 
 import seenset
 from cluster.first_batch import first_batch
-from cluster.inspection import Inspection
+from cluster.inspection import Inspection, make_check
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
@@ -320,7 +320,9 @@ def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
 ) -> None:
     config = audit_of(tmp_path, model, detectors=detectors)
     plan = make_plan(config)
-    facts = first_batch(Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight"), 0, 1)
+    inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight")
+    assert make_check("model", inspection, "here").problem == ""
+    facts = first_batch(inspection, 0, 1)
     assert facts.problem == ""
     assert facts.facts["documents"] > 1
     assert facts.facts["tokens"] > 20 * facts.facts["documents"]
