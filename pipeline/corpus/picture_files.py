@@ -81,6 +81,11 @@ def samples_of(path: str, most: int) -> Iterator[Sample]:
         raise OSError(f"not a whole .tar file: {error}") from None
 
 
+def sample_key(name: str) -> str:
+    """The name of the sample that a file of a .tar file belongs to."""
+    return _split(name)[0] if "/" in name else name.partition(".")[0]
+
+
 def _split(name: str) -> tuple[str, str, str]:
     folder, base = name.rsplit("/", 1)
     stem, dot, ending = base.partition(".")
@@ -140,7 +145,7 @@ def tar_rows(path: str, size: int) -> tuple[int, bool]:
             for member in archive:
                 if not member.isfile():
                     continue
-                key = _split(member.name)[0] if "/" in member.name else member.name.partition(".")[0]
+                key = sample_key(member.name)
                 if not keys or keys[-1] != key:
                     if len(keys) == _KNOWN_BY:
                         return max(len(keys), size * len(keys) // max(1, member.offset)), False

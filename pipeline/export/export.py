@@ -15,6 +15,7 @@ from pipeline.errors import UserError
 from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
 from pipeline.export.huggingface import LeftOut, check_features, common_schema, parquet_names, split_of, tables_of
 from pipeline.export.lists import LIST_FILE, SAMPLES_FILE, find_samples, write_list, write_samples
+from pipeline.export.picture_copies import copy_pictures, copy_tar, picture_names
 from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_outside
 from pipeline.export.request import ExportQuestion, ExportRequest, Form, settle_request
 from pipeline.export.sources import (
@@ -183,6 +184,11 @@ def _draft_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
 
 
 def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
+    for source in sources:
+        if source.first.format in ("picture", "tar"):
+            raise UserError(
+                f"{source.name} holds pictures as files, which are no rows: export it without --huggingface"
+            )
     names, left_out = parquet_names(sources), LeftOut()
     schema = common_schema(sources, lambda source: _marks_of(answered, source))
     check_features(schema)
@@ -217,6 +223,8 @@ def _names_of(source: ExportSource) -> list[str]:
         return [f"{source.name}-{split_of([source])}.parquet"]
     if shard.format == "txt":
         return [f"{source.name}/{inner}" if inner else source.name for inner in source.files]
+    if shard.format == "picture":
+        return picture_names(source)
     return [source.name]
 
 
@@ -233,8 +241,13 @@ def _copy(source: ExportSource, marks: RowMarks, folder: ExportFolder) -> None:
                 with folder.file(name) as sink:
                     copy_text(shard, inner, sink)
         return
+    if shard.format == "picture":
+        copy_pictures(source, marks, folder)
+        return
     with folder.file(*_names_of(source)) as sink:
-        if shard.format == "parquet":
+        if shard.format == "tar":
+            copy_tar(shard, marks, sink)
+        elif shard.format == "parquet":
             copy_parquet(shard, marks, sink)
         elif shard.format == "hub":
             dataset = dataset_of(shard)

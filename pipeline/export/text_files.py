@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO, TypeVar, cast
 
 import fsspec
 import pyarrow as pa
@@ -20,6 +20,8 @@ from pipeline.export.verdicts import RowMarks
 _PIECE = 1 << 20
 _AHEAD = 1 << 12  # rows whose marks are looked up together
 _MARK = b"\xef\xbb\xbf"
+
+Piece = TypeVar("Piece")
 
 
 def copy_rows(shard: Shard, marks: RowMarks, sink: BinaryIO) -> None:
@@ -56,7 +58,7 @@ def kept_lines(shard: Shard, marks: RowMarks) -> Iterator[tuple[int, bytes | Non
     """Number and content of the kept lines of a JSONL file; None for one that is longer than a document may be."""
     most = shard.limits.document_bytes + len(b"\r\n")
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for row, group in itertools.groupby(_kept_numbered(_lines(file), marks), key=itemgetter(0)):
+        for row, group in itertools.groupby(kept_numbered(_lines(file), marks), key=itemgetter(0)):
             pieces, size = [], 0
             for _, piece in group:
                 size += len(piece)
@@ -65,10 +67,10 @@ def kept_lines(shard: Shard, marks: RowMarks) -> Iterator[tuple[int, bytes | Non
 
 
 def _kept_pieces(pieces: Iterable[tuple[int, bytes]], marks: RowMarks) -> Iterator[bytes]:
-    return (piece for _, piece in _kept_numbered(pieces, marks))
+    return (piece for _, piece in kept_numbered(pieces, marks))
 
 
-def _kept_numbered(pieces: Iterable[tuple[int, bytes]], marks: RowMarks) -> Iterator[tuple[int, bytes]]:
+def kept_numbered(pieces: Iterable[tuple[int, Piece]], marks: RowMarks) -> Iterator[tuple[int, Piece]]:
     """The pieces of kept rows, and of row -1, which is what stands before them."""
     start, flags = 0, list[bool]()
     for row, piece in pieces:
