@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.audit.blind import to_settle
+from pipeline.audit.blind import WORDS, to_settle
 from pipeline.audit.sentences import VOID, known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.bounds import bound_clause
@@ -85,7 +85,7 @@ def _bound_cell(summary: Summary) -> str:
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
     """Which lights speak against a promise, or leave it open."""
     if summary.supported is None:
-        return LABELS["blind"].lower() + "?"
+        return _label(summary, "blind").lower() + "?"
     failed = [light.label.lower() for light in shown if light.colour == "red"]
     return None if summary.supported or not failed else f"failed: {', '.join(failed)}"
 
@@ -166,8 +166,15 @@ def lights(summary: Summary) -> list[Light]:
     return sorted(shown, key=lambda light: _ORDER.index(light.colour))
 
 
+def _label(summary: Summary, name: str) -> str:
+    """What a diagnostic asks, as a state of things that is good."""
+    if name == "blind" and summary.diagnostics.blind.by != WORDS:
+        return "Alike in looks"
+    return LABELS.get(name, name.replace("_", " "))
+
+
 def _light(summary: Summary, name: str, verdict: str, diagnostic: Diagnostic) -> Light:
-    label = LABELS.get(name, name.replace("_", " "))
+    label = _label(summary, name)
     if verdict == "passed":
         return Light(name=name, label=label, colour="green", reason=None)
     if verdict == "failed":

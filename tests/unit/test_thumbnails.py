@@ -40,8 +40,11 @@ def hostile_picture() -> bytes:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A finished run that selected pictures, one of them with a hostile file."""
-    folder = tmp_path_factory.mktemp("thumbnails")
+    return finished_run(tmp_path_factory.mktemp("thumbnails"))
+
+
+def finished_run(folder: Path) -> Store:
+    """A finished run that selected pictures, some of them with a hostile file and all with a hostile caption."""
     save_llava(folder / "llava")
     write(folder / "unseen.parquet", 12, 2)
     write(folder / "audit.parquet", 8, 1, {row: hostile_picture() for row in (0, 3)})
