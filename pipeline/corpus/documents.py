@@ -128,12 +128,18 @@ def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
     """The picture of a row, or why it has none that may be decoded."""
     if isinstance(value, Unreadable):
         return value
-    folder = shard.path.rstrip("/").rsplit("/", 1)[0] if "/" in shard.path else "."
-    data = picture_bytes(value, folder, shard.limits.document_bytes)
+    data = picture_bytes(value, _folder_of(shard), shard.limits.document_bytes)
     if not isinstance(data, bytes):
         return Unreadable(*data)
     problem = picture_problem(data, shard.limits.picture_pixels)
     return data if problem is None else Unreadable(*problem)
+
+
+def _folder_of(shard: Shard) -> str:
+    """The folder in which paths of a shard lead to pictures; empty where there is none."""
+    if shard.format in ("dataset", "hub"):  # a hub's name is no place on this machine
+        return shard.path if shard.format == "dataset" else ""
+    return shard.path.rstrip("/").rsplit("/", 1)[0] if "/" in shard.path else "."
 
 
 def _caption(shard: Shard, caption: Any) -> str | Unreadable:

@@ -29,8 +29,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 PICTURE_SKETCH = 128
 """Bytes of a picture's sketch, as many as of a text's."""
 
-PICTURE_SKETCH_KIND = "dHash of 64 bits, 128 times 3 of them, 1"
+PICTURE_SKETCH_KIND = "dHash of 64 bits, 128 times 3 of them, or 128 colours in steps of 32, 2"
 """How sketches of pictures are made, for fingerprints."""
+
+_PLAIN = 8
+"""Bits of a hash: with fewer ones or zeros it is of a picture without a pattern."""
 
 Problem = tuple[str, str]
 """Reason and message why a row holds no picture."""
@@ -69,7 +72,7 @@ def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
 
     Args:
         value: of the row: bytes, {"bytes", "path"}, or a path beside the file that holds the row.
-        folder: of that file, local or an fsspec URL; what lies outside of it is not read.
+        folder: of that file, local or an fsspec URL; what lies outside of it is not read. Empty: there is none.
         most: bytes that are read of a file.
     """
     if isinstance(value, dict):
@@ -92,12 +95,16 @@ def file_beside(name: str, folder: str, most: int) -> bytes | Problem:
 
     Args:
         name: a path in the folder.
-        folder: local or an fsspec URL; what lies outside of it is not read.
+        folder: local or an fsspec URL; what lies outside of it is not read. Empty: there is none.
         most: bytes that are read, and one more.
     """
     shown = repr(name if len(name) <= 200 else f"{name[:197]}...")
-    if "://" in name or os.path.isabs(name) or "\0" in name:
+    if "://" in name or os.path.isabs(name) or "\0" in name or not folder:
         return "not_picture", f"{shown} is no path beside the file that names it: other places are not read"
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return "not_picture", f"{ascii(name)[:200]} is no name of a file"
     fs, root = fsspec.core.url_to_fs(folder)
     path = os.path.normpath(os.path.join(root, name))
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
@@ -119,6 +126,8 @@ def picture_problem(data: bytes, pixels: int) -> Problem | None:
         data: of the picture's file.
         pixels: that it may have.
     """
+    from PIL import Image
+
     if not data:
         return "empty", "a picture of 0 bytes"
     try:
@@ -128,9 +137,13 @@ def picture_problem(data: bytes, pixels: int) -> Problem | None:
                 return "too_large", f"{width} x {height} pixels, more than limits.picture_pixels, which is {pixels:,}"
             if not width * height:
                 return "empty", f"{width} x {height} pixels"
+            if image.mode in ("I", "F"):  # Pillow would make them white or black altogether
+                return "undecodable", "its pixels are numbers of 32 bits, of which none says what is black or white"
             # phones write JPEG files with a second picture in them, which is no animation
             if getattr(image, "is_animated", False) and image.format in ("GIF", "PNG", "WEBP", "TIFF"):
                 return "animated", f"{getattr(image, 'n_frames', 2)} frames, and one is asked about"
+    except Image.DecompressionBombError as error:
+        return "too_large", f"{str(error).split(',')[0]}, which Pillow has for all pictures"
     except Exception as error:  # readers of pictures raise whatever their parsers do
         return "undecodable", f"not a picture: {' '.join(str(error).split())[:200]}"
     return None
@@ -152,12 +165,15 @@ def open_picture(data: bytes) -> Image:
     Raises:
         ValueError: it cannot be decoded to its end.
     """
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
     try:
         with _opened(data) as image:
             image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I;16"):  # of which Pillow cuts all but the darkest off
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            return upright.convert("RGB")
     except Exception as error:  # as above
         raise ValueError(f"not a whole picture: {' '.join(str(error).split())[:200]}") from None
 
@@ -184,12 +200,23 @@ def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
     A byte holds 3 of the 64 bits of a perceptual hash (dHash: whether a pixel of a grey 9 x 8 thumbnail is brighter
     than its neighbour), drawn once for all pictures. Two pictures whose hashes differ in d bits have a share of about
     (1 - d / 64)^3 of their bytes in common, unrelated ones an eighth: near copies, from 0.8, differ in 4 bits at most.
+
+    Where nearly all bits are equal, as of a picture of one colour, the hash says nothing. A byte is then one number of
+    an 8 x 8 thumbnail in colour, in steps of 32: two such pictures are near copies if these differ by 6 on average.
     """
     import imagehash
 
-    bits = np.array([imagehash.dhash(picture).hash.ravel() for picture in pictures], dtype=np.uint8)
-    drawn = bits.reshape(len(pictures), -1)[:, _drawn_bits()]
-    return list(map(bytes, np.packbits(drawn, axis=2).reshape(len(pictures), PICTURE_SKETCH)))
+    sketches = []
+    for picture in pictures:
+        bits = np.asarray(imagehash.dhash(picture).hash, dtype=np.uint8).ravel()
+        if _PLAIN <= int(bits.sum()) <= bits.size - _PLAIN:
+            sketches.append(np.packbits(bits[_drawn_bits()], axis=1).tobytes())
+        else:
+            colours = np.asarray(picture.resize((8, 8)), dtype=np.int64).ravel()
+            place, begin = _drawn_colours()
+            # 1 to 9: bytes of the other kind are multiples of 32
+            sketches.append(((colours[place] + begin) // 32 + 1).astype(np.uint8).tobytes())
+    return sketches
 
 
 @cache
@@ -197,3 +224,13 @@ def _drawn_bits() -> np.ndarray:
     """Which bits of a hash make each byte of a sketch: int64, (128, 3)."""
     rng = np.random.default_rng(1)
     return np.stack([rng.permutation(64)[:3] for _ in range(PICTURE_SKETCH)])
+
+
+@cache
+def _drawn_colours() -> tuple[np.ndarray, np.ndarray]:
+    """Which number of a small thumbnail makes each byte of a plain picture's sketch, and where its steps begin.
+
+    Two int64 arrays, (128,), the second in 0..31: a difference of d moves a share of d / 32 of the bytes.
+    """
+    rng = np.random.default_rng(2)
+    return rng.permutation(8 * 8 * 3)[:PICTURE_SKETCH], rng.permutation(PICTURE_SKETCH) % 32

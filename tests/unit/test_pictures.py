@@ -22,7 +22,7 @@ from pipeline.corpus.documents import Document, pictures_of, read_shard
 from pipeline.corpus.extent import extent_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_copies import near_families
-from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.corpus.pictures import open_picture, picture_key, picture_problem, picture_sketches
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 
@@ -269,3 +269,51 @@ def test_pictures_are_no_documents_of_a_corpus_of_texts(tmp_path: Path) -> None:
         find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path)}}))
     with pytest.raises(UserError, match=r"is none of \.parquet"):
         find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path / "a.png")}}))
+
+
+def test_pictures_of_16_bits_keep_their_pixels_and_of_32_bits_are_refused() -> None:
+    levels = np.random.default_rng(0).integers(300, 60_000, (40, 40))
+    grey = open_picture(encoded(Image.fromarray(levels.astype(np.uint16))))
+    assert np.array_equal(np.asarray(grey)[..., 0], levels >> 8)
+    for pixels in (levels.astype(np.int32), (levels / 60_000).astype(np.float32)):
+        problem = picture_problem(encoded(Image.fromarray(pixels), "TIFF"), 10_000)
+        assert problem is not None
+        assert problem[0] == "undecodable"
+
+
+def test_a_picture_beyond_the_limit_of_pillow_is_too_large() -> None:
+    problem = picture_problem(encoded(Image.new("1", (20_000, 20_000))), 1 << 40)
+    assert problem is not None
+    assert problem[0] == "too_large"
+
+
+def test_pictures_without_a_pattern_are_near_copies_only_where_their_colours_are_alike() -> None:
+    ramp = np.linspace(0, 255, 64, dtype=np.uint8)
+    across = Image.fromarray(np.broadcast_to(ramp, (64, 64)).copy()).convert("RGB")
+    plain = [Image.new("RGB", (60, 40), colour) for colour in ("red", "blue", "white", "black", "#404040")]
+    plain += [across, across.transpose(Image.Transpose.ROTATE_90)]
+    again = [open_picture(encoded(picture.resize((90, 50)), "JPEG", quality=60)) for picture in plain]
+    sketches = np.array([list(s) for s in picture_sketches([*plain, *again])], dtype=np.uint8)
+    family = near_families(sketches, 0.8)
+    assert len(set(family.tolist())) == len(plain)
+    assert np.array_equal(family[: len(plain)], family[len(plain) :])
+
+
+def test_a_path_that_no_file_can_have_costs_one_document(tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(PNG[0])
+    lines = tmp_path / "pictures.jsonl"
+    lines.write_text('{"image": "\\ud800.png"}\n{"image": "one.png"}\n')
+    first, second = documents(str(lines))
+    assert first.problem is not None
+    assert first.problem[0] == "not_picture"
+    assert second.picture == PNG[0]
+
+
+def test_a_saved_dataset_names_no_picture_outside_of_its_folder(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "secret.png").write_bytes(PNG[0])
+    datasets.Dataset.from_dict({"image": ["secret.png", "one.png"]}).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "one.png").write_bytes(PNG[1])
+    first, second = documents(str(tmp_path / "saved"))
+    assert first.problem is not None
+    assert second.picture == PNG[1]
