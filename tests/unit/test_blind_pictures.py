@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded
+from picture_models import encoded, save_llava
 from PIL import Image
+from rich.console import Console
+from test_picture_runs import settings
 
 from pipeline.audit.blind import OF_PICTURES, blind, blind_diagnostic
 from pipeline.audit.blind_pictures import picture_features
+from pipeline.audit.description import build_config
+from pipeline.store.files import Store
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
 
 COUNT = 120
 
@@ -65,3 +76,21 @@ def test_a_file_that_is_no_picture_has_features_too() -> None:
 
 def test_too_few_pictures_are_not_tested() -> None:
     assert blind(collection(1)[:10], collection(2)[:50], 0) is None
+
+
+def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
+    save_llava(tmp_path / "llava")
+    for role, files in (("audit", collection(1, quality=80)), ("unseen", collection(2, quality=60))):
+        captions = [f"picture {row} of a house" for row in range(COUNT)]
+        table = {"id": [f"{role}-{row}" for row in range(COUNT)], "image": files, "caption": captions}
+        pq.write_table(pa.table(table), tmp_path / f"{role}.parquet")
+    detector = {"loss": {"part": "description", "caption": "given"}}
+    column = "loss(part=description, caption=given)"
+    selection = {"name": "m", "detectors": [column], "procedure": "bh", "alpha": 0.1}
+    config = build_config(settings(tmp_path, tmp_path / "llava", detectors=[detector], selections=[selection]))
+    outcome = run_audit(config, Reporter(Console(), quiet=True))
+    (summary,) = outcome.status.selections
+    assert summary.supported is False
+    report = json.loads(Store(config.run).read("report/report.json"))
+    sentence = json.dumps(report["selections"][0]["answer"])
+    assert "Not supported: their thumbnails, colours and files alone tell the audited" in sentence
