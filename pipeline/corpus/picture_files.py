@@ -6,7 +6,9 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, cast
+from contextlib import contextmanager
+from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # which its stubs leave out
+from typing import IO, Any, Literal, Self, cast
 
 import fsspec
 
@@ -58,27 +60,70 @@ def samples_of(path: str, most: int) -> Iterator[Sample]:
 
     Args:
         path: of the file, local or an fsspec URL.
-        most: bytes that are read of a file in it.
+        most: bytes that are read of a file in it, and twice as many of all files of a sample.
 
     Raises:
         OSError: the file is damaged, or ends too early.
     """
     try:
-        with fsspec.open(path, "rb") as file, tarfile.open(fileobj=cast(IO[bytes], file), mode="r|") as archive:
+        with open_tar(path, "r|") as archive:
             sample: Sample = {}
-            for member in archive:
-                if not member.isfile():
-                    continue
+            size = 0
+            for member in tar_members(archive):
                 key, _, ending = member.name.partition(".") if "/" not in member.name else _split(member.name)
                 if sample and sample[KEY] != key:
                     yield sample
-                    sample = {}
+                    sample, size = {}, 0
                 sample = sample or {KEY: key}
-                _add(sample, ending.lower(), _content(archive, member, most))
+                size += member.size if member.size <= most else 0  # the others are not read
+                _add(sample, ending.lower(), _content(archive, member, most, size))
             if sample:
                 yield sample
     except tarfile.TarError as error:
         raise OSError(f"not a whole .tar file: {error}") from None
+
+
+class _Member(tarfile.TarInfo):
+    """The head of a file in an archive. A damaged one is no end of the archive, for which `tarfile` takes it."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile)
+        except EOFHeaderError:  # the mark at the end
+            raise
+        except HeaderError as error:
+            raise OSError(f"not a whole .tar file: {error} at byte {tarfile.offset}") from None
+
+
+@contextmanager
+def open_tar(path: str, mode: Literal["r|", "r:"]) -> Iterator[tarfile.TarFile]:
+    """An archive to be read.
+
+    Args:
+        path: of the file, local or an fsspec URL.
+        mode: `r|` from its beginning to its end, `r:` from head to head.
+
+    Raises:
+        OSError: it is damaged, or more follows its end.
+    """
+    with fsspec.open(path, "rb") as file:
+        with tarfile.open(fileobj=cast(IO[bytes], file), mode=mode, tarinfo=_Member) as archive:
+            yield archive
+            end = archive.offset if archive._loaded else None  # type: ignore[attr-defined]  # read to its end
+        if end is not None:
+            file.seek(end)
+            while block := file.read(1 << 20):
+                if block.count(0) < len(block):
+                    raise OSError(f"more follows the end of the archive at byte {end}: give every archive as a file")
+
+
+def tar_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files of an archive, and the links, which stand for files. Memory holds one."""
+    for member in archive:
+        archive.members = []  # type: ignore[attr-defined]  # which keeps them all
+        if member.isfile() or member.islnk() or member.issym():
+            yield member
 
 
 def sample_key(name: str) -> str:
@@ -92,7 +137,11 @@ def _split(name: str) -> tuple[str, str, str]:
     return f"{folder}/{stem}", dot, ending
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes | Problem:
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size: int) -> bytes | Problem:
+    if not member.isfile():
+        return "not_picture", f"a link in the archive, to {member.linkname[:200]!r}: links are not followed"
+    if size > 2 * most:
+        return "too_large", f"with it, its sample has {size:,} bytes: more than twice limits.document_bytes"
     if member.size > most:
         return "too_large", f"{member.size:,} bytes, more than limits.document_bytes, which is {most:,}"
     file = archive.extractfile(member)
@@ -141,10 +190,8 @@ def tar_rows(path: str, size: int) -> tuple[int, bool]:
     """
     keys: list[str] = []
     try:
-        with fsspec.open(path, "rb") as file, tarfile.open(fileobj=cast(IO[bytes], file), mode="r:") as archive:
-            for member in archive:
-                if not member.isfile():
-                    continue
+        with open_tar(path, "r:") as archive:
+            for member in tar_members(archive):
                 key = sample_key(member.name)
                 if not keys or keys[-1] != key:
                     if len(keys) == _KNOWN_BY:

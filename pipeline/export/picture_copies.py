@@ -6,11 +6,11 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterator
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO
 
 import fsspec
 
-from pipeline.corpus.picture_files import sample_key
+from pipeline.corpus.picture_files import open_tar, sample_key, tar_members
 from pipeline.corpus.shard import Shard
 from pipeline.export.place import ExportFolder
 from pipeline.export.sources import ExportSource
@@ -68,12 +68,11 @@ def copy_tar(shard: Shard, marks: RowMarks, sink: BinaryIO) -> None:
     """
     try:
         with (
-            fsspec.open(shard.path, "rb") as file,
-            tarfile.open(fileobj=cast(IO[bytes], file), mode="r|") as archive,
+            open_tar(shard.path, "r|") as archive,
             tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as copy,
         ):
             for _, member in kept_numbered(_members(archive), marks):
-                copy.addfile(member, archive.extractfile(member))
+                copy.addfile(member, archive.extractfile(member) if member.isfile() else None)
     except tarfile.TarError as error:
         raise OSError(f"{shard.name} is not a whole .tar file: {error}") from None
 
@@ -81,9 +80,8 @@ def copy_tar(shard: Shard, marks: RowMarks, sink: BinaryIO) -> None:
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
     """The files of an archive, with the number of the sample that each belongs to."""
     row, last = -1, None
-    for member in archive:
-        if member.isfile():
-            key = sample_key(member.name)
-            row += key != last
-            last = key
-            yield row, member
+    for member in tar_members(archive):
+        key = sample_key(member.name)
+        row += key != last
+        last = key
+        yield row, member

@@ -317,3 +317,42 @@ def test_a_saved_dataset_names_no_picture_outside_of_its_folder(tmp_path: Path) 
     first, second = documents(str(tmp_path / "saved"))
     assert first.problem is not None
     assert second.picture == PNG[1]
+
+
+@pytest.mark.parametrize("fault", ["cut at a head", "cut in a head", "a broken head", "a second archive behind it"])
+def test_a_tar_file_is_never_shorter_than_it_was_without_a_word(tmp_path: Path, fault: str) -> None:
+    path = tar_of(tmp_path / "a.tar", {f"{n}.png": PNG[n % 3] for n in range(6)})
+    with tarfile.open(path) as archive:
+        head = archive.getmembers()[4].offset
+    data = Path(path).read_bytes()
+    broken = {
+        "cut at a head": data[:head],
+        "cut in a head": data[: head + 100],
+        "a broken head": data[: head + 3] + b"\xff" + data[head + 4 :],
+        "a second archive behind it": data + data,
+    }
+    Path(path).write_bytes(broken[fault])
+    with pytest.raises(UserError, match="is damaged"):
+        documents(path)
+
+
+def test_a_link_in_a_tar_file_is_one_document_in_quarantine(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, target in (("1.png", ""), ("2.png", "1.png"), ("3.png", "")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = (tarfile.LNKTYPE, target) if target else (tarfile.REGTYPE, "")
+            member.size = 0 if target else len(PNG[0])
+            archive.addfile(member, None if target else io.BytesIO(PNG[0]))
+    first, second, third = documents(str(path))
+    assert (first.picture, third.picture) == (PNG[0], PNG[0])
+    assert second.problem is not None
+    assert second.problem[0] == "not_picture"
+
+
+def test_a_sample_of_many_files_costs_one_document(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", {**{f"1.{n}.png": b"x" * 7000 for n in range(9)}, "2.png": PNG[0]})
+    limits = LimitsConfig.model_validate({"document_bytes": 8000})
+    first, second = documents(path, limits)
+    assert first.problem is not None
+    assert second.picture == PNG[0]
