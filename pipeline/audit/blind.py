@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind_pictures import picture_features, picture_model
+from pipeline.audit.blind_pictures import PictureFile, caption_features, picture_features, picture_model
 from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
@@ -56,15 +56,16 @@ class Blind:
 
 
 WORDS, OF_PICTURES = "words", "thumbnails, colours and files"
+OF_CAPTIONED = "thumbnails, colours, files and captions"
 """What the classifier knows of documents, as sentences say it."""
 
-Shown = str | bytes
-"""What the classifier is given of a document: its text, or the file of its picture."""
+Shown = str | bytes | PictureFile
+"""What the classifier is given of a document: its text, or the file of its picture, which may have a caption."""
 
 
 def shown_of(document: Document) -> Shown:
     """What the classifier is given of a document."""
-    return document.text if document.picture is None else document.picture
+    return document.text if document.picture is None else PictureFile(document.picture, document.text)
 
 
 def blind(calibration: Sequence[Shown], audit: Sequence[Shown], seed: int) -> Blind | None:
@@ -73,7 +74,7 @@ def blind(calibration: Sequence[Shown], audit: Sequence[Shown], seed: int) -> Bl
     Hashed bag of words, logistic regression, AUC of out-of-fold predictions, 99% interval by Hanley & McNeil (1982).
     Members and non-members that differ in words only by chance leave it at 0.5, whatever the share of members.
     None with fewer than 20 documents on either side: such a test could not fail. Pictures are told apart by
-    `picture_features` and boosted trees.
+    `picture_features`, and `caption_features` where all have captions, and boosted trees.
 
     Args:
         calibration: texts, or files of pictures, of the null role.
@@ -129,9 +130,19 @@ def blind_scores(
 
 def _known(documents: Sequence[Shown]) -> tuple[Any, Any]:
     """What the classifier knows of documents, and the classifier, not fitted."""
-    pictures = [document for document in documents if isinstance(document, bytes)]
-    if pictures:
-        return picture_features(pictures), picture_model()
+    files = [
+        document if isinstance(document, bytes) else document.data
+        for document in documents
+        if not isinstance(document, str)
+    ]
+    if files:
+        captions = [
+            document.caption for document in documents if isinstance(document, PictureFile) and document.caption
+        ]
+        features = picture_features(files)
+        if len(captions) == len(files):  # scores of captions differ where their words do
+            features = np.hstack([features, caption_features(captions)])
+        return features, picture_model()
     return word_counts([document for document in documents if isinstance(document, str)]), word_model()
 
 
@@ -174,7 +185,7 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
     Args:
         test: None where there were too few documents for one.
         role: whose documents calibrate.
-        by: what the classifier knows of documents, `WORDS` or `OF_PICTURES`.
+        by: what the classifier knows of documents, `WORDS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
     if test is None:
         sentence = (
@@ -246,12 +257,15 @@ def blind_test(shards: Sequence[Shard], role: str, seed: int, texts: int = SAMPL
     """
     calibration, audit = ([shard for shard in shards if shard.role == r] for r in (role, "audit"))
     test = blind(sample_shown(calibration, texts), sample_shown(audit, texts), seed)
-    return blind_diagnostic(test, role, known_of(shards))
+    return blind_diagnostic(test, role, known_of(shards, role))
 
 
-def known_of(shards: Sequence[Shard]) -> str:
-    """What the classifier knows of the documents of shards: `WORDS` or `OF_PICTURES`."""
-    return OF_PICTURES if any(shard.pictures for shard in shards) else WORDS
+def known_of(shards: Sequence[Shard], role: str) -> str:
+    """What the classifier knows of the documents of shards: `WORDS`, `OF_PICTURES` or `OF_CAPTIONED`."""
+    if not any(shard.pictures for shard in shards):
+        return WORDS
+    compared = [shard for shard in shards if shard.role in ("audit", role)]
+    return OF_CAPTIONED if all(shard.caption_column is not None for shard in compared) else OF_PICTURES
 
 
 def sample_shown(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[Shown]:

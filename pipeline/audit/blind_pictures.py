@@ -10,6 +10,7 @@ import io
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,39 @@ from pipeline.corpus.pictures import FORMATS, open_picture
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+CAPTION_FEATURES = 256
+"""Counts of hashed words of a caption."""
+
 SIDE = 16
 """Pixels of a thumbnail's side."""
 
 BINS = 8
 """Of the histogram of a colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """What the classifier is given of a picture."""
+
+    data: bytes  # of its file
+    caption: str  # empty where the corpus has none
+
+
+def caption_features(captions: Sequence[str]) -> np.ndarray:
+    """What the classifier knows of captions: float64, (captions, features).
+
+    Of each hashed counts of its words, and how many characters, words, capitals and full stops it has. Scores of a
+    caption differ where captions were written by another hand, which the picture does not show.
+
+    Args:
+        captions: of pictures, none of them empty.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(n_features=CAPTION_FEATURES, alternate_sign=False, norm=None)
+    counts = vectorizer.transform(captions).toarray()
+    shapes = [[len(c), len(c.split()), sum(map(str.isupper, c)), c.count("."), c[:1].isupper()] for c in captions]
+    return np.hstack([counts, np.array(shapes, dtype=np.float64)])
 
 
 def picture_features(pictures: Sequence[bytes]) -> np.ndarray:

@@ -182,7 +182,7 @@ def blind_collection(collection: Collection, scored: Scored, seed: int) -> Blind
     except UserError as error:
         sentence = f"Whether the words of unseen and audited documents differ was not tested: {error}."
         return BlindDiagnostic(ok=None, sentence=sentence)
-    diagnostic = blind_diagnostic(test, "unseen", known_of(list(scored.shards.values())))
+    diagnostic = blind_diagnostic(test, "unseen", known_of(list(scored.shards.values()), "unseen"))
     scored.store.write_json(name, diagnostic.plain())
     return diagnostic
 

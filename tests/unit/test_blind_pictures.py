@@ -15,7 +15,7 @@ from rich.console import Console
 from test_picture_runs import settings
 
 from pipeline.audit.blind import OF_PICTURES, blind, blind_diagnostic
-from pipeline.audit.blind_pictures import picture_features
+from pipeline.audit.blind_pictures import PictureFile, picture_features
 from pipeline.audit.description import build_config
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
@@ -93,4 +93,21 @@ def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
     assert summary.supported is False
     report = json.loads(Store(config.run).read("report/report.json"))
     sentence = json.dumps(report["selections"][0]["answer"])
-    assert "Not supported: their thumbnails, colours and files alone tell the audited" in sentence
+    assert "Not supported: their thumbnails, colours, files and captions alone tell the audited" in sentence
+
+
+def test_captions_of_another_hand_are_found_where_the_pictures_are_alike() -> None:
+    def files(seed: int, pattern: str) -> list[PictureFile]:
+        rng = np.random.default_rng(seed)
+        words = np.array(["house", "tree", "river", "road", "cloud", "boat"])
+        return [PictureFile(data, pattern.format(rng.choice(words))) for data in collection(seed, quality=80)]
+
+    alike = blind(files(1, "a {}"), files(2, "a {}"), 0)
+    other = blind(files(1, "a photo of a {}"), files(2, "a picture of a {}"), 0)
+    missing = blind(files(1, "a {}"), files(2, ""), 0)
+    assert alike is not None
+    assert alike.ok is not False
+    assert other is not None
+    assert other.ok is False
+    assert missing is not None
+    assert missing.ok is not False, "a role without captions is compared by its pictures alone"
