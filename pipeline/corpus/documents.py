@@ -146,6 +146,8 @@ def _caption(shard: Shard, caption: Any) -> str | Unreadable:
     """The caption of a picture; empty where the corpus has none."""
     if shard.caption_column is None:
         return ""
+    if isinstance(caption, Unreadable):
+        return caption
     return _too_large(caption, shard) or problem_of(caption) or str(caption)
 
 

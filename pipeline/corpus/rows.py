@@ -214,10 +214,31 @@ def _parquet_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
 
 def _batch_rows(shard: Shard, batch: pa.RecordBatch, first: int) -> Iterator[Row]:
     column = batch.column(shard.text)
-    texts = column.to_pylist() if shard.pictures else _decoded(column)
-    others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in _columns(shard)]
-    for offset, (text, *rest) in enumerate(zip(texts, *others, strict=False)):
+    texts = _picture_values(column) if shard.pictures else _decoded(column)
+    *names, caption = _columns(shard)
+    others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
+    captions = _words_or_values(batch.column(caption)) if caption else itertools.repeat(None)
+    for offset, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False)):
         yield first + offset, text, *rest
+
+
+def _picture_values(column: pa.Array) -> Iterator[Any]:
+    """The values of a column of pictures: bytes, paths, or records of them. A bad path costs one document."""
+    if not pa.types.is_struct(column.type):
+        yield from _words_or_values(column)
+        return
+    names = [column.type.field(index).name for index in range(column.type.num_fields)]
+    for values in zip(*map(_words_or_values, column.flatten()), strict=True):
+        value = dict(zip(names, values, strict=True))
+        path = value.get("path")
+        yield path if isinstance(path, Unreadable) and value.get("bytes") is None else value
+
+
+def _words_or_values(column: pa.Array) -> Iterator[Any]:
+    """The values of an Arrow column, its texts as `_decoded`."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
+    return _decoded(column) if texts else iter(column.to_pylist())
 
 
 def _decoded(column: pa.Array) -> Iterator[Any]:

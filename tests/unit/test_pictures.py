@@ -356,3 +356,14 @@ def test_a_sample_of_many_files_costs_one_document(tmp_path: Path) -> None:
     first, second = documents(path, limits)
     assert first.problem is not None
     assert second.picture == PNG[0]
+
+
+def test_a_caption_or_a_path_of_bad_utf8_costs_one_document(tmp_path: Path) -> None:
+    good = pa.array(["aa", "bb", "cc"])
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, good.buffers()[1], pa.py_buffer(b"aa\xff\xfecc")])
+    path = written(tmp_path, PNG, pa.binary(), said=broken)
+    problems = [d.problem and d.problem[0] for d in documents(path, caption="said")]
+    assert problems == [None, "undecodable", None]
+    records = pa.StructArray.from_arrays([pa.array([PNG[0], None, None], pa.binary()), broken], ["bytes", "path"])
+    pq.write_table(pa.table({"image": records}), path)
+    assert [d.problem and d.problem[0] for d in documents(path)] == [None, "undecodable", "not_picture"]
