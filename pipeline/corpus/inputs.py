@@ -29,7 +29,7 @@ from pipeline.corpus.formats import (
     suffixes_of,
 )
 from pipeline.corpus.parquet import check_chunks, open_footer, text_bytes_of
-from pipeline.corpus.picture_files import is_picture, tar_columns
+from pipeline.corpus.picture_files import beside_pictures, is_picture, tar_columns
 from pipeline.corpus.pictures import check_picture_column
 from pipeline.errors import UserError, nearest
 
@@ -105,6 +105,7 @@ def stamp_of(entry: InputFile) -> str:
         files = [f"{path}/{name}" if name else path for name in entry.files]
         if not files:
             files = sorted(fs.find(path)) if entry.format == "dataset" else [path]
+        files += beside_pictures(fs, files) if entry.format == "picture" else []  # captions may be among them
         return _digest(*(_written_at(fs, file) for file in files))
     except OSError as error:
         raise UserError(f"cannot read {entry.name}: {' '.join(str(error).split())}") from None
@@ -249,8 +250,8 @@ def _folder(
         files = {inner: info for inner, info in files.items() if is_picture(inner)}
     texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner, pictures) == kind}
     if texts:
-        digest = _digest(*(f"{inner}:{size}" for inner, size in texts.items()))
-        size, marks = sum(texts.values()), [] if _is_local(fs) else [_mark_of(files[inner]) for inner in texts]
+        digest, size = _digest(*(f"{inner}:{size}" for inner, size in texts.items())), sum(texts.values())
+        marks = [] if _is_local(fs) or pictures else [_mark_of(files[inner]) for inner in texts]
         entry = partial(InputFile, role, prefix, path, kind, size, len(texts), digest, tuple(texts))
         looks.append(partial(entry, stamp=_digest(*marks) if all(marks) and marks else ""))
     for inner, info in files.items():
@@ -302,7 +303,7 @@ def _file(
             )
         return InputFile(role, name, path, "txt", size, 1, content, ("",), stamp=stamp)
     elif form == "picture":
-        return InputFile(role, name, path, "picture", size, 1, content, ("",), stamp=stamp)
+        return InputFile(role, name, path, "picture", size, 1, content, ("",))
     elif size == 0:
         rows = 0
     elif form == "tar":

@@ -34,6 +34,19 @@ def is_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
 
 
+def beside_pictures(fs: Any, pictures: Sequence[str]) -> list[str]:
+    """The files that share a picture's name and differ in its ending, in order.
+
+    Args:
+        fs: the file system.
+        pictures: paths in it.
+    """
+    stems = {os.path.splitext(path)[0] for path in pictures}
+    folders = sorted({stem.rpartition("/")[0] for stem in stems})
+    names = (str(name) for folder in folders for name in fs.ls(folder, detail=False))
+    return sorted(name for name in names if os.path.splitext(name)[0] in stems and not is_picture(name))
+
+
 def picture_of_file(folder: str, inner: str, caption: str | None, most: int) -> tuple[bytes | Problem, Any]:
     """The bytes of a picture's file, and its caption from the file of the same name with another ending.
 

@@ -367,3 +367,13 @@ def test_a_caption_or_a_path_of_bad_utf8_costs_one_document(tmp_path: Path) -> N
     records = pa.StructArray.from_arrays([pa.array([PNG[0], None, None], pa.binary()), broken], ["bytes", "path"])
     pq.write_table(pa.table({"image": records}), path)
     assert [d.problem and d.problem[0] for d in documents(path)] == [None, "undecodable", "not_picture"]
+
+
+def test_a_caption_that_was_written_again_shows_in_the_stamp_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(PNG[0])
+    (tmp_path / "one.txt").write_text("a house")
+    corpus = CorpusConfig.model_validate({"audit": {"path": str(tmp_path), "image": "image", "caption": "txt"}})
+    before = find_inputs(corpus)[0].stamp
+    assert find_inputs(corpus)[0].stamp == before
+    (tmp_path / "one.txt").write_text("a tree")
+    assert find_inputs(corpus)[0].stamp != before
