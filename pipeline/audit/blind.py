@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind_pictures import PictureFile, caption_features, picture_features, picture_model
+from pipeline.audit.blind_pictures import PictureLooks, caption_features, looks_of, picture_model
 from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
@@ -59,13 +59,13 @@ WORDS, OF_PICTURES = "words", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
 """What the classifier knows of documents, as sentences say it."""
 
-Shown = str | bytes | PictureFile
-"""What the classifier is given of a document: its text, or the file of its picture, which may have a caption."""
+Shown = str | PictureLooks
+"""What the classifier is given of a document: its text, or what it knows of its picture."""
 
 
 def shown_of(document: Document) -> Shown:
     """What the classifier is given of a document."""
-    return document.text if document.picture is None else PictureFile(document.picture, document.text)
+    return document.text if document.picture is None else looks_of(document.picture, document.text)
 
 
 def blind(calibration: Sequence[Shown], audit: Sequence[Shown], seed: int) -> Blind | None:
@@ -130,17 +130,11 @@ def blind_scores(
 
 def _known(documents: Sequence[Shown]) -> tuple[Any, Any]:
     """What the classifier knows of documents, and the classifier, not fitted."""
-    files = [
-        document if isinstance(document, bytes) else document.data
-        for document in documents
-        if not isinstance(document, str)
-    ]
-    if files:
-        captions = [
-            document.caption for document in documents if isinstance(document, PictureFile) and document.caption
-        ]
-        features = picture_features(files)
-        if len(captions) == len(files):  # scores of captions differ where their words do
+    pictures = [document for document in documents if isinstance(document, PictureLooks)]
+    if pictures:
+        features = np.stack([picture.features for picture in pictures])
+        captions = [picture.caption for picture in pictures if picture.caption]
+        if len(captions) == len(pictures):  # scores of captions differ where their words do
             features = np.hstack([features, caption_features(captions)])
         return features, picture_model()
     return word_counts([document for document in documents if isinstance(document, str)]), word_model()
@@ -276,7 +270,17 @@ def sample_shown(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[Sh
     Raises:
         UserError: a file is gone or damaged.
     """
-    return [shown_of(document) for _, document in sample_documents(shards, texts)]
+    return [shown for _, _, shown in sampled(shards, texts)]
+
+
+def sampled(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> Iterator[tuple[Shard, int, Shown]]:
+    """Shard, row and what the classifier is given of the documents of `sample_shown`; one is in memory at a time.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
+    for shard, document in _sampled(shards, texts):
+        yield shard, document.row, shown_of(document)
 
 
 def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[tuple[Shard, Document]]:
@@ -285,14 +289,20 @@ def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> lis
     Raises:
         UserError: a file is gone or damaged.
     """
+    return list(_sampled(shards, texts))
+
+
+def _sampled(shards: Sequence[Shard], texts: int) -> Iterator[tuple[Shard, Document]]:
     if not shards:
-        return []
+        return
     if shards[0].pictures:
         texts = -(-texts // 5)
     places = np.linspace(0, len(shards) - 1, min(SAMPLED_SHARDS, len(shards)))
-    sampled = [shards[place] for place in sorted({round(place) for place in places})]
-    share = -(-texts // len(sampled))
-    return [(shard, document) for shard in sampled for document in _first_documents(shard, share)]
+    some = [shards[place] for place in sorted({round(place) for place in places})]
+    share = -(-texts // len(some))
+    for shard in some:
+        for document in _first_documents(shard, share):
+            yield shard, document
 
 
 def _first_documents(shard: Shard, count: int) -> Iterator[Document]:

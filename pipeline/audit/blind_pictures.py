@@ -30,12 +30,17 @@ BINS = 8
 """Of the histogram of a colour."""
 
 
-@dataclass(frozen=True, slots=True)
-class PictureFile:
-    """What the classifier is given of a picture."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PictureLooks:
+    """What the classifier knows of a picture."""
 
-    data: bytes  # of its file
-    caption: str  # empty where the corpus has none
+    features: np.ndarray  # float64, (features,), from `picture_features`
+    caption: str = ""  # empty where the corpus has none
+
+
+def looks_of(data: bytes, caption: str = "") -> PictureLooks:
+    """What the classifier knows of a picture, by the bytes of its file."""
+    return PictureLooks(picture_features([data])[0], caption)
 
 
 def caption_features(captions: Sequence[str]) -> np.ndarray:

@@ -18,8 +18,7 @@ from pipeline.audit.blind import (
     blind_diagnostic,
     blind_scores,
     known_of,
-    sample_documents,
-    shown_of,
+    sampled,
 )
 from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.records import parse_part
@@ -198,7 +197,7 @@ def _blind_groups(collection: Collection, scored: Scored, seed: int) -> Blind | 
     blocks: dict[str, list[int]] = {}
     for role in ("unseen", "audit"):
         shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        places = [(collection.places[s.id].get(d.row), shown_of(d)) for s, d in sample_documents(shards)]
+        places = [(collection.places[s.id].get(row), shown) for s, row, shown in sampled(shards)]
         kept = [(int(collection.block[at]), text) for at, text in places if at is not None]
         blocks[role] = [block for block, _ in kept if not mixed[block]]
         texts[role] = [text for block, text in kept if not mixed[block]]

@@ -19,9 +19,8 @@ from pipeline.audit.blind import (
     WORDS,
     Shown,
     blind_scores,
-    sample_documents,
+    sampled,
     settled_by,
-    shown_of,
 )
 from pipeline.audit.detection import CONFIDENCE, RATES, RESAMPLES, Estimate, detection, roc
 from pipeline.audit.records import Record, VersionedRecord
@@ -184,7 +183,7 @@ def _words(scored: Scored, kinds: dict[Role, _Kind], seed: int) -> dict[Role, np
     texts: dict[Role, list[Shown]] = {}
     for role, kind in kinds.items():
         shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        sample = [(kind.place(shard.id, d.row), shown_of(d)) for shard, d in sample_documents(shards)]
+        sample = [(kind.place(shard.id, row), shown) for shard, row, shown in sampled(shards)]
         places[role] = [place for place, _ in sample if place is not None]
         texts[role] = [text for place, text in sample if place is not None]
     guesses = blind_scores(texts["unseen"], texts["seen"], seed)

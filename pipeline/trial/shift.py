@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.audit.blind import LEAST, Shown, blind_scores
-from pipeline.audit.blind_pictures import picture_features
+from pipeline.audit.blind_pictures import PictureLooks, picture_features
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs
@@ -109,7 +109,7 @@ def _by_looks(pictures: Sequence[bytes], seed: int) -> np.ndarray:
     standard = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     left, _, _ = np.linalg.svd(standard, full_matrices=False)
     along = left[:, 0] * np.sign(left[np.abs(left[:, 0]).argmax(), 0])  # a direction has two ends
-    return _like_a_half(pictures, along, seed)
+    return _like_a_half([PictureLooks(row) for row in features], along, seed)
 
 
 def _check_enough(documents: int) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from test_picture_runs import settings
 
 from pipeline.audit.blind import OF_PICTURES, blind, blind_diagnostic
-from pipeline.audit.blind_pictures import PictureFile, picture_features
+from pipeline.audit.blind_pictures import PictureLooks, looks_of, picture_features
 from pipeline.audit.description import build_config
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
@@ -34,10 +34,14 @@ def collection(seed: int, form: str = "JPEG", shift: int = 0, size: int = 24, **
     return files
 
 
+def looks(files: list[bytes]) -> list[PictureLooks]:
+    return [looks_of(data) for data in files]
+
+
 def test_two_halves_of_one_collection_are_not_told_apart() -> None:
     failed = 0
     for seed in range(5):
-        test = blind(collection(2 * seed, quality=80), collection(2 * seed + 1, quality=80), seed)
+        test = blind(looks(collection(2 * seed, quality=80)), looks(collection(2 * seed + 1, quality=80)), seed)
         assert test is not None
         failed += test.ok is False
     assert failed == 0  # a 99% interval, and it must lie above 0.53 too
@@ -53,14 +57,14 @@ def test_two_halves_of_one_collection_are_not_told_apart() -> None:
     ],
 )
 def test_what_a_file_or_its_pixels_tell_is_found(kind: str, other: dict[str, int]) -> None:
-    test = blind(collection(1, quality=80), collection(2, **other), 0)  # type: ignore[arg-type]
+    test = blind(looks(collection(1, quality=80)), looks(collection(2, **other)), 0)  # type: ignore[arg-type]
     assert test is not None
     assert test.ok is False, (kind, test)
     assert test.auc > 0.9
 
 
 def test_the_sentence_says_what_told_them_apart() -> None:
-    test = blind(collection(1, quality=80), collection(2, quality=60), 0)
+    test = blind(looks(collection(1, quality=80)), looks(collection(2, quality=60)), 0)
     diagnostic = blind_diagnostic(test, "unseen", OF_PICTURES)
     assert diagnostic.by == OF_PICTURES
     assert "knows only their thumbnails, colours and files tells the unseen documents" in diagnostic.sentence
@@ -75,7 +79,7 @@ def test_a_file_that_is_no_picture_has_features_too() -> None:
 
 
 def test_too_few_pictures_are_not_tested() -> None:
-    assert blind(collection(1)[:10], collection(2)[:50], 0) is None
+    assert blind(looks(collection(1)[:10]), looks(collection(2)[:50]), 0) is None
 
 
 def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
@@ -97,10 +101,10 @@ def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
 
 
 def test_captions_of_another_hand_are_found_where_the_pictures_are_alike() -> None:
-    def files(seed: int, pattern: str) -> list[PictureFile]:
+    def files(seed: int, pattern: str) -> list[PictureLooks]:
         rng = np.random.default_rng(seed)
         words = np.array(["house", "tree", "river", "road", "cloud", "boat"])
-        return [PictureFile(data, pattern.format(rng.choice(words))) for data in collection(seed, quality=80)]
+        return [looks_of(data, pattern.format(rng.choice(words))) for data in collection(seed, quality=80)]
 
     alike = blind(files(1, "a {}"), files(2, "a {}"), 0)
     other = blind(files(1, "a photo of a {}"), files(2, "a picture of a {}"), 0)

@@ -223,3 +223,28 @@ def test_descriptions_are_written_once_and_only_where_they_are_read(model: Path,
     selections = [{"name": "m", "detectors": ["loss(part=description, caption=given)"], "procedure": "bh"}]
     config = build_config(settings(tmp_path, model, detectors=given, selections=selections))
     assert [stage.name for stage in stages_of(config)] == ["score"]
+
+
+def test_a_picture_that_changes_between_its_description_and_its_scores_stops_its_shard(
+    model: Path, tmp_path: Path
+) -> None:
+    for role in ("audit", "unseen"):
+        (tmp_path / role).mkdir()
+        for row, picture in enumerate(random_pictures([(40, 30)] * 3, len(role))):
+            (tmp_path / role / f"{row}.png").write_bytes(encoded(picture))
+        lines = [json.dumps({"id": f"{role}-{row}", "image": f"{role}/{row}.png"}) for row in range(3)]
+        (tmp_path / f"{role}.jsonl").write_text("\n".join(lines) + "\n")
+    corpus = {
+        role: {"path": str(tmp_path / f"{role}.jsonl"), "id": "id", "image": "image"} for role in ("audit", "unseen")
+    }
+    detectors = [{"renyi": {"part": "description"}}]
+    selections = [{"name": "m", "detectors": ["renyi(part=description)"], "procedure": "bh"}]
+    given = settings(tmp_path, model, corpus=corpus, detectors=detectors, selections=selections)
+    plan = make_plan(build_config(given))
+    store = Store(plan.config.run)
+    describe, score = stages_of(plan.config)
+    (shard, *_) = [shard for shard in plan.shards if shard.role == "audit"]
+    process(describe, describe.make(describe, Placement()), shard, store)
+    (tmp_path / "audit" / "1.png").write_bytes(encoded(random_pictures([(40, 30)], 9)[0]))
+    with pytest.raises(UserError, match="changed since stage describe read it"):
+        process(score, score.make(score, Placement()), shard, store)
