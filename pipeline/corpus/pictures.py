@@ -212,7 +212,8 @@ def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
 
     sketches = []
     for picture in pictures:
-        rows, columns = imagehash.dhash(picture, _HASH_SIDE).hash, imagehash.dhash_vertical(picture, _HASH_SIDE).hash
+        grey = picture.convert("L")
+        rows, columns = imagehash.dhash(grey, _HASH_SIDE).hash, imagehash.dhash_vertical(grey, _HASH_SIDE).hash
         bits = np.concatenate([rows.ravel(), columns.ravel()]).astype(np.uint8)
         if any(_PLAIN <= float(half.mean()) <= 1 - _PLAIN for half in (rows, columns)):
             sketches.append(np.packbits(bits[_drawn_bits()], axis=1).tobytes())
