@@ -67,6 +67,18 @@ def print_json(value: Any, in_one_line: bool = False) -> None:
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text))
 
 
+def _pass_in_words(entry: dict[str, Any]) -> str:
+    """A pass of the forecast, behind the word pass."""
+    if entry["kind"] == "generate":
+        return (
+            f"generate: {entry['draws']} continuations of the first {100 * entry['prefix_ratio']:g}% of a text's words"
+        )
+    more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
+    on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
+    read = f"{entry['text']} text" if entry["text"] in ("plain", "lowercase") else entry["text"]
+    return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
+
+
 def print_plan(facts: dict[str, Any]) -> None:
     """The forecast of a run (`pipeline.audit.forecast`)."""
     screen = console()
@@ -81,14 +93,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     if facts["limit"] is not None:
         screen.print(f"a sample: the first {facts['limit']:,} documents of each role")
     for entry in facts["passes"]:
-        if entry["kind"] == "generate":
-            prefix = f"the first {100 * entry['prefix_ratio']:g}% of a text's words"
-            screen.print(f"pass generate: {entry['draws']} continuations of {prefix}", highlight=False)
-            continue
-        more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
-        on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
-        read = f"{entry['text']} text" if entry["text"] in ("plain", "lowercase") else entry["text"]
-        screen.print(f"pass {entry['kind']}: {entry['model']} model{on}, {read}{more}", highlight=False)
+        screen.print(f"pass {_pass_in_words(entry)}", highlight=False)
     for entry in facts["adapters"]:
         source = " and ".join(entry["train_on"])
         some = f"{entry['documents']:,} documents" if entry["documents"] else "documents"

@@ -88,10 +88,7 @@ def select_all(
     check_training(config, scored, each)
     questions = _questions(config, scored, limit, texts, columns, each)
     if claim is not None:
-        for question in questions:  # what its known documents refuse is to cost no place
-            next(question.ask(), None)
-        slots = claim({question.selection.name: question.calibration_keys() for question in questions})
-        questions = [question.placed(slots[question.selection.name]) for question in questions]
+        questions = _claimed(questions, claim)
         config = config.model_copy(update={"selections": [question.selection for question in questions]})
     pictured = texts and config.corpus.has_pictures
     rereads = texts and isinstance(config.model, ModelConfig) and not pictured
@@ -101,18 +98,25 @@ def select_all(
     strongest = [
         strongest_of(one.selection, made, judged.selected.first(shown), one.overlap) for one, made, judged in answers
     ]
-    strongest_pictures = [judged.selected.first(THUMBNAILS if pictured else 0) for _, _, judged in answers]
+    first = THUMBNAILS if pictured else 0
+    pictures = {question.selection.name: judged.selected.first(first) for question, _, judged in answers}
     summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
     for (question, made, judged), summary in zip(answers, summaries, strict=True):
         question.write(summary, made, judged)
-    for question, pictures in zip(questions, strongest_pictures, strict=True):
-        if len(pictures):
-            write_thumbnails(scored, question.selection.name, pictures)
+    write_thumbnails(scored, pictures)
     _remove_others(config, scored)
     if kept is not None:
         write_evidence(scored, config, strongest, kept, reread, say)
     return summaries
+
+
+def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]:
+    """The questions of a scan at what its place in a schedule may spend."""
+    for question in questions:  # what its known documents refuse is to cost no place
+        next(question.ask(), None)
+    slots = claim({question.selection.name: question.calibration_keys() for question in questions})
+    return [question.placed(slots[question.selection.name]) for question in questions]
 
 
 def _questions(

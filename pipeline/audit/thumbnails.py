@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -35,14 +36,19 @@ def thumbnail_of(picture: Image) -> bytes:
     return file.getvalue()
 
 
-def write_thumbnails(scored: Scored, selection: str, selected: pa.Table) -> None:
+def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> None:
     """Write the thumbnails of selected pictures that are still those that were scored.
 
     Args:
         scored: the score shards.
-        selection: its name.
-        selected: its strongest documents, with columns source and row.
+        selected: by name of the selection its strongest documents, with columns source and row.
     """
+    for name, rows in selected.items():
+        if len(rows):
+            scored.store.write_table(thumbnails_file(name), _thumbnails_of(scored, rows))
+
+
+def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:
     wanted: defaultdict[str, set[int]] = defaultdict(set)
     for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
         wanted[source].add(row)
@@ -61,4 +67,4 @@ def write_thumbnails(scored: Scored, selection: str, selected: pa.Table) -> None
                     rows.append({"source": shard.name, "row": row, "thumbnail": thumbnail_of(picture)})
         except (UserError, ValueError, LookupError, OSError):  # gone, or another file: an answer needs no picture
             continue
-    scored.store.write_table(thumbnails_file(selection), pa.Table.from_pylist(rows, schema=THUMBNAIL_SCHEMA))
+    return pa.Table.from_pylist(rows, schema=THUMBNAIL_SCHEMA)

@@ -24,6 +24,9 @@ NAMED = 12
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
+DASHED = ", the dashed curve the classifier that never saw the model"
+
+
 def roc_figures(
     curves: Curves, areas: Mapping[str, float | None], kinds: tuple[str, str], dashed: str | None = None
 ) -> list[FigureImage]:
@@ -42,8 +45,7 @@ def roc_figures(
     curves = {name: curve for name, curve in curves.items() if name in best}
     whole = ", ".join(f"{label(name)} {areas[name]:.3f}" for name in curves) + left
     small = ", ".join(f"{label(name)} {_reached(*curve):.3f}" for name, curve in curves.items()) + left
-    blind = "" if dashed is None else ", the dashed curve the classifier that never saw the model"
-    chance = f"The dotted line is chance{blind}."
+    chance = f"The dotted line is chance{'' if dashed is None else DASHED}."
     if left:
         chance += f" The {NAMED} detectors with the largest AUC are drawn; the table has all of them."
 

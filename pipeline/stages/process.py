@@ -144,8 +144,7 @@ async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Sto
     """
     if receipt := read_receipt(store, stage.name, shard.id):
         return receipt
-    began = time.monotonic()
-    output = Output()
+    began, output = time.monotonic(), Output()
     answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
     await asker.begin(endpoint, answers)
     inputs = asker.open(shard, store, output, answers)
