@@ -168,6 +168,7 @@ class _Pool:
         try:
             return process(self.stage, crew.worker, shard, self.store, LOCAL_DRIVER, on_batch, turn)
         except (_Stopped, FullError, LostDeviceError):  # no other shard could be finished or filed either
+            self.stop.set()  # before the turn ends: whoever waits for it begins no work
             raise
         except Exception as error:  # of one shard: the others go on
             return failure_of(shard, error)

@@ -81,7 +81,8 @@ class Journal:
         self.at: str | None = None
         self.ahead: str | None = None
         self.survivors: set[str] = set()  # of this attempt
-        self.writing = threading.Lock()  # the reader's thread notes what is ahead
+        self.writing = threading.RLock()  # the reader's thread notes what is ahead
+        self.ended = False  # whatever that thread still notes is not written
         self.starts = record["starts"] + 1
         self.driver = driver
         self.eager = eager
@@ -133,21 +134,25 @@ class Journal:
 
     def close(self) -> None:
         """The work has its receipt."""
-        self.store.remove(self.name)
+        with self.writing:
+            self.ended = True
+            self.store.remove(self.name)
 
     def abandon(self) -> None:
         """The attempt ended without a receipt, and its worker lives: it does not count."""
-        if not self._keeps():
-            return
-        self.starts -= 1
-        self.at = self.ahead = None
-        if self.starts:
-            try:
-                self._write()
+        with self.writing:
+            if not self._keeps():
                 return
-            except FullError:  # what stands there would count as a death
-                pass
-        self.close()
+            self.starts -= 1
+            self.at = self.ahead = None
+            if self.starts:
+                try:
+                    self._write()
+                    self.ended = True
+                    return
+                except FullError:  # what stands there would count as a death
+                    pass
+            self.close()
 
     def _keeps(self) -> bool:
         """Whether the journal is still that of this attempt; that of a run in one process always is."""
@@ -158,7 +163,7 @@ class Journal:
 
     def _write(self, begins: bool = False) -> None:
         with self.writing:
-            if not (self.kept if begins else self._keeps()):
+            if self.ended or not (self.kept if begins else self._keeps()):
                 return
             record = {
                 "driver": self.driver,
