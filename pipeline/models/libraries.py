@@ -56,6 +56,16 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def import_package() -> None:
+    """Import the package transformers itself, before a thread imports more of it beside this one.
+
+    While it is imported, the package puts another module in its own place. A thread that waits for it then holds the
+    one before, which has none of its names.
+    """
+    with uncollected():
+        import transformers.models.auto  # noqa: F401
+
+
 def import_models() -> None:
     """Import what transformers needs for any model, which takes seconds."""
     with uncollected():

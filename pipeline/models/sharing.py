@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from pipeline.config.models import ModelConfig
+from pipeline.models.libraries import import_package
 from pipeline.models.load import LanguageModel, Seq2SeqModel
 
 Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
@@ -40,6 +41,7 @@ class SharedModels:
             with contextlib.suppress(Exception), self._lock:  # raised to whoever asks for it
                 self._open(opener, config, gpus)
 
+        import_package()
         threading.Thread(target=work, name="seenset-model", daemon=True).start()
 
     def copy_of(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
