@@ -8,7 +8,7 @@ each word, which a small random model finds likelier, so that three selections s
 seconds that one plain loop a core would take for as many documents (timed on some of them before and after, its
 start-up left out). `first_receipt_s`: from its start to the first finished shard. `driver_growth_mb`: peak resident
 size of the driver over its peak on a run of `--small` documents with the same settings. `actor_growth_mb`: the largest
-actor at the end over its size when a tenth of the shards were finished; null where no actors were needed.
+worker process at the end over its size when a tenth of the shards were finished; null where threads did the work.
 `files_a_shard`: of the run directory. `bytes_each`: of its score files a document, of a selection's verdicts a
 document, and of `selected.parquet` a selected one.
 """
@@ -53,6 +53,8 @@ KNOWN = 5_000
 MEMBERS = 0.3
 LOOP_SHARDS = 4
 WATCH_SECONDS = 0.2
+WORKERS = ("ShardActor", "MapWorker", "pipeline.stages.child")
+"""In the command lines of processes that score: of Ray's actors, and of children of the command."""
 
 
 def main() -> None:
@@ -73,12 +75,12 @@ def _measure(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     loops = [_loops(large, root / "loops-before")] if arguments.loops else []
     run = _watched(large)
     loops += [_loops(large, root / "loops-after")] if arguments.loops else []
-    # the same kind of run: what a driver weighs that starts a cluster is no growth
-    small = _watched(_write_audit(root / "small", arguments.small, "ray" if run.actors else "local"))
+    # `auto` takes threads for few documents: the models that they hold make that driver larger, and its growth less
+    small = _watched(_write_audit(root / "small", arguments.small, arguments.cluster))
     rate = sum(loops) / len(loops) if loops else None
     return {
         "documents": arguments.documents,
-        "cluster": "ray" if run.actors else "local",
+        "cluster": "ray" if run.ray else "local",
         "cores": usable_cores(),
         "seconds": round(run.seconds, 1),
         "wall_vs_loops": None if rate is None else round(run.seconds * rate / run.documents, 3),
@@ -148,6 +150,7 @@ class _Run:
     driver_mb: float = 0.0
     actors: dict[int, float] = field(default_factory=dict)  # process -> MB, the last time
     at_tenth: float | None = None  # MB of the largest actor when a tenth of the shards were finished
+    ray: bool = False  # whether a cluster was started
     files: int = 0
     shards: int = 0
     documents: int = 0
@@ -221,7 +224,9 @@ def _peak_mb(process: int) -> float:
 def _note_actors(run: _Run, driver: psutil.Popen) -> None:
     for child in driver.children(recursive=True):
         try:
-            if "ShardActor" in " ".join(child.cmdline()) or "MapWorker" in " ".join(child.cmdline()):
+            line = " ".join(child.cmdline())
+            run.ray |= "raylet" in line
+            if any(name in line for name in WORKERS) and not child.nice():  # the check of the documents stands back
                 run.actors[child.pid] = child.memory_info().rss / 2**20
         except psutil.Error:  # it has just ended
             continue

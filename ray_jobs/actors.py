@@ -250,6 +250,10 @@ def map_shards(
         )
     with losses_told(board), running(dataset) as ended:
         yield from _events(stage, board, len(shards), ended)
+    for name in store.names(f"attempts/{stage.name}", ".json"):  # of actors that ended in a second attempt
+        shard = name.removesuffix(".json")
+        if read_receipt(store, stage.name, shard):
+            forget_attempts(store, stage.name, shard)
 
 
 def _events(stage: Stage, board: Any, waiting: int, ended: Callable[[], BaseException | None]) -> Iterator[Event]:

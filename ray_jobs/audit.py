@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from pipeline.report import write_report
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages.base import Stage
+from pipeline.stages.crew import Crew
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
 from pipeline.stages.line import longest_shards_first
 from pipeline.stages.local import finish_shards
@@ -51,9 +52,9 @@ from ray_jobs import adapters, interrupts
 from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
-from ray_jobs.beginning import Checks, begin_model, check_meanwhile, machine_of
+from ray_jobs.beginning import Checks, begin_crew, begin_model, check_meanwhile, machine_of
 from ray_jobs.devices import device_of_run, device_on_file, note_device
-from ray_jobs.evidence import reader_here, reader_on_cluster
+from ray_jobs.evidence import reader_here, reader_in_crew, reader_on_cluster
 from ray_jobs.finetune import Adapter
 from ray_jobs.head import check_head, head_watched
 from ray_jobs.neighbours import cluster_warning
@@ -89,6 +90,7 @@ class _Driver:
     reporter: Reporter
     machine: LocalMachine | None  # None: the work is done on a cluster
     models: SharedModels | None  # of local scoring, which stay open for whoever reads documents once more
+    crew: Crew | None  # of processes that score here; None: threads do, or a cluster
     checks: Checks  # of the documents
 
     def check(self) -> None:
@@ -185,10 +187,10 @@ def _scoring(
     if machine is None and (warning := cluster_warning(config.resources)) is not None:
         reporter.say(warning)
     store = Store(config.run)
-    early = begin_model(plan, store, machine)
-    with RunLock(store, reporter.say) as lock:
+    early, crew = begin_model(plan, store, machine), begin_crew(plan, store, machine)
+    with closing(crew) if crew is not None else nullcontext(), RunLock(store, reporter.say) as lock:
         store = lock.held
-        checks = check_meanwhile(plan, store, reporter, machine, early)
+        checks = check_meanwhile(plan, store, reporter, machine, early, crew)
         store.begin()
         forget_finished(store)
         unscored = pending(plan, STAGE, store)
@@ -198,7 +200,7 @@ def _scoring(
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
             check_ledger(config, fingerprints[STAGE])
-        fold = fold_of(store, machine is None)
+        fold = fold_of(store, machine is None, crew)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         note_device(store, device)
         if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
@@ -208,7 +210,7 @@ def _scoring(
         unscored = pending(plan, STAGE, store)
         status = StatusFile(store, Counts(len(plan.shards)))
         models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
-        driver = _Driver(store, lock, status, reporter, machine, models, checks)
+        driver = _Driver(store, lock, status, reporter, machine, models, crew, checks)
         try:
             *before, scoring = work.stages
             finetuning = _finetuning(driver, config, work)
@@ -239,6 +241,8 @@ def _reread(driver: _Driver, config: AuditConfig) -> Reread:
     """Who puts selected documents through the model once more."""
     if driver.machine is None:
         return reader_on_cluster(config.resources, driver.reporter.say, driver.check)
+    if driver.crew is not None:
+        return reader_in_crew(driver.crew, driver.machine.threads, driver.reporter.say, driver.check)
     return reader_here(driver.store, driver.machine, driver.models, driver.reporter.say, driver.check)
 
 
@@ -375,12 +379,15 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
 def _events(
     driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard], sizes: Mapping[str, float]
 ) -> Iterator[Event]:
-    """Who finishes the shards of a stage: an endpoint, asked by this process; threads of it; or actors on a cluster."""
+    """Who finishes the shards of a stage: an endpoint, asked by this process; threads, processes or actors."""
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
         return ask_shards(stage, shards, store)
     shards = [shards[number] for number in longest_shards_first([sizes[shard.id] for shard in shards])]
+    if driver.crew is not None:
+        reporter.say(f"{stage.name}: loading the model, in {len(driver.crew.children)} processes")
+        return driver.crew.finish_shards(stage, shards, store, driver.lock.owner)
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")

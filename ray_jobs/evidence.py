@@ -15,6 +15,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.models.memory import cap_memory
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement
+from pipeline.stages.crew import Crew
 from pipeline.stages.process import LOCAL_DRIVER
 from pipeline.stages.tokens import TokenReading, TokenRequest, is_deadly, read_tokens
 from pipeline.store.attempts import Journal
@@ -63,6 +64,22 @@ def reader_here(
         else:
             journal.close()
         return reading
+
+    return partial(_forgiving, read, say, check)
+
+
+def reader_in_crew(crew: Crew, threads: int, say: Callable[[str], None], check: Callable[[], None]) -> Reread:
+    """Reads documents in one of the processes that have scored.
+
+    Args:
+        crew: of them.
+        threads: of the CPU, for a batch.
+        say: prints a line.
+        check: raises where the run must stop.
+    """
+
+    def read(request: TokenRequest) -> TokenReading:
+        return crew.call(read_tokens, request, Placement(0, threads), check=check)
 
     return partial(_forgiving, read, say, check)
 

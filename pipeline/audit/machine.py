@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import glob
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
 
 from pipeline.audit.plan import Plan
 from pipeline.config.audit import ResourcesConfig
+from pipeline.config.models import ModelConfig, expand_user
+from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
+from pipeline.models.checkpoints import Checkpoint, weight_files
 
 LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
 """Tokens over all passes that count as small: some hours of a small model on a CPU, of a larger one on a GPU."""
 
+MEMORY_A_WEIGHT = 4
+"""Bytes of this machine's free memory that a byte of weights on disk takes in each process, at most: in 32 bits twice
+as many as in 16, and as many again for what is computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """What the driver's own process can use."""
+    """What a command can use of the machine that it runs on."""
 
     workers: int  # batches at a time
     gpus: float
     threads: int  # of the CPU, for a batch
+    apart: bool = False  # whether each worker is a process of its own, with its own weights; else they are threads
 
 
 def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
-    """Whether the driver's own process does the work (docs/cluster.md).
+    """Whether the command does the work on its own machine, without Ray (docs/cluster.md).
 
     Args:
         plan: of the run.
@@ -43,8 +54,42 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
         return resources.cluster == "local"
     if ray_address or several or gpus > 1:
         return False
+    return not _is_large(plan, gpus) or (not gpus and _fits_apart(plan, local_machine(resources, gpus)))
+
+
+def _is_large(plan: Plan, gpus: int) -> bool:
     passes = sum(1 + entry.get("paraphrases", 0) + entry.get("draws", 0) for entry in plan.passes())
-    return passes * sum(plan.estimated_tokens().values()) <= LOCAL_TOKENS["cuda" if gpus else "cpu"]
+    return passes * sum(plan.estimated_tokens().values()) > LOCAL_TOKENS["cuda" if gpus else "cpu"]
+
+
+def _fits_apart(plan: Plan, machine: LocalMachine) -> bool:
+    """Whether each worker can be a process with weights of its own, and nothing but scoring asks a model for long."""
+    config = plan.config
+    if config.paraphraser is not None or adapters_of(parse_detectors(config.detectors)):
+        return False
+    sizes = [_weight_bytes(model) for model in config.models]
+    return (
+        None not in sizes and MEMORY_A_WEIGHT * machine.workers * sum(map(int, filter(None, sizes))) <= _free_memory()
+    )
+
+
+def _weight_bytes(model: object) -> int | None:
+    """Bytes of the weights of a model; None where they are not in a folder of this machine."""
+    if not isinstance(model, ModelConfig) or model.gguf_file is not None:
+        return None
+    folder = Path(expand_user(model.path))
+    names = weight_files(model, Checkpoint(folder, None)) if folder.is_dir() else []
+    return sum((folder / name).stat().st_size for name in names) or None
+
+
+def _free_memory() -> int:
+    """Bytes that this process and its children may take, by the machine and by the limit of its container."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no such limit
+        return free
+    return min(free, limit - used)
 
 
 def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bool:
@@ -61,6 +106,21 @@ def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bo
         return resources.cluster != "local"
     several = len(glob.glob("/dev/nvidia[0-9]*")) > 1
     return not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 2 if several else 0)
+
+
+def machine_for(plan: Plan, gpus: int) -> LocalMachine:
+    """What the work of a plan may use of this machine; much work on several cores is done in processes.
+
+    Args:
+        plan: of the run, which `runs_locally`.
+        gpus: of this machine.
+
+    Raises:
+        UserError: as `local_machine`.
+    """
+    machine = local_machine(plan.config.resources, gpus)
+    apart = not gpus and machine.workers > 1 and _is_large(plan, gpus) and _fits_apart(plan, machine)
+    return replace(machine, apart=apart)
 
 
 def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:
