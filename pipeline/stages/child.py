@@ -65,35 +65,44 @@ class Child:
             start_new_session=True,  # Ctrl-C is the parent's to answer
         )
 
-    def call(self, function: Callable[..., Answer], *arguments: Any, heard: Callable[[Any], object] = id) -> Answer:
+    def call(
+        self, function: Callable[..., Answer], *arguments: Any, heard: Callable[[Any], object] | None = None
+    ) -> Answer:
         """What a function answers there; one call at a time.
 
         Args:
             function: and
             arguments: of it, which cloudpickle can carry.
-            heard: called with what the function passes to `tell`.
+            heard: called with what the function passes to `tell`; None: nobody listens.
 
         Raises:
             LostChildError: the process ended before it answered.
             Exception: that the function raised; a `RuntimeError` that names it where it cannot be carried.
         """
+        work = cloudpickle.dumps((function, arguments))
+        message = self._exchange(work)
+        while message is not None:
+            kind, value = pickle.loads(message)
+            if kind == _ANSWER:
+                answer: Answer = value
+                return answer
+            if kind == _ERROR:
+                raise value
+            if heard is not None:
+                heard(value)
+            message = self._exchange()
+        raise LostChildError(f"process {self.process.pid} ended while it was at work")
+
+    def _exchange(self, work: bytes | None = None) -> bytes | None:
+        """What the process says next, after it was told what to do; None when it has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        work = cloudpickle.dumps((function, arguments))
         try:
-            _send(self.process.stdin, work)
-            while (message := _receive(self.process.stdout)) is not None:
-                kind, value = pickle.loads(message)
-                if kind == _ANSWER:
-                    answer: Answer = value
-                    return answer
-                if kind == _ERROR:
-                    raise value
-                heard(value)
-        except (OSError, ValueError):  # it died, or was ended by another thread
-            if self.process.poll() is None and not self.process.stdin.closed:
-                raise
-        raise LostChildError(f"process {self.process.pid} ended while it was at work")
+            if work is not None:
+                _send(self.process.stdin, work)
+            return _receive(self.process.stdout)
+        except (OSError, ValueError):  # a pipe breaks; another thread has closed it
+            return None
 
     def close(self) -> None:
         """Tell the process to end, without waiting for it."""

@@ -233,13 +233,16 @@ class Crew:
                 if self.closed:
                     return
                 deaths += not (begun and in_journal)
+                child.end()
                 if deaths == MOST_DEATHS:
                     raise IncompleteError(
-                        f"{deaths} worker processes died one after the other "
-                        f"({child.process.wait(END_SECONDS)}: was memory short?); what is finished is kept"
+                        f"{deaths} worker processes ended one after the other, the last with code "
+                        f"{child.process.returncode}: was memory short? What is finished is kept"
                     ) from None
-                child.end()
-                self.children[place], begun = Child(self.threads), False
+                try:
+                    self.children[place], begun = Child(self.threads), False
+                except OSError as error:
+                    raise IncompleteError(f"no worker process can be started: {error}") from None
 
 
 _worker: tuple[Stage, Any] | None = None  # of this child

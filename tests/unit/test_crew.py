@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_opened_ends_the_stage_in_one_line_and_no_process
 def test_processes_that_die_before_they_have_a_shard_end_the_stage(tmp_path: Path) -> None:
     stage, shards, store = stage_and_shards(tmp_path, ["a document"], DeadlyToOpen)
     crew = Crew(1, 1)
-    with pytest.raises(IncompleteError, match="3 worker processes died one after the other"):
+    with pytest.raises(IncompleteError, match="3 worker processes ended one after the other, the last with code 1"):
         list(crew.finish_shards(stage, shards, store, "me"))
     crew.close()
 
