@@ -23,13 +23,17 @@ from pipeline.corpus.discovery import (
     discover_data,
     discover_models,
 )
+from pipeline.corpus.picture_files import IMAGE
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.store.files import to_json
 from pipeline.store.space import whole
 
 SCHEMA_FOLDER = ".seenset"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
+HUB_PICTURE_MODEL = "llava-hf/llava-1.5-7b-hf"
 DETECTOR = "min_k_plus_plus"
+PICTURE_DETECTOR = {"renyi": {"part": "description"}}
 _LISTED = 8
 
 
@@ -65,21 +69,24 @@ def audit_starter(folder: str) -> Starter:
         UserError: no such folder, or no data in it.
     """
     data = data_of(folder)
-    sources, unused = _assigned(data)
+    sources, unused, others = _assigned(data)
+    pictured = any(files.image for source in sources.values() for files in source.files)
     direction: Direction = "clean" if "seen" in sources and "unseen" not in sources else "members"
     needed: tuple[Role, ...] = ("audit", NULL_ROLE[direction])
-    roles = [_role(role, sources.get(role), role in needed) for role in ROLES]
+    roles = [_role(role, sources.get(role), role in needed, pictured) for role in ROLES]
     left = [f"Left out: {files.shown}. No name says what they are." for files in unused]
-    model, model_guess = model_setting(folder)
+    kinds = "texts, and this audit is of pictures" if pictured else "pictures, and this audit is of texts"
+    left += [f"Left out: {files.shown}. They are {kinds}." for files in others]
+    model, model_guess = model_setting(folder, pictured)
     settings = [
         Written("run", "runs/audit"),
         Written("model", model),
         Written("corpus", roles, tuple(left)),
-        Written("detectors", AuditConfig.model_fields["detectors"].default),
+        detectors_setting(AuditConfig, pictured),
         Written("max_tokens", AuditConfig.model_fields["max_tokens"].default),
         Written("overlap", AuditConfig.model_fields["overlap"].default),
         Written("error_budget", AuditConfig.model_fields["error_budget"].default),
-        Written("selections", (selection_setting(direction),)),
+        Written("selections", (selection_setting(direction, pictured),)),
         Written("seed", AuditConfig.model_fields["seed"].default),
     ]
     head = "An audit of the data in this folder: which of these documents was the model trained on?"
@@ -125,7 +132,8 @@ def data_of(folder: str) -> FolderData:
         others = "" if data.unread else _others(folder)
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
-            f"{data_formats()} (.jsonl and .csv also with .gz or .zst) and for saved datasets{unread}{others}"
+            f"{data_formats()} (.jsonl and .csv also with .gz or .zst), for pictures and for saved datasets"
+            f"{unread}{others}"
         )
     return data
 
@@ -134,7 +142,13 @@ def source_settings(source: Source) -> list[Written]:
     """The settings of a source, with what was guessed of its columns."""
     files, paths = source.files[0], source.paths
     settings = [Written("path", paths[0] if len(paths) == 1 else paths)]
-    if files.text is not None:
+    if files.image is not None:
+        settings.append(Written("image", files.image, ("Guessed: it holds pictures.",)))
+        if files.caption is not None:
+            settings.append(Written("caption", files.caption, ("Guessed: what is written of them.",)))
+        if files.id is not None:
+            settings.append(Written("id", files.id, ("Guessed: no value stands twice in the first rows.",)))
+    elif files.text is not None:
         others = f" Other columns: {', '.join(files.columns)}." if files.columns else ""
         settings.append(Written("text", files.text, (f"Guessed: {files.text_reason}.{others}",)))
         name = (
@@ -156,28 +170,36 @@ def source_notes(source: Source) -> list[str]:
 
 def joined(files: Sequence[DataFiles], reason: str) -> Source:
     """One source of files: those that have the columns of the first that are tables, if any is."""
-    first = next((one for one in files if one.text is not None), files[0])
-    same = tuple(one for one in files if (one.text, one.id) == (first.text, first.id))
+    first = next((one for one in files if one.text is not None or one.id is not None), files[0])
+    columns = first.text, first.id, first.image, first.caption
+    same = tuple(one for one in files if (one.text, one.id, one.image, one.caption) == columns)
     return Source(same, reason, tuple(one for one in files if one not in same))
 
 
-def model_setting(folder: str) -> tuple[list[Written], str]:
+def model_setting(folder: str, pictured: bool) -> tuple[list[Written], str]:
     """The model: one that lies in the folder, or a hub id that stands in for it; and a line about it."""
     models = discover_models(folder)
     if not models:
+        name = HUB_PICTURE_MODEL if pictured else HUB_MODEL
         note = "No model folder and no .gguf file lies here: this hub id stands in for your model."
-        return [Written("path", HUB_MODEL, (note,))], f"model: none lies here; {HUB_MODEL} stands in for yours"
+        return [Written("path", name, (note,))], f"model: none lies here; {name} stands in for yours"
     others = f" Others: {_some(models[1:])}." if models[1:] else ""
     return [Written("path", models[0], (f"Guessed: it lies here.{others}",))], f"model: {models[0]}"
 
 
-def selection_setting(direction: Direction) -> list[Written]:
+def detectors_setting(kind: type[BaseModel], pictured: bool) -> Written:
+    """The detectors that are the default; of pictures, one that reads their descriptions."""
+    return Written("detectors", [PICTURE_DETECTOR] if pictured else kind.model_fields["detectors"].default)
+
+
+def selection_setting(direction: Direction, pictured: bool) -> list[Written]:
     """One question, with the procedure and alpha that are the default."""
     fields = SelectionConfig.model_fields
+    (detector,) = parse_detectors([PICTURE_DETECTOR if pictured else DETECTOR])
     return [
         Written("name", direction),
         Written("direction", direction),
-        Written("detectors", [DETECTOR]),
+        Written("detectors", [detector.column]),
         Written("procedure", fields["procedure"].default),
         Written("alpha", fields["alpha"].default),
     ]
@@ -202,12 +224,14 @@ def whole_file(
     return "\n".join(lines) + "\n\n" + commented(kind, settings)
 
 
-def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles]]:
-    """The sources of each role, and files that have none."""
+def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles], list[DataFiles]]:
+    """The sources of each role, files that have none, and files of the other kind: all are texts, or all pictures."""
+    texts, pictures = one_kind(data.files)
+    kept, others = (pictures, texts) if takes_pictures(texts, pictures) else (texts, pictures)
     sources: dict[Role, Source] = {}
-    unnamed = [files for files in data.files if files.role is None]
+    unnamed = [files for files in kept if files.role is None]
     for role in ROLES:
-        files = [one for one in data.files if one.role == role]
+        files = [one for one in kept if one.role == role]
         if files:
             words = ", ".join(dict.fromkeys(one.word for one in files))
             reason = f"Guessed from the name ({words}). If it is wrong, call this part {_other_roles(role)} instead."
@@ -215,16 +239,32 @@ def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles]]:
     if "audit" not in sources and unnamed:
         reason = f"Guessed: no name says another role. If it is wrong, call this part {_other_roles('audit')} instead."
         sources["audit"], unnamed = joined(unnamed, reason), []
-    return {role: sources[role] for role in ROLES if role in sources}, unnamed
+    return {role: sources[role] for role in ROLES if role in sources}, unnamed, others
 
 
-def _role(role: Role, source: Source | None, needed: bool) -> Written:
+def one_kind(files: Sequence[DataFiles]) -> tuple[list[DataFiles], list[DataFiles]]:
+    """The files that hold texts, and those that hold pictures."""
+    return [one for one in files if one.image is None], [one for one in files if one.image is not None]
+
+
+def takes_pictures(texts: Sequence[DataFiles], pictures: Sequence[DataFiles]) -> bool:
+    """Whether pictures are what is asked about: names give them more roles, or else they are tables or more files."""
+
+    def weight(some: Sequence[DataFiles]) -> tuple[int, bool, int]:
+        tables = any(one.format not in ("txt", "picture") for one in some)
+        return len({one.role for one in some} - {None}), tables, sum(one.count for one in some)
+
+    return weight(pictures) > weight(texts)
+
+
+def _role(role: Role, source: Source | None, needed: bool, pictured: bool) -> Written:
     if source is not None:
         return Written(role, source_settings(source), tuple(source_notes(source)))
     note = (
         f"Missing: {ROLE_DOCUMENTS[role]}. Take the comment signs away and name them." if needed else "Not needed here."
     )
-    columns: Mapping[str, Any] = {"path": "PATH", "text": SourceConfig.model_fields["text"].default}
+    columns: Mapping[str, Any] = {"path": "PATH"}
+    columns = {**columns, **({"image": IMAGE} if pictured else {"text": SourceConfig.model_fields["text"].default})}
     return Written(role, [Written(key, value) for key, value in columns.items()], (note,), off=True)
 
 
@@ -233,6 +273,8 @@ def _other_roles(role: Role) -> str:
 
 
 def _columns(files: DataFiles) -> str:
+    if files.image is not None:
+        return f"pictures: {files.image}, captions: {files.caption or 'none'}"
     if files.text is None:
         return "one document a file"
     return f"text: {files.text}, id: {files.id or 'file#row'}"

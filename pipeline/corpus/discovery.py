@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from pipeline.config.corpus import LIMITS, Role
 from pipeline.corpus.formats import SUFFIXES, Format, first_columns, format_of, open_plain, open_saved_dataset
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_records
+from pipeline.corpus.picture_discovery import CAPTIONS, captions_beside, image_column, picture_groups
+from pipeline.corpus.picture_files import IMAGE, KEY, samples_of
 from pipeline.errors import UserError
 
 DEPTH = 4
@@ -25,6 +27,9 @@ DEPTH = 4
 
 MOST_ENTRIES = 10_000
 SAMPLED_ROWS = 200
+SAMPLED_PICTURES = 8
+"""Rows of a table or of a .tar file that may hold pictures."""
+
 OUTPUT_MARKS = frozenset({"shards.json", "trial.json", "trial_status.json", "adapter_config.json", "pyvenv.cfg"})
 """Files by which the folders of runs, trials, adapters and installed packages are told."""
 
@@ -68,6 +73,9 @@ class DataFiles:
     columns: tuple[str, ...]  # the others
     role: Role | None  # that the name speaks of
     word: str  # of the name, which says so
+    image: str | None = None  # column of the pictures; None of texts
+    caption: str | None = None  # column, or ending of the files, of what is written of them
+    count: int = 1  # of files
 
     @property
     def shown(self) -> str:
@@ -100,7 +108,11 @@ def discover_data(folder: str) -> FolderData:
     groups: dict[tuple[Any, ...], list[str]] = {}
     samples: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     texts: dict[str, list[str]] = {}
+    pictures = [path for path, form in entries[:MOST_ENTRIES] if form == "picture"]
+    captions = {f"{os.path.splitext(path)[0]}.{CAPTIONS}" for path in pictures}
     for path, form in entries[:MOST_ENTRIES]:
+        if form == "picture" or path in captions:
+            continue
         if form == "txt":
             texts.setdefault(os.path.dirname(path), []).append(path)
             continue
@@ -108,21 +120,41 @@ def discover_data(folder: str) -> FolderData:
         pattern = path if form == "dataset" else _INDEX.sub("*", name)
         try:
             columns = _columns_of(os.path.join(folder, path), path, form)
-            key = (place, pattern, form, columns)
+            key: tuple[Any, ...] = (place, pattern, form, columns)
             rows = samples.get(key) or _first_rows(os.path.join(folder, path), path, form)
         except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
             unread.append(f"{path} (not readable as {form})")
             continue
-        if text_column(columns, rows) is None:
-            unread.append(f"{path} (no column of text)")
+        key = (*key, image_column(columns, rows, os.path.join(folder, place)))
+        if key[-1] is None and (form == "tar" or text_column(columns, rows) is None):
+            unread.append(f"{path} (no pictures)" if form == "tar" else f"{path} (no column of text)")
             continue
         groups.setdefault(key, []).append(path)
-        samples.setdefault(key, rows)
+        samples.setdefault(key[:-1], rows)
     for key, paths in groups.items():
-        files.append(_described(_as_named(folder, paths, key[1]), key[2], key[3], samples[key]))
+        named = _as_named(folder, paths, key[1])
+        files.append(_described(named, key[2], key[3], samples[key[:-1]], image=key[4]))
+    for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
+        role, word = role_of(names[0])
+        beside = captions_beside(folder, paths)
+        files.append(DataFiles(names, "picture", None, "", None, (), role, word, IMAGE, beside, len(paths)))
     for place, paths in texts.items():
         files += _text_files(place, paths, alone=not groups)
     return FolderData(tuple(files), tuple(unread), len(entries) <= MOST_ENTRIES)
+
+
+def _picture_groups(
+    entries: Sequence[tuple[str, Format]],
+    captions: Container[str],
+    groups: Mapping[tuple[Any, ...], Sequence[str]],
+    samples: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]],
+) -> dict[tuple[str, ...], list[str]]:
+    """Pictures that are files, without those that a table names."""
+    by_path = [key for key in groups if key[-1] and isinstance(samples[key[:-1]][0].get(key[-1]), str)]
+    named = tuple(os.path.join(key[0], "") for key in by_path)
+    pictures = [path for path, form in entries if form == "picture" and not path.startswith(named)]
+    others = [path for path, form in entries if form != "picture" and path not in captions]
+    return picture_groups(pictures, others, lambda name: role_of(name)[0] is not None)
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -218,7 +250,7 @@ def _entries(folder: str, place: str, depth: int) -> Iterator[tuple[str, Format]
         if entry.name.startswith("."):
             continue
         if entry.is_file():
-            form = format_of(entry.name)
+            form = format_of(entry.name, pictures=True)
             if form is not None and not _NOT_DATA.fullmatch(entry.name.lower()):
                 yield path, form
         elif entry.is_dir() and entry.name not in _SKIPPED:
@@ -246,6 +278,9 @@ def _columns_of(path: str, name: str, form: Format) -> tuple[str, ...]:
         return tuple(pq.read_schema(path).names)
     if form == "dataset":
         return tuple(open_saved_dataset(path, None, name).column_names)
+    if form == "tar":
+        names = dict.fromkeys(key for sample in _first_rows(path, name, form) for key in sample)
+        return tuple(key for key in names if key != KEY)
     return tuple(first_columns(form, path, name))
 
 
@@ -253,11 +288,14 @@ def _first_rows(path: str, name: str, form: Format) -> list[Mapping[str, Any]]:
     """The first rows of a file or dataset; at least one."""
     rows: list[Any] = []
     if form == "parquet":
-        batch = next(pq.ParquetFile(path).iter_batches(SAMPLED_ROWS), None)
+        file = pq.ParquetFile(path)
+        batch = next(file.iter_batches(_sampled(file.schema_arrow)), None)
         rows = [] if batch is None else batch.to_pylist()
     elif form == "dataset":
         dataset = open_saved_dataset(path, None, name)
-        rows = dataset.select(range(min(SAMPLED_ROWS, dataset.num_rows))).to_list()
+        rows = dataset.select(range(min(_sampled(dataset.features.arrow_schema), dataset.num_rows))).to_list()
+    elif form == "tar":
+        rows = list(itertools.islice(samples_of(path, LIMITS.document_bytes), SAMPLED_PICTURES))
     else:
         with open_plain(path) as file:
             if form == "csv":
@@ -272,6 +310,14 @@ def _first_rows(path: str, name: str, form: Format) -> list[Mapping[str, Any]]:
     return rows
 
 
+def _sampled(schema: pa.Schema) -> int:
+    """Rows that are looked at: few of a table with bytes in it."""
+    kinds = [field.type for field in schema]
+    kinds += [inner.type for kind in kinds if pa.types.is_struct(kind) for inner in kind.fields]
+    heavy = any(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) for kind in kinds)
+    return SAMPLED_PICTURES if heavy else SAMPLED_ROWS
+
+
 def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:
     """Paths as a configuration names them: a glob where it matches these files and no other."""
     if len(paths) == 1:
@@ -282,12 +328,19 @@ def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...
 
 
 def _described(
-    paths: tuple[str, ...], form: Format, columns: tuple[str, ...], rows: Sequence[Mapping[str, Any]]
+    paths: tuple[str, ...],
+    form: Format,
+    columns: tuple[str, ...],
+    rows: Sequence[Mapping[str, Any]],
+    image: str | None,
 ) -> DataFiles:
     text, reason = text_column(columns, rows) or ("", "")
     name = id_column(columns, rows, text)
-    others = tuple(column for column in columns if column not in (text, name))
-    return DataFiles(paths, form, text, reason, name, others, *role_of(paths[0]))
+    others = tuple(column for column in columns if column not in (text, name, image))
+    role, word = role_of(paths[0])
+    if image is None:
+        return DataFiles(paths, form, text, reason, name, others, role, word)
+    return DataFiles(paths, form, None, "", name, others, role, word, image, text or None)
 
 
 def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataFiles]:
@@ -298,7 +351,7 @@ def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataF
     plain = DataFiles((), "txt", None, "", None, (), None, "")
     named = {path: role_of(path) for path in paths}
     if place and len(paths) > 1:
-        yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1])
+        yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1], count=len(paths))
         return
     for path, (role, word) in named.items():
         if role is not None or alone:

@@ -8,11 +8,14 @@ from pipeline.audit.starter import (
     Source,
     Starter,
     data_of,
+    detectors_setting,
     joined,
     model_setting,
+    one_kind,
     selection_setting,
     source_notes,
     source_settings,
+    takes_pictures,
     whole_file,
 )
 from pipeline.config.commented import Written
@@ -30,11 +33,15 @@ def trial_starter(folder: str) -> Starter:
         UserError: no such folder, or no data in it.
     """
     data = data_of(folder)
-    source = _documents(data.files)
+    texts, pictures = one_kind(data.files)
+    pictured = takes_pictures(texts, pictures)
+    # a picture without a caption cannot be trained on
+    source = _documents([one for one in pictures if one.caption] if pictured else texts)
     fields, contamination = TrialConfig.model_fields, ContaminationConfig.model_fields
-    model, model_guess = model_setting(folder)
+    model, model_guess = model_setting(folder, pictured)
     if source is None:
-        note = "Missing: the documents here are called seen, and a trial needs some that the model has not seen."
+        seen = "the documents here are called seen, and a trial needs some that the model has not seen"
+        note = f"Missing: {'pictures with captions that the model has not seen' if pictured else seen}."
         documents = Written("documents", [Written("path", "PATH")], (note,), off=True)
     else:
         documents = Written("documents", source_settings(source), tuple(source_notes(source)))
@@ -45,8 +52,8 @@ def trial_starter(folder: str) -> Starter:
         Written("contaminate", [Written(key, contamination[key].default) for key in ("share", "method", "epochs")]),
         Written("models", fields["models"].default),
         Written("repeats", fields["repeats"].default),
-        Written("detectors", fields["detectors"].default),
-        Written("selections", (selection_setting("members"),)),
+        detectors_setting(TrialConfig, pictured),
+        Written("selections", (selection_setting("members", pictured),)),
         Written("seed", fields["seed"].default),
     ]
     head = (
