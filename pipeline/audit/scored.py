@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, Span, scores_of, span_of
 from pipeline.audit.summary import CopyPair
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import NEAR_COPIES, ROLES
+from pipeline.config.corpus import NEAR_COPIES, ROLES, Role
 from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
@@ -230,12 +230,16 @@ class Overlap:
     keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
 
 
-def find_overlap(scored: Scored, role: str, config: AuditConfig, each: Each | None = None) -> Overlap:
-    """Find calibration documents that are near copies of audited ones; fine-tuning ones likewise.
+def find_overlaps(
+    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each | None = None
+) -> dict[Role, Overlap]:
+    """Find calibration documents of some roles that are near copies of audited ones; fine-tuning ones likewise.
+
+    Audited documents are read once for all roles.
 
     Args:
         scored: the score shards.
-        role: whose documents calibrate.
+        roles: whose documents calibrate.
         config: of the audit.
         each: reads the shards; None: in this process.
 
@@ -243,35 +247,54 @@ def find_overlap(scored: Scored, role: str, config: AuditConfig, each: Each | No
         UserError: there are some, and the config does not say `overlap: drop`.
     """
     columns = ["text_key", "sketch"]
-    tables = [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)]
-    known = KnownTexts.of(tables, config.near_copies)
+    tables = {role: [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)] for role in roles}
+    known = {role: KnownTexts.of(tables[role], config.near_copies) for role in roles}
     training = scored.store.read_table(KEYS_FILE) if scored.store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
     trained = training_index(training, config.near_copies)
 
-    def of_shard(receipt: Receipt) -> tuple[str, SharedTexts, int]:
+    def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int]:
         table = scored.table(receipt, columns)
         like = trained.matches(sketches_of(table["sketch"])) & ~trained_text(table["text_key"].to_numpy(), training)
-        return receipt.shard, known.shared(table, NAMED_PAIRS), int(like.sum())
+        return receipt.shard, [known[role].shared(table, NAMED_PAIRS) for role in roles], int(like.sum())
 
-    audited = scored.of("audit")
-    parts = {shard: (shared, like) for shard, shared, like in (each or each_in_turn)(audited, of_shard)}
-    near, equal = (np.zeros(known.text_key.size, dtype=bool) for _ in range(2))
+    shared: dict[str, list[SharedTexts]] = {}
+    n_trained = 0
+    for shard, parts, like in (each or each_in_turn)(scored.of("audit"), of_shard) if roles else ():
+        shared[shard] = parts
+        n_trained += like
+    overlaps = {}
+    for place, role in enumerate(roles):
+        sizes = [len(table) for table in tables[role]]
+        parts = {shard: parts[place] for shard, parts in shared.items()}
+        keep = ~trained.matches(known[role].index.sketches) if scored.n_finetuned(role) else None
+        overlaps[role] = _overlap_of(scored, role, config, sizes, parts, n_trained, keep)
+    return overlaps
+
+
+def _overlap_of(
+    scored: Scored,
+    role: Role,
+    config: AuditConfig,
+    sizes: Sequence[int],
+    parts: Mapping[str, SharedTexts],
+    n_trained: int,
+    calibrating: np.ndarray | None,
+) -> Overlap:
+    """What the audited shards share with a role whose shards hold so many documents each; None: all calibrate."""
+    near, equal = (np.zeros(sum(sizes), dtype=bool) for _ in range(2))
     examples: list[tuple[Receipt, int, int, float]] = []
-    for receipt in audited:  # in their order, whatever order they were read in
-        shared, _ = parts[receipt.shard]
+    for receipt in scored.of("audit"):  # in their order, whatever order they were read in
+        shared = parts[receipt.shard]
         near[shared.near] = True
         equal[shared.equal] = True
         examples += [(receipt, *pair) for pair in shared.pairs[: NAMED_PAIRS - len(examples)]]
     n_shared, n_equal = int(np.count_nonzero(near)), int(np.count_nonzero(equal))
-    n_audit = sum(shared.n_audit for shared, _ in parts.values())
-    pairs = _named_pairs(scored, role, [len(table) for table in tables], examples)
+    n_audit = sum(shared.n_audit for shared in parts.values())
+    pairs = _named_pairs(scored, role, sizes, examples)
     if n_shared and config.overlap == "error":
         raise shared_error(n_shared, n_equal, near.size, role, n_audit, pairs)
-    calibrating = np.ones(near.size, dtype=bool)
-    if scored.n_finetuned(role):
-        calibrating = ~trained.matches(known.index.sketches)
-    n_trained = sum(like for _, like in parts.values())
-    return Overlap(n_shared, n_equal, n_audit, pairs, n_trained, ~near[calibrating])
+    keep = ~near if calibrating is None else ~near[calibrating]
+    return Overlap(n_shared, n_equal, n_audit, pairs, n_trained, keep)
 
 
 def _named_pairs(

@@ -17,7 +17,7 @@ from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
-from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlap, find_span
+from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
 from pipeline.audit.selected import ORDER, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, series_place, summary_file, write_summary
@@ -126,7 +126,7 @@ def _questions(
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = find_span(scored, roles, columns, each)
     known = [role for role in roles if role != "audit"]
-    overlaps: dict[Role, Overlap] = {role: find_overlap(scored, role, config, each) for role in known}
+    overlaps = find_overlaps(scored, known, config, each)
     blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config.seed, each) for role in sorted(weighted)}

@@ -23,7 +23,7 @@ from pipeline.audit.precheck import (
     filed_precheck,
     plan_checks,
 )
-from pipeline.audit.scored import find_overlap, read_scored
+from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.audit.stages import stages_of
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
@@ -121,7 +121,7 @@ def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, t
     for shard in plan.shards:
         process(stage, worker, shard, store)
     scored = read_scored(store, plan.shards)
-    after = find_overlap(scored, "unseen", plan.config)
+    after = find_overlaps(scored, ["unseen"], plan.config)["unseen"]
     before = checked.overlap["unseen"]
     counts = [(each.n_calibration, each.n_equal, each.n_audit) for each in (before, after)]
     assert counts == [(3, 2, 3)] * 2, (
