@@ -8,19 +8,22 @@ with its parent, whose death closes its standard input.
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar
 
 import cloudpickle
 
-from pipeline.models.libraries import collect_rarely
+from pipeline.models.libraries import collect_rarely, import_models
 
 Answer = TypeVar("Answer")
 
@@ -32,7 +35,6 @@ ENDING = threading.Event()
 
 _SIZE = 8  # bytes that say how long a message is
 _TOLD, _ANSWER, _ERROR = "told", "answer", "error"
-_PROGRAM = "from pipeline.stages.child import serve; serve()"
 
 
 class LostChildError(Exception):
@@ -52,18 +54,26 @@ class Child:
         Raises:
             OSError: it cannot be started.
         """
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environment = {**os.environ, "PYTHONPATH": paths}
-        if threads is not None:
-            environment |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM],
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from pipeline.stages.child import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
-            env=environment,
+            env=_environment(threads),
             start_new_session=True,  # Ctrl-C is the parent's to answer
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process: subprocess.Popen[bytes] | None = process
+        self.calls: IO[bytes] = process.stdin
+        self.answers: IO[bytes] = process.stdout
+
+    @classmethod
+    def of_pipes(cls, calls: IO[bytes], answers: IO[bytes]) -> Child:
+        """A process that another one has begun."""
+        child = cls.__new__(cls)
+        child.process, child.calls, child.answers = None, calls, answers
+        return child
 
     def call(
         self, function: Callable[..., Answer], *arguments: Any, heard: Callable[[Any], object] | None = None
@@ -91,36 +101,96 @@ class Child:
             if heard is not None:
                 heard(value)
             message = self._exchange()
-        raise LostChildError(f"process {self.process.pid} ended while it was at work")
+        raise LostChildError("a process ended while it was at work")
 
     def _exchange(self, work: bytes | None = None) -> bytes | None:
         """What the process says next, after it was told what to do; None when it has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
             if work is not None:
-                _send(self.process.stdin, work)
-            return _receive(self.process.stdout)
+                _send(self.calls, work)
+            return _receive(self.answers)
         except (OSError, ValueError):  # a pipe breaks; another thread has closed it
             return None
 
     def close(self) -> None:
         """Tell the process to end, without waiting for it."""
-        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self.calls.close()
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """End the process: within some seconds by itself, else it is killed."""
+        """End the process: within some seconds by itself, else it is killed, unless another one has begun it."""
         self.close()
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stdout is not None
+        if self.process is not None:
+            _await(self.process, seconds)
         with contextlib.suppress(OSError):
-            self.process.stdout.close()
+            self.answers.close()
+
+
+class Nursery:
+    """Several children that are copies of one process, which has imported what all of them need.
+
+    So it is imported once, and stands in memory once. Where that begins threads, which no copy would have, it makes
+    none: its children are lost at once, and the caller begins others.
+    """
+
+    def __init__(self, count: int, threads: int) -> None:
+        """Begin the process, which makes the children when it has imported the libraries.
+
+        Args:
+            count: of children.
+            threads: of the CPU for what each computes.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.children: list[Child] = []
+        theirs: list[tuple[int, int]] = []
+        try:
+            for _ in range(count):
+                (calls, write), (read, answers) = os.pipe(), os.pipe()
+                theirs.append((calls, answers))
+                self.children.append(Child.of_pipes(os.fdopen(write, "wb"), os.fdopen(read, "rb")))
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from pipeline.stages.child import breed; breed({theirs!r})"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[end for ends in theirs for end in ends],
+                env=_environment(threads),
+                start_new_session=True,
+            )
+        except OSError:
+            for child in self.children:
+                child.end()
+            raise
+        finally:
+            for end in itertools.chain(*theirs):
+                os.close(end)
+
+    def end(self, seconds: float = END_SECONDS) -> None:
+        """End all children that there are still: within some seconds by themselves, else they are killed."""
+        for child in self.children:
+            child.close()
+        _await(self.process, seconds)
+        for child in self.children:
+            child.end()
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = {**os.environ, "PYTHONPATH": paths}
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+    return environment
+
+
+def _await(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for a process that leads a session, and kill what is left of that."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def tell(message: Any) -> None:
@@ -128,14 +198,49 @@ def tell(message: Any) -> None:
     _send(_answers, pickle.dumps((_TOLD, message)))
 
 
+def breed(pipes: Sequence[tuple[int, int]]) -> None:
+    """Import what models need, and make a child for each pair of pipes: (its calls, its answers)."""
+    collect_rarely()
+    import_models()
+    if not _is_alone():
+        return
+    gc.freeze()  # what is never looked through is never copied
+    for mine in pipes:
+        if os.fork() == 0:
+            try:
+                for pipe in itertools.chain(*pipes):
+                    if pipe not in mine:
+                        os.close(pipe)
+                _serve(*mine)
+            finally:
+                os._exit(0)
+    for pipe in itertools.chain(*pipes):
+        os.close(pipe)
+    for _ in pipes:
+        os.wait()
+
+
+def _is_alone() -> bool:
+    """Whether this thread is the only one: of others a copy would have the locks that they hold, and nothing else."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # nobody knows
+        return False
+
+
 def serve() -> None:
     """Do what comes on standard input until that ends."""
-    global _answers
     collect_rarely()
-    _answers = os.fdopen(os.dup(1), "wb")
+    answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
+    _serve(0, answers)
+
+
+def _serve(reading: int, writing: int) -> None:
+    global _answers
+    _answers = os.fdopen(writing, "wb")
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(calls,), name="seenset-parent", daemon=True).start()
+    threading.Thread(target=_listen, args=(os.fdopen(reading, "rb"), calls), name="seenset-parent", daemon=True).start()
     while (message := calls.get()) is not None:
         try:
             function, arguments = pickle.loads(message)
@@ -149,8 +254,8 @@ def serve() -> None:
 _answers: IO[bytes]
 
 
-def _listen(calls: queue.SimpleQueue[bytes | None]) -> None:
-    while (message := _receive(sys.stdin.buffer)) is not None:
+def _listen(parent: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:
+    while (message := _receive(parent)) is not None:
         calls.put(message)
     ENDING.set()
     calls.put(None)

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.plugins import load_plugins, loaded_plugins
 from pipeline.errors import FullError, IncompleteError, LostDeviceError
-from pipeline.models.libraries import give_back, import_models
+from pipeline.models.libraries import give_back
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.child import END_SECONDS, ENDING, Child, LostChildError, tell
+from pipeline.stages.child import END_SECONDS, ENDING, Child, LostChildError, Nursery, tell
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
 from pipeline.store.files import Store
@@ -58,22 +58,8 @@ class Crew:
         """
         self.threads = threads
         self.closed = False
-        self.children: list[Child] = []
-        try:
-            for _ in range(size):
-                self.children.append(Child(threads))
-        except OSError:
-            self.close()
-            raise
-        self.begun = [threading.Thread(target=self._begin, args=(child,), daemon=True) for child in self.children]
-        for thread in self.begun:
-            thread.start()
-
-    def _begin(self, child: Child) -> None:
-        try:
-            child.call(_prepare, loaded_plugins())
-        except Exception:  # whatever is called next says what is wrong
-            return
+        self.nursery = Nursery(size, threads)
+        self.children = list(self.nursery.children)
 
     def close(self) -> None:
         """End the processes."""
@@ -81,6 +67,7 @@ class Crew:
         for child in self.children:
             child.close()
         end = time.monotonic() + END_SECONDS
+        self.nursery.end()
         for child in self.children:
             child.end(max(0.0, end - time.monotonic()))
 
@@ -177,7 +164,6 @@ class Crew:
 
         def run(place: int) -> None:
             try:
-                self.begun[place].join()
                 self._work_off(place, take, begin, work, put, note_begun, in_journal)
             except BaseException as error:  # raised by the driver's thread
                 put(False, error)
@@ -232,13 +218,14 @@ class Crew:
             except LostChildError:
                 if self.closed:
                     return
-                deaths += not (begun and in_journal)
                 child.end()
-                if deaths == MOST_DEATHS:
-                    raise IncompleteError(
-                        f"{deaths} worker processes ended one after the other, the last with code "
-                        f"{child.process.returncode}: was memory short? What is finished is kept"
-                    ) from None
+                if child.process is not None and not (begun and in_journal):
+                    deaths += 1
+                    if deaths == MOST_DEATHS:
+                        raise IncompleteError(
+                            f"{deaths} worker processes ended one after the other, the last with code "
+                            f"{child.process.returncode}: was memory short? What is finished is kept"
+                        ) from None
                 try:
                     self.children[place], begun = Child(self.threads), False
                 except OSError as error:
@@ -248,11 +235,6 @@ class Crew:
 _worker: tuple[Stage, Any] | None = None  # of this child
 _held: Callable[[Any], Any] | None = None
 _finished = 0
-
-
-def _prepare(plugins: Sequence[Any]) -> None:
-    import_models()
-    load_plugins(plugins)
 
 
 def _open_worker(stage: Stage, placement: Placement) -> None:

@@ -25,7 +25,7 @@ from pipeline.stages.batches import longest_first, windows
 from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
 from pipeline.stages.growth import filed_rows, new_rows
 from pipeline.stages.turns import Turn, Turns
-from pipeline.store.attempts import Journal
+from pipeline.store.attempts import Journal, forget_attempts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
 from pipeline.store.tables import write_filed
@@ -78,6 +78,7 @@ def process(
         LostDeviceError: the device refuses all further work; this process must not work on.
     """
     if receipt := read_receipt(store, stage.name, shard.id):
+        forget_attempts(store, stage.name, shard.id)  # of one that was killed when it had filed it
         return receipt
     with Turns().take() if turn is None else nullcontext(turn) as taken:
         try:

@@ -144,6 +144,15 @@ def test_a_document_that_kills_while_it_is_read_ahead_is_found_and_no_other(fini
     assert not store.names("attempts/turns", ".json")
 
 
+def test_a_worker_that_was_killed_when_it_had_filed_a_receipt_leaves_no_journal(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, letters("a", 4))
+    stage = stage_of()
+    receipt = process(stage, make(stage, Placement()), shard, store, "me")
+    store.write_json(f"attempts/turns/{shard.id}.json", {"driver": "me", "starts": 1, "deaths": {}, "at": None})
+    assert process(stage, make(stage, Placement()), shard, store, "me") == receipt
+    assert not store.names("attempts/turns", ".json")
+
+
 @pytest.mark.parametrize("driver", ["some driver", LOCAL_DRIVER])
 def test_a_shard_that_was_interrupted_is_alone_in_its_process(driver: str, tmp_path: Path) -> None:
     """Else a death could be laid at the door of what is worked on, of a document that was read ahead."""
