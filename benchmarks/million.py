@@ -6,17 +6,19 @@ each word, which a small random model finds likelier, so that three selections s
 
 `wall_vs_loops`: its seconds, from its start to its end with all that is read, checked, selected and written, over the
 seconds that one plain loop a core would take for as many documents (timed on some of them before and after, its
-start-up left out). `first_receipt_s`: from its start to the first finished shard. `driver_growth_mb`: peak resident
-size of the driver over its peak on a run of `--small` documents with the same settings. `actor_growth_mb`: the largest
-worker process at the end over its size when a tenth of the shards were finished; null where threads did the work.
-`files_a_shard`: of the run directory. `bytes_each`: of its score files a document, of a selection's verdicts a
-document, and of `selected.parquet` a selected one.
+start-up left out; its process has the settings that Python and the C library begin with). `first_receipt_s`: from its
+start to the first finished shard. `driver_growth_mb`: peak resident size of the driver over its peak on a run of
+`--small` documents with the same settings. `actor_growth_mb`: the largest worker process at the end over its size when
+a tenth of the shards were finished; null where threads did the work. `files_a_shard`: of the run directory.
+`bytes_each`: of its score files a document, of a selection's verdicts a document, and of `selected.parquet` a selected
+one.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -53,6 +55,8 @@ KNOWN = 5_000
 MEMBERS = 0.3
 LOOP_SHARDS = 4
 WATCH_SECONDS = 0.2
+NOTED = 10
+"""Looks at the run until its worker processes are looked at again, which takes milliseconds."""
 WORKERS = ("ShardActor", "MapWorker", "pipeline.stages.child")
 """In the command lines of processes that score: of Ray's actors, and of children of the command."""
 
@@ -171,14 +175,16 @@ def _watched(config: Path) -> _Run:
     began = time.perf_counter()
     command = [sys.executable, "-m", "ray_jobs.cli", "run", str(config), "--json"]
     driver = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while driver.poll() is None:
+    for look in itertools.count():
+        if driver.poll() is not None:
+            break
         run.driver_mb = max(run.driver_mb, *map(_peak_mb, _drivers(driver)))
         done = len(os.listdir(receipts)) if receipts.exists() else 0
         if done and not run.first_receipt:
             run.first_receipt = time.perf_counter() - began
         if done < run.shards:
             run.last_receipt = time.perf_counter() - began
-        if done:
+        if done and look % NOTED == 0:
             _note_actors(run, driver)
         if done >= run.shards / 10 and run.at_tenth is None and run.actors:
             run.at_tenth = max(run.actors.values())

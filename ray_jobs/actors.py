@@ -19,7 +19,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError
 from pipeline.models.devices import ENVIRONMENT
-from pipeline.models.libraries import give_back
+from pipeline.models.libraries import collect_rarely, give_back, keep_memory
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
@@ -69,6 +69,8 @@ class ShardActor:
         board: Any,
         versions: Mapping[str, str] | None = None,  # of the driver's programs
     ) -> None:
+        collect_rarely()
+        keep_memory()
         self.stage = stage
         self.store = Store(store_url)
         self.driver = driver

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 
 import cloudpickle
 
-from pipeline.models.libraries import collect_rarely, import_models
+from pipeline.models.libraries import collect_rarely, import_models, keep_memory
 
 Answer = TypeVar("Answer")
 
@@ -238,6 +238,7 @@ def serve() -> None:
 
 def _serve(reading: int, writing: int) -> None:
     global _answers
+    keep_memory()
     _answers = os.fdopen(writing, "wb")
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(os.fdopen(reading, "rb"), calls), name="seenset-parent", daemon=True).start()

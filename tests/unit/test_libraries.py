@@ -1,7 +1,9 @@
-"""What libraries do when they are imported."""
+"""What libraries do when they are imported, and to memory."""
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 
@@ -22,3 +24,46 @@ from transformers import AutoConfig
 def test_a_model_that_is_opened_in_a_thread_leaves_its_library_whole_for_the_others(pause: float) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(pause=pause)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+BATCHES = """
+import resource
+import numpy as np
+from pipeline.models.libraries import give_back, keep_memory
+if {kept}:
+    keep_memory()
+size, arrays, rounds = 1 << 23, 8, 10
+def work():
+    some = [np.empty(size, dtype=np.uint8) for _ in range(arrays)]
+    for array in some:
+        array[::4096] = 1
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(rounds):
+    work()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+pages = arrays * rounds * size // resource.getpagesize()
+if {kept}:
+    resident = lambda: int(open("/proc/self/statm").read().split()[1])
+    held = resident()
+    give_back()
+    print(faults / pages, (held - resident()) * rounds / pages)
+else:
+    print(faults / pages, 0)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of the GNU C library")
+def test_memory_of_a_batch_is_kept_for_the_next_and_given_back_at_once() -> None:
+    def shares(kept: bool) -> list[float]:
+        # a page at a time: large ones take a fault for many of them
+        environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}
+        program = BATCHES.format(kept=kept)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return [float(share) for share in done.stdout.split()]
+
+    faults, given_back = shares(kept=True)
+    assert faults < 0.05
+    assert given_back > 0.9
+    assert shares(kept=False)[0] > 0.5  # else the setting is not needed
