@@ -57,7 +57,8 @@ LOOP_SHARDS = 4
 WATCH_SECONDS = 0.2
 NOTED = 10
 """Looks at the run until its worker processes are looked at again, which takes milliseconds."""
-WORKERS = ("ShardActor", "MapWorker", "pipeline.stages.child")
+CHILD = "pipeline.stages.child"
+WORKERS = ("ShardActor", "MapWorker", CHILD)
 """In the command lines of processes that score: of Ray's actors, and of children of the command."""
 
 
@@ -232,7 +233,8 @@ def _note_actors(run: _Run, driver: psutil.Popen) -> None:
         try:
             line = " ".join(child.cmdline())
             run.ray |= "raylet" in line
-            if any(name in line for name in WORKERS) and not child.nice():  # the check of the documents stands back
+            checking = CHILD in line and child.nice()  # the check of the documents stands back
+            if any(name in line for name in WORKERS) and not checking:
                 run.actors[child.pid] = child.memory_info().rss / 2**20
         except psutil.Error:  # it has just ended
             continue
