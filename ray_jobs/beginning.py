@@ -23,6 +23,7 @@ from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.models.libraries import import_package, uncollected
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
+from pipeline.stages.child import end_ahead
 from pipeline.stages.crew import Crew
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
@@ -141,6 +142,7 @@ def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Share
 def begin_crew(plan: Plan, store: Store, machine: LocalMachine | None) -> Crew | None:
     """Begin the processes that score, which import libraries meanwhile; None where this process or a cluster does."""
     if machine is None or not machine.apart or not pending(plan, STAGE, store):
+        end_ahead()
         return None
     try:
         return Crew(machine.workers, machine.threads)

@@ -109,7 +109,10 @@ def run(
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
+    from pipeline.audit.machine import begin_scoring_ahead
+
     planned = _planned(config, set_, limit)
+    begin_scoring_ahead(planned)
     from ray_jobs.audit import run_audit
     from ray_jobs.progress import Reporter
 

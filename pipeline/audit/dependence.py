@@ -11,7 +11,7 @@ import pyarrow as pa
 from pipeline.audit.copies import NearCopies, counted, near_copies_among
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
-from pipeline.corpus.near_copies import SKETCH, sketches_of
+from pipeline.corpus.near_copies import SKETCH, Sketches, sketches_of
 from pipeline.corpus.sketch_file import SketchFile
 from pipeline.selection.digits import beside
 from pipeline.store.receipts import Receipt
@@ -43,20 +43,12 @@ def copies_file(role: str) -> str:
     return f"diagnostics/near-copies-{role}.parquet"
 
 
-def find_copies(
-    scored: Scored,
-    role: str,
-    near_copies: float,
-    each: Each,
-    keep: np.ndarray | None = None,
-    most: int = MOST,
-) -> NearCopies:
-    """Find near copies among the scored documents of a role, and list them in `copies_file`.
+def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int = MOST) -> Sketched:
+    """Read the sketches of the scored documents of a role.
 
     Args:
         scored: the score shards.
         role: whose documents are compared, without those that adapters were trained on.
-        near_copies: the share of common runs from which documents are near copies.
         each: reads the shards.
         keep: bool, (documents,), those that are compared; None: all.
         most: documents that are compared, about; of more, a sample is.
@@ -83,9 +75,27 @@ def find_copies(
         places.append(inside[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
     where = _Places(scored, receipts, _joined(shards), _joined(places))
-    record, family = near_copies_among(file.arranged(_joined(filed)), near_copies, below == 256, where.ids)
-    _write_families(scored, role, where, family)
-    return record
+    return Sketched(role, file.arranged(_joined(filed)), below == 256, where)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketched:
+    """The documents of a role, to be compared by their sketches."""
+
+    role: str
+    sketches: Sketches
+    whole: bool  # whether these are all
+    where: _Places
+
+    def find_copies(self, near_copies: float) -> NearCopies:
+        """Find near copies among the documents, and list them in `copies_file`.
+
+        Args:
+            near_copies: the share of common runs from which documents are near copies.
+        """
+        record, family = near_copies_among(self.sketches, near_copies, self.whole, self.where.ids)
+        _write_families(self.where.scored, self.role, self.where, family)
+        return record
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.audit.plan import Plan
+from pipeline.audit.plan import Plan, pending
+from pipeline.audit.status import SCORING
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig, expand_user
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import Checkpoint, weight_files
+from pipeline.stages.child import begin_ahead
+from pipeline.store.files import Store
 
 LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
 """Tokens over all passes that count as small: some hours of a small model on a CPU, of a larger one on a GPU."""
@@ -104,8 +107,28 @@ def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bo
     """
     if plan is None:
         return resources.cluster != "local"
-    several = len(glob.glob("/dev/nvidia[0-9]*")) > 1
+    several = len(_gpu_files()) > 1
     return not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 2 if several else 0)
+
+
+def begin_scoring_ahead(plan: Plan) -> None:
+    """Begin the processes that will score, if that is known before libraries are imported that count GPUs.
+
+    Args:
+        plan: of the run.
+
+    Raises:
+        UserError: as `runs_locally` and `local_machine`.
+    """
+    if _gpu_files() or not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 0):
+        return
+    machine, store = machine_for(plan, 0), Store(plan.config.run)
+    if machine.apart and store.local and pending(plan, SCORING, store):
+        begin_ahead(machine.workers, machine.threads)
+
+
+def _gpu_files() -> list[str]:
+    return glob.glob("/dev/nvidia[0-9]*")
 
 
 def machine_for(plan: Plan, gpus: int) -> LocalMachine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.audit.against import judged_before
 from pipeline.audit.copies import NearCopies
-from pipeline.audit.dependence import breaks_bounds, find_copies, near_copies_diagnostic
+from pipeline.audit.dependence import breaks_bounds, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import HISTORY, Command, note_answers
@@ -76,31 +77,32 @@ def select_all(
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
-    columns = sorted({column for selection in config.selections for column in selection.detectors})
     if scored.n_judged():
         say(judged_before(scored, config))
     if not scored.has_news():
-        config, columns = config.model_copy(update={"selections": []}), []
-    if not columns:
+        config = config.model_copy(update={"selections": []})
+    if not config.selections:
         note_answers(scored.store, config, command, [])
         _remove_others(config, scored)
         return []
     check_training(config, scored, each)
-    questions = _questions(config, scored, limit, texts, columns, each)
-    if claim is not None:
-        questions = _claimed(questions, claim)
-        config = config.model_copy(update={"selections": [question.selection for question in questions]})
+    with ThreadPoolExecutor(1, "seenset-copies") as beside:  # near copies are looked for while shards are read
+        questions, copies = _questions(config, scored, limit, texts, each, beside)
+        if claim is not None:
+            questions = _claimed(questions, claim)
+            config = config.model_copy(update={"selections": [question.selection for question in questions]})
+        answers = _answer_all(questions, each)
     pictured = texts and config.corpus.has_pictures
     rereads = texts and isinstance(config.model, ModelConfig) and not pictured
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None
-    answers = _answer_all(questions, ["doc_id", "row", "id_key", "text_key", "group", *columns], each)
     strongest = [
         strongest_of(one.selection, made, judged.selected.first(shown), one.overlap) for one, made, judged in answers
     ]
-    first = THUMBNAILS if pictured else 0
-    pictures = {question.selection.name: judged.selected.first(first) for question, _, judged in answers}
-    summaries = [question.summarise(answer, judged) for question, answer, judged in answers]
+    most = THUMBNAILS if pictured else 0
+    pictures = {one.selection.name: judged.selected.first(most) for one, _, judged in answers}
+    near = {role: future.result() for role, future in copies.items()}
+    summaries = [question.summarise(answer, judged, near) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
     for (question, made, judged), summary in zip(answers, summaries, strict=True):
         question.write(summary, made, judged)
@@ -120,43 +122,45 @@ def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]
 
 
 def _questions(
-    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, columns: Sequence[str], each: Each
-) -> list[_Question]:
-    """The configured selections, with what they share: the spans of scores, the checks, weights."""
+    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
+) -> tuple[list[_Question], dict[Role, Future[NearCopies]]]:
+    """The configured selections, with what they share: the spans of scores, the checks, weights; and near copies."""
+    columns = _columns(config.selections)
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = find_span(scored, roles, columns, each)
-    known = [role for role in roles if role != "audit"]
-    overlaps = find_overlaps(scored, known, config, each)
+    overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
     blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config.seed, each) for role in sorted(weighted)}
-    copies: dict[Role, NearCopies] = {
-        role: find_copies(scored, role, config.near_copies, each, overlaps[role].keep if role in overlaps else None)
-        for role in roles
-    }
+    copies: dict[Role, Future[NearCopies]] = {}
+    for role in roles:
+        sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
+        copies[role] = beside.submit(sketched.find_copies, config.near_copies)
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
-        tests = (overlaps[role], (copies["audit"], copies[role]), blind_tests[role])
-        weighing = weights[role] if selection.calibration == "weighted" else None
-        questions.append(_Question(config, selection, scored, *tests, weighing, span, limit, texts))
-    return questions
+        tests = (overlaps[role], blind_tests[role], weights[role] if selection.calibration == "weighted" else None)
+        questions.append(_Question(config, selection, scored, *tests, span, limit, texts))
+    return questions, copies
 
 
-def _answer_all(
-    questions: Sequence[_Question], columns: Sequence[str], each: Each
-) -> list[tuple[_Question, Answer, _Total]]:
+def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # of scores
+    return sorted({column for selection in selections for column in selection.detectors})
+
+
+def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Question, Answer, _Total]]:
     """Decide all selections in shared passes over the audit shards, then judge every document in one more.
 
     Args:
         questions: at least one, of one run.
-        columns: of the score shards that any of them reads.
         each: reads the shards.
 
     Raises:
         UserError: no audit documents, or a selection that cannot be answered.
     """
     scored = questions[0].scored
+    detectors = _columns([question.selection for question in questions])
+    columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors]
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
         def of_shard(receipt: Receipt) -> list[Any]:
@@ -206,7 +210,6 @@ class _Question:
     selection: SelectionConfig
     scored: Scored
     overlap: Overlap  # of the null role
-    copies: tuple[NearCopies, NearCopies]  # among the audited documents, and among those that calibrate
     blind_test: BlindDiagnostic  # of the null role
     weights: RunWeights | None  # of calibration weighted
     span: Span  # of all scores
@@ -301,15 +304,16 @@ class _Question:
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", *(["excerpt"] if self.texts else [])]
         return replace(judged, selected=judged.selected.select(order))
 
-    def summarise(self, answer: Answer, judged: _Total) -> Summary:
-        """The summary of the answer."""
-        repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, *self.copies)
+    def summarise(self, answer: Answer, judged: _Total, copies: Mapping[Role, NearCopies]) -> Summary:
+        """The summary of the answer, with the near copies among the documents of each role."""
+        audited, calibrating = copies["audit"], copies[self.null_role]
+        repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, audited, calibrating)
         diagnostics = diagnose(answer, self.scored, self.overlap, repeats, self.blind_test, self.null_role)
         if self.weights is not None and answer.effective is not None:
             before, after = self.blind_test, self.weights.blind
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, self.null_role, before, after)
             diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting})
-        if breaks_bounds(self.copies[0]):
+        if breaks_bounds(audited):
             answer = replace(answer, bound=None)
         n_selected = len(judged.selected)
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -41,17 +42,21 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> None:
 
     A task is an input file, by its name without endings; an index is a row of it.
     """
-    task_of = cache(lambda source: PurePath(source).name.split(".")[0])
     places = SortedRows(_PLACES, ["task", "row"])
     try:
         for piece in selected.pieces():
-            tasks = [task_of(source) for source in piece["source"].to_pylist()]
-            places.add(pa.table([pa.array(tasks, pa.string()), piece["row"].cast(pa.int64())], schema=_PLACES))
+            sources = piece["source"].combine_chunks().dictionary_encode()
+            tasks = pa.array([_task_of(source) for source in sources.dictionary.to_pylist()], pa.string())
+            places.add(pa.table([tasks.take(sources.indices), piece["row"].cast(pa.int64())], schema=_PLACES))
         with replaced(store, name) as file:
             for text in _as_json(places):
                 file.write(text.encode())
     finally:
         places.close()
+
+
+def _task_of(source: str) -> str:
+    return PurePath(source).name.split(".")[0]
 
 
 def _as_json(places: SortedRows) -> Iterator[str]:
@@ -61,11 +66,12 @@ def _as_json(places: SortedRows) -> Iterator[str]:
         return
     last = None
     for piece in places.pieces():
-        for task, row in zip(piece["task"].to_pylist(), piece["row"].to_pylist(), strict=True):
+        for task, rows in groupby(zip(piece["task"].to_pylist(), piece["row"].to_pylist(), strict=True), itemgetter(0)):
+            lines = ",\n    ".join(str(row) for _, row in rows)
             if task == last:
-                yield f",\n    {row}"
+                yield f",\n    {lines}"
             else:
                 ending = "{" if last is None else "\n  ],"
-                yield f"{ending}\n  {json.dumps(task, ensure_ascii=False)}: [\n    {row}"
+                yield f"{ending}\n  {json.dumps(task, ensure_ascii=False)}: [\n    {lines}"
                 last = task
     yield "\n  ]\n}\n"

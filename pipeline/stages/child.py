@@ -175,6 +175,37 @@ class Nursery:
             child.end()
 
 
+_ahead: dict[tuple[int, int], Nursery] = {}  # by the count of children and their threads
+
+
+def begin_ahead(count: int, threads: int) -> None:
+    """Begin children that `nursery_of` will give, while this process imports for seconds itself.
+
+    Args:
+        count: of children.
+        threads: of the CPU for what each computes.
+    """
+    with contextlib.suppress(OSError):  # whoever needs them tries again, and says so
+        _ahead[count, threads] = Nursery(count, threads)
+
+
+def nursery_of(count: int, threads: int) -> Nursery:
+    """So many children: those that were begun ahead, or others.
+
+    Raises:
+        OSError: they cannot be started.
+    """
+    nursery = _ahead.pop((count, threads), None)
+    end_ahead()
+    return Nursery(count, threads) if nursery is None else nursery
+
+
+def end_ahead() -> None:
+    """End the children that were begun ahead, and are not needed."""
+    while _ahead:
+        _ahead.popitem()[1].end(0)
+
+
 def _environment(threads: int | None) -> dict[str, str]:
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     environment = {**os.environ, "PYTHONPATH": paths}

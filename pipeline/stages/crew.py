@@ -20,7 +20,7 @@ from pipeline.detectors.plugins import load_plugins, loaded_plugins
 from pipeline.errors import FullError, IncompleteError, LostDeviceError
 from pipeline.models.libraries import give_back
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.child import END_SECONDS, ENDING, Child, LostChildError, Nursery, tell
+from pipeline.stages.child import END_SECONDS, ENDING, Child, LostChildError, nursery_of, tell
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
 from pipeline.store.files import Store
@@ -58,7 +58,7 @@ class Crew:
         """
         self.threads = threads
         self.closed = False
-        self.nursery = Nursery(size, threads)
+        self.nursery = nursery_of(size, threads)
         self.children = list(self.nursery.children)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA
-from pipeline.audit.dependence import find_copies
+from pipeline.audit.dependence import read_sketches
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
@@ -258,9 +258,9 @@ def test_of_too_many_documents_a_sample_is_compared_that_keeps_families_together
     corpus = {role: {"path": str(tmp_path / f"{role}.jsonl")} for role in ("audit", "unseen")}
     described = {"run": store.url, "model": {"path": "m"}, "corpus": corpus, "resources": {"shard_bytes": 30_000}}
     scored = read_scored(store, make_plan(build_config(described)).shards)
-    some = find_copies(scored, "audit", 0.8, each, most=150)
+    some = read_sketches(scored, "audit", each, most=150).find_copies(0.8)
     assert not some.whole
     assert 90 < some.n_documents < 210, "half of 300: families of five, so within 4 standard errors"
     assert some.largest == 5
     assert some.n_copies == 5 * some.n_families, "no family is torn"
-    assert find_copies(scored, "audit", 0.8, each).n_copies == 200
+    assert read_sketches(scored, "audit", each).find_copies(0.8).n_copies == 200
