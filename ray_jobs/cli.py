@@ -264,6 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
                 keys.give_keys_back()
+            if children := sys.modules.get("pipeline.stages.child"):
+                children.end_ahead()
     except UserError as error:
         ending.fail(str(error), int(error.exit_code))
     except TyperException as error:

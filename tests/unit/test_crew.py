@@ -26,7 +26,7 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
-from pipeline.stages.child import Child, LostChildError
+from pipeline.stages.child import Child, LostChildError, begin_ahead, end_ahead
 from pipeline.stages.crew import Crew
 from pipeline.stages.events import Event, Failure, Ready
 from pipeline.stages.local import finish_shards
@@ -220,6 +220,23 @@ def test_a_call_is_answered_and_ends_when_its_check_says_so() -> None:
     with pytest.raises(UserError, match="taken over"):
         crew.call(time.sleep, 60, check=check)
     assert not psutil.wait_procs([child], timeout=10)[1]
+
+
+def test_a_crew_takes_the_processes_that_were_begun_ahead_and_ends_others() -> None:
+    begin_ahead(2, 1)
+    ahead = set(psutil.Process().children())
+    crew = Crew(2, 1)
+    try:
+        assert set(psutil.Process().children()) == ahead
+        assert sorted(crew.each(range(40), str)) == sorted(map(str, range(40)))
+    finally:
+        crew.close()
+    begin_ahead(3, 1)
+    begin_ahead(2, 1)
+    others = set(psutil.Process().children()) - ahead
+    assert len(others) == 2
+    end_ahead()
+    assert not psutil.wait_procs(others, timeout=20)[1]
 
 
 def test_what_an_error_cannot_carry_is_named() -> None:

@@ -18,7 +18,7 @@ from made_up import sentence, write_audit, write_jsonl
 
 from pipeline.audit import machine
 from pipeline.audit.description import load_config
-from pipeline.audit.machine import LocalMachine, machine_for, runs_locally
+from pipeline.audit.machine import LocalMachine, begin_scoring_ahead, machine_for, runs_locally
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.detectors import plugins
 from pipeline.errors import ExitCode
@@ -106,6 +106,28 @@ def test_a_finished_run_begins_no_process(
     assert run(path).exit_code == ExitCode.DONE
     monkeypatch.setattr("ray_jobs.beginning.Crew", None)
     assert run(path, "selections.0.alpha=0.4").exit_code == ExitCode.DONE
+
+
+@pytest.mark.usefixtures("large")
+def test_processes_begin_ahead_where_it_is_known_that_they_will_score(
+    make_audit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine, "begin_ahead", lambda *which: begun.append(which))
+    path = make_audit(resources={"cluster": "auto", "actors": "auto"})
+    monkeypatch.setenv("RAY_ADDRESS", "ray://somewhere")
+    begin_scoring_ahead(plan_of(path))
+    monkeypatch.delenv("RAY_ADDRESS")
+    begin_scoring_ahead(plan_of(path, "resources.actors=1"))
+    with monkeypatch.context() as patched:
+        patched.setattr(machine, "_gpu_files", lambda: ["/dev/nvidia0"])
+        begin_scoring_ahead(plan_of(path))
+    assert not begun
+    begin_scoring_ahead(plan_of(path))
+    assert begun == [(2, 1)]
+    assert run(path).exit_code == ExitCode.DONE
+    begin_scoring_ahead(plan_of(path))
+    assert begun == [(2, 1)], "nothing is left to score"
 
 
 def test_an_interrupted_run_ends_its_processes_and_the_same_command_goes_on(
