@@ -86,16 +86,16 @@ def select_all(
         _remove_others(config, scored)
         return []
     check_training(config, scored, each)
+    pictured = texts and config.corpus.has_pictures
+    rereads = texts and isinstance(config.model, ModelConfig) and not pictured
+    shown = config.evidence if rereads else 0
+    kept = kept_tokens(scored) if shown else None  # of the answers that go
     with ThreadPoolExecutor(1, "seenset-copies") as beside:  # near copies are looked for while shards are read
         questions, copies = _questions(config, scored, limit, texts, each, beside)
         if claim is not None:
             questions = _claimed(questions, claim)
             config = config.model_copy(update={"selections": [question.selection for question in questions]})
         answers = _answer_all(questions, each)
-    pictured = texts and config.corpus.has_pictures
-    rereads = texts and isinstance(config.model, ModelConfig) and not pictured
-    shown = config.evidence if rereads else 0
-    kept = kept_tokens(scored) if shown else None
     strongest = [
         strongest_of(one.selection, made, judged.selected.first(shown), one.overlap) for one, made, judged in answers
     ]

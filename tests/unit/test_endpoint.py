@@ -138,9 +138,9 @@ def test_limits_on_requests_at_a_time_and_a_minute_are_kept() -> None:
         ask(config(server.url, concurrency=3), [str(i) for i in range(12)])
         assert server.busiest == 3
     with openai_server() as server:
-        ask(config(server.url, requests_per_minute=600), [str(i) for i in range(6)])
+        ask(config(server.url, requests_per_minute=600), [str(i) for i in range(11)])
         times = [when for when, _ in server.begun]
-        assert times[-1] - times[0] >= 0.45
+        assert times[-1] - times[0] >= 0.6, "1 s, less what the first one took to arrive"
 
 
 def test_a_date_or_nonsense_in_retry_after_is_understood() -> None:
