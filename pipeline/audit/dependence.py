@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +43,17 @@ _FAMILIES = pa.schema([("doc_id", pa.string()), ("source", pa.string()), ("row",
 def copies_file(role: str) -> str:
     """Where a run directory lists the near copies among the documents of a role."""
     return f"diagnostics/near-copies-{role}.parquet"
+
+
+@contextmanager
+def finding_beside() -> Iterator[Executor]:
+    """A thread in which near copies are looked for while shards are read; where the block fails, it begins no more."""
+    with ThreadPoolExecutor(1, "seenset-copies") as beside:
+        try:
+            yield beside
+        except BaseException:
+            beside.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int = MOST) -> Sketched:

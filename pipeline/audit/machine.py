@@ -57,7 +57,14 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
         return resources.cluster == "local"
     if ray_address or several or gpus > 1:
         return False
-    return not _is_large(plan, gpus) or (not gpus and _fits_apart(plan, local_machine(resources, gpus)))
+    if not _is_large(plan, gpus):
+        return True
+    return not gpus and _may_do_without(resources) and _fits_apart(plan, local_machine(resources, gpus))
+
+
+def _may_do_without(resources: ResourcesConfig) -> bool:
+    """Whether a worker needs no GPU."""
+    return resources.gpus_per_actor in ("auto", 0)
 
 
 def _is_large(plan: Plan, gpus: int) -> bool:
@@ -65,8 +72,21 @@ def _is_large(plan: Plan, gpus: int) -> bool:
     return passes * sum(plan.estimated_tokens().values()) > LOCAL_TOKENS["cuda" if gpus else "cpu"]
 
 
+_fitting: tuple[Plan, bool] | None = None
+
+
 def _fits_apart(plan: Plan, machine: LocalMachine) -> bool:
-    """Whether each worker can be a process with weights of its own, and nothing but scoring asks a model for long."""
+    """Whether each worker can be a process with weights of its own, and nothing but scoring asks a model for long.
+
+    Once said of a plan it stays so, whatever this command takes of the free memory meanwhile.
+    """
+    global _fitting
+    if _fitting is None or _fitting[0] is not plan:
+        _fitting = plan, _fits_now(plan, machine)
+    return _fitting[1]
+
+
+def _fits_now(plan: Plan, machine: LocalMachine) -> bool:
     config = plan.config
     if config.paraphraser is not None or adapters_of(parse_detectors(config.detectors)):
         return False
@@ -88,11 +108,13 @@ def _weight_bytes(model: object) -> int | None:
 def _free_memory() -> int:
     """Bytes that this process and its children may take, by the machine and by the limit of its container."""
     free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
     try:
-        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(counts.get("inactive_file", 0)))  # of files that were read: given back
     except (OSError, ValueError):  # no such limit
         return free
-    return min(free, limit - used)
 
 
 def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bool:
@@ -107,8 +129,8 @@ def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bo
     """
     if plan is None:
         return resources.cluster != "local"
-    several = len(_gpu_files()) > 1
-    return not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 2 if several else 0)
+    named = bool(os.environ.get("RAY_ADDRESS"))  # a GPU that is there may be of no use
+    return not all(runs_locally(plan, named, gpus) for gpus in {0, min(2, len(_gpu_files()))})
 
 
 def begin_scoring_ahead(plan: Plan) -> None:
@@ -120,7 +142,9 @@ def begin_scoring_ahead(plan: Plan) -> None:
     Raises:
         UserError: as `runs_locally` and `local_machine`.
     """
-    if _gpu_files() or not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 0):
+    if _gpu_files() or not _may_do_without(plan.config.resources):
+        return
+    if not runs_locally(plan, bool(os.environ.get("RAY_ADDRESS")), 0):
         return
     machine, store = machine_for(plan, 0), Store(plan.config.run)
     if machine.apart and store.local and pending(plan, SCORING, store):

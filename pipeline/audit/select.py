@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.audit.against import judged_before
 from pipeline.audit.copies import NearCopies
-from pipeline.audit.dependence import breaks_bounds, near_copies_diagnostic, read_sketches
+from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import HISTORY, Command, note_answers
@@ -90,7 +90,7 @@ def select_all(
     rereads = texts and isinstance(config.model, ModelConfig) and not pictured
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
-    with ThreadPoolExecutor(1, "seenset-copies") as beside:  # near copies are looked for while shards are read
+    with finding_beside() as beside:
         questions, copies = _questions(config, scored, limit, texts, each, beside)
         if claim is not None:
             questions = _claimed(questions, claim)

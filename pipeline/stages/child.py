@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import itertools
 import os
 import pickle
@@ -19,7 +20,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, Any, TypeVar
+from functools import partial
+from typing import IO, Any, TypeVar, cast
 
 import cloudpickle
 
@@ -59,14 +61,15 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
+            bufsize=0,
             env=_environment(threads),
             start_new_session=True,  # Ctrl-C is the parent's to answer
         )
         assert process.stdin is not None
         assert process.stdout is not None
         self.process: subprocess.Popen[bytes] | None = process
-        self.calls: IO[bytes] = process.stdin
-        self.answers: IO[bytes] = process.stdout
+        self.calls: IO[bytes] = process.stdin  # without a buffer, whose lock a thread that writes would hold
+        self.answers: IO[bytes] = io.BufferedReader(cast(io.FileIO, process.stdout))
 
     @classmethod
     def of_pipes(cls, calls: IO[bytes], answers: IO[bytes]) -> Child:
@@ -89,13 +92,16 @@ class Child:
             LostChildError: the process ended before it answered.
             Exception: that the function raised; a `RuntimeError` that names it where it cannot be carried.
         """
-        work = cloudpickle.dumps((function, arguments))
+        answer: Answer = self.call_carried(carried(function, *arguments), heard)
+        return answer
+
+    def call_carried(self, work: bytes, heard: Callable[[Any], object] | None = None) -> Any:
+        """As `call`, of what `carried` gave: what is large is made ready once for several children."""
         message = self._exchange(work)
         while message is not None:
             kind, value = pickle.loads(message)
             if kind == _ANSWER:
-                answer: Answer = value
-                return answer
+                return value
             if kind == _ERROR:
                 raise value
             if heard is not None:
@@ -126,11 +132,17 @@ class Child:
             self.answers.close()
 
 
+def carried(function: Callable[..., Any], *arguments: Any) -> bytes:
+    """A call, as a child takes it."""
+    return cloudpickle.dumps((function, arguments))
+
+
 class Nursery:
     """Several children that are copies of one process, which has imported what all of them need.
 
     So it is imported once, and stands in memory once. Where that begins threads, which no copy would have, it makes
-    none: its children are lost at once, and the caller begins others.
+    none: its children are lost at once, and the caller begins others. Linear algebra does so where it may use several
+    threads: such children are begun one by one.
     """
 
     def __init__(self, count: int, threads: int) -> None:
@@ -144,12 +156,16 @@ class Nursery:
             OSError: it cannot be started.
         """
         self.children: list[Child] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        if threads > 1:
+            self.children = [Child(threads) for _ in range(count)]
+            return
         theirs: list[tuple[int, int]] = []
         try:
             for _ in range(count):
                 (calls, write), (read, answers) = os.pipe(), os.pipe()
                 theirs.append((calls, answers))
-                self.children.append(Child.of_pipes(os.fdopen(write, "wb"), os.fdopen(read, "rb")))
+                self.children.append(Child.of_pipes(os.fdopen(write, "wb", 0), os.fdopen(read, "rb")))
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"from pipeline.stages.child import breed; breed({theirs!r})"],
                 stdin=subprocess.DEVNULL,
@@ -170,9 +186,11 @@ class Nursery:
         """End all children that there are still: within some seconds by themselves, else they are killed."""
         for child in self.children:
             child.close()
-        _await(self.process, seconds)
+        end = time.monotonic() + seconds
+        if self.process is not None:
+            _await(self.process, seconds)
         for child in self.children:
-            child.end()
+            child.end(max(0.0, end - time.monotonic()))
 
 
 _ahead: dict[tuple[int, int], Nursery] = {}  # by the count of children and their threads
@@ -216,12 +234,13 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 def _await(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait for a process that leads a session, and kill what is left of that."""
-    try:
+    if process.returncode is not None:  # its number may be another's by now
+        return
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with contextlib.suppress(OSError):  # none is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def tell(message: Any) -> None:
@@ -236,8 +255,14 @@ def breed(pipes: Sequence[tuple[int, int]]) -> None:
     if not _is_alone():
         return
     gc.freeze()  # what is never looked through is never copied
+    begun = 0
     for mine in pipes:
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError:  # the parent begins the others itself
+            break
+        begun += 1
+        if child == 0:
             try:
                 for pipe in itertools.chain(*pipes):
                     if pipe not in mine:
@@ -247,7 +272,7 @@ def breed(pipes: Sequence[tuple[int, int]]) -> None:
                 os._exit(0)
     for pipe in itertools.chain(*pipes):
         os.close(pipe)
-    for _ in pipes:
+    for _ in range(begun):
         os.wait()
 
 
@@ -270,17 +295,19 @@ def serve() -> None:
 def _serve(reading: int, writing: int) -> None:
     global _answers
     keep_memory()
+    os.set_inheritable(writing, False)  # the end of this process is to be seen, whatever it has begun itself
+    os.register_at_fork(after_in_child=partial(_close, writing))
     _answers = os.fdopen(writing, "wb")
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(os.fdopen(reading, "rb"), calls), name="seenset-parent", daemon=True).start()
     while (message := calls.get()) is not None:
         try:
             function, arguments = pickle.loads(message)
-            answer = _ANSWER, function(*arguments)
+            answer = cloudpickle.dumps((_ANSWER, function(*arguments)))
         except BaseException as error:
-            answer = _ERROR, _carried(error)
+            answer = cloudpickle.dumps((_ERROR, _able_to_travel(error)))
         with contextlib.suppress(OSError):  # nobody waits for it any more
-            _send(_answers, cloudpickle.dumps(answer))
+            _send(_answers, answer)
 
 
 _answers: IO[bytes]
@@ -295,7 +322,12 @@ def _listen(parent: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:
     os._exit(1)
 
 
-def _carried(error: BaseException) -> BaseException:
+def _close(pipe: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(pipe)
+
+
+def _able_to_travel(error: BaseException) -> BaseException:
     """The error if it can be carried, with where it was raised."""
     try:
         if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
@@ -306,7 +338,10 @@ def _carried(error: BaseException) -> BaseException:
 
 
 def _send(file: IO[bytes], message: bytes) -> None:
-    file.write(len(message).to_bytes(_SIZE, "little") + message)
+    for part in (len(message).to_bytes(_SIZE, "little"), message):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[file.write(rest) :]
     file.flush()
 
 

@@ -20,7 +20,7 @@ from pipeline.detectors.plugins import load_plugins, loaded_plugins
 from pipeline.errors import FullError, IncompleteError, LostDeviceError
 from pipeline.models.libraries import give_back
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.child import END_SECONDS, ENDING, Child, LostChildError, nursery_of, tell
+from pipeline.stages.child import END_SECONDS, ENDING, Child, LostChildError, carried, nursery_of, tell
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.process import process
 from pipeline.store.files import Store
@@ -38,6 +38,8 @@ GIVING_BACK = 8
 RECEIPTS_A_CALL = 4
 READ_AHEAD = 4
 """Results of a fold that wait for the driver, a process."""
+
+_CLOSED = "the worker processes have ended; what is finished is kept"
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -139,9 +141,10 @@ class Crew:
             in_journal: whether what dies of a job is counted elsewhere.
         """
         if self.closed:
-            raise IncompleteError("the worker processes have ended; what is finished is kept")
+            raise IncompleteError(_CLOSED)
         waiting = deque(jobs)
         messages: queue.Queue[tuple[bool, Any]] = queue.Queue(0 if in_journal else READ_AHEAD * len(self.children))
+        beginning = carried(begin)
         line, stop, begun = threading.Lock(), threading.Event(), threading.Event()
         remaining = len(jobs)
 
@@ -164,7 +167,7 @@ class Crew:
 
         def run(place: int) -> None:
             try:
-                self._work_off(place, take, begin, work, put, note_begun, in_journal)
+                self._work_off(place, take, beginning, work, put, note_begun, in_journal)
             except BaseException as error:  # raised by the driver's thread
                 put(False, error)
 
@@ -177,6 +180,8 @@ class Crew:
                 try:
                     ends, message = messages.get(timeout=TICK_SECONDS)
                 except queue.Empty:
+                    if self.closed:
+                        raise IncompleteError(_CLOSED) from None
                     if tick is not None:
                         yield tick
                     continue
@@ -195,7 +200,7 @@ class Crew:
         self,
         place: int,
         take: Callable[[], Job | None],
-        begin: Callable[[], object],
+        begin: bytes,
         work: Callable[[Job], Any],
         put: Callable[[bool, Any], None],
         note_begun: Callable[[], None],
@@ -208,7 +213,7 @@ class Crew:
             child = self.children[place]
             try:
                 if not begun:
-                    child.call(begin)
+                    child.call_carried(begin)
                     begun = True
                     note_begun()
                 if job is None and (job := take()) is None:
@@ -230,6 +235,9 @@ class Crew:
                     self.children[place], begun = Child(self.threads), False
                 except OSError as error:
                     raise IncompleteError(f"no worker process can be started: {error}") from None
+                if self.closed:
+                    self.children[place].end()
+                    return
 
 
 _worker: tuple[Stage, Any] | None = None  # of this child

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,14 @@ class DeadlyToOpen:
         os._exit(1)
 
 
+def fork_and_die() -> None:
+    """Leave a process behind that lives for a minute."""
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Of the stage of these tests: none."""
@@ -103,6 +113,7 @@ def receipts_of(events: Iterable[Event]) -> list[Receipt]:
 def children_of(crew: Crew) -> list[psutil.Process]:
     """Its processes, when they are there."""
     list(crew.each(range(40), str))
+    assert crew.nursery.process is not None
     copies = psutil.Process(crew.nursery.process.pid).children()
     return copies + [psutil.Process(child.process.pid) for child in crew.children if child.process is not None]
 
@@ -237,6 +248,50 @@ def test_a_crew_takes_the_processes_that_were_begun_ahead_and_ends_others() -> N
     assert len(others) == 2
     end_ahead()
     assert not psutil.wait_procs(others, timeout=20)[1]
+
+
+def test_the_death_of_a_process_is_seen_while_what_it_began_lives() -> None:
+    child = Child(1)
+    begun = time.monotonic()
+    with pytest.raises(LostChildError):
+        child.call(fork_and_die)
+    assert time.monotonic() - begun < 30
+    child.end()
+
+
+def test_a_process_that_takes_nothing_is_ended_while_it_is_written_to() -> None:
+    child = Child(1)
+    child.call(str, 1)
+    assert child.process is not None
+    os.kill(child.process.pid, signal.SIGSTOP)
+    writing = ThreadPoolExecutor(1)
+    waiting = writing.submit(child.call, len, b"0" * (1 << 24))
+    time.sleep(0.5)
+    assert not waiting.done()
+    child.end(0.1)
+    assert child.process.returncode == -signal.SIGKILL
+    with pytest.raises(LostChildError):
+        waiting.result(timeout=60)
+    writing.shutdown()
+
+
+def test_processes_of_several_threads_are_begun_one_by_one() -> None:
+    crew = Crew(2, 2)
+    try:
+        processes = [child.process for child in crew.children]
+        assert None not in processes
+        assert sorted(crew.each(range(40), str)) == sorted(map(str, range(40)))
+        assert [child.process for child in crew.children] == processes
+    finally:
+        crew.close()
+
+
+def test_an_answer_that_cannot_be_carried_is_named() -> None:
+    child = Child(1)
+    with pytest.raises((TypeError, RuntimeError), match="lock"):
+        child.call(threading.Lock)
+    assert child.call(str, 1) == "1"
+    child.end()
 
 
 def test_what_an_error_cannot_carry_is_named() -> None:

@@ -18,7 +18,7 @@ from made_up import sentence, write_audit, write_jsonl
 
 from pipeline.audit import machine
 from pipeline.audit.description import load_config
-from pipeline.audit.machine import LocalMachine, begin_scoring_ahead, machine_for, runs_locally
+from pipeline.audit.machine import LocalMachine, begin_scoring_ahead, machine_for, may_need_cluster, runs_locally
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.detectors import plugins
 from pipeline.errors import ExitCode
@@ -173,7 +173,36 @@ def test_large_work_is_done_by_processes_where_memory_holds_a_model_each(
     training = plan_of(path, "detectors=[{fsd: {base: loss}}]", "selections=[]")
     assert not runs_locally(training, False, 0), "adapters are trained beside other work"
     monkeypatch.setattr(machine, "_free_memory", lambda: 1000)
-    assert not runs_locally(plan, False, 0), "no room for a model in each"
+    assert not runs_locally(plan_of(path), False, 0), "no room for a model in each"
     local = plan_of(path, "resources.cluster=local")
     assert not machine_for(local, 0).apart
     assert runs_locally(local, False, 0)
+
+
+@pytest.mark.usefixtures("large")
+def test_what_free_memory_allows_is_decided_once_for_a_plan(
+    make_audit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(make_audit(resources={"cluster": "auto", "actors": "auto"}))
+    assert runs_locally(plan, False, 0)
+    monkeypatch.setattr(machine, "_free_memory", lambda: 1000)
+    assert runs_locally(plan, False, 0)
+    assert machine_for(plan, 0).apart
+
+
+@pytest.mark.usefixtures("large")
+def test_a_machine_with_one_gpu_may_need_a_cluster_and_takes_actors_that_hold_it(
+    make_audit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_audit(resources={"cluster": "auto", "actors": "auto"})
+    assert not may_need_cluster(plan_of(path).config.resources, plan_of(path))
+    holding = plan_of(path, "resources.gpus_per_actor=1")
+    monkeypatch.setattr(machine, "_gpu_files", lambda: ["/dev/nvidia0"])
+    assert may_need_cluster(holding.config.resources, holding)
+    monkeypatch.setitem(machine.LOCAL_TOKENS, "cuda", 0)
+    plan = plan_of(path)
+    assert may_need_cluster(plan.config.resources, plan), "Ray does what is large for one GPU"
+    monkeypatch.setattr(machine, "_gpu_files", list)  # of another maker
+    assert may_need_cluster(holding.config.resources, holding)
+    begin_scoring_ahead(holding)
+    assert not [child for child in psutil.Process().children() if "pipeline.stages.child" in str(child.cmdline())]
