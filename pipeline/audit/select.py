@@ -301,7 +301,8 @@ class _Question:
 
     def ordered(self, judged: _Judged) -> _Judged:
         """The verdicts on a shard with the columns of `selected.parquet` alone, in their order."""
-        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", *(["excerpt"] if self.texts else [])]
+        shown = ["excerpt"] if self.texts else []
+        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown]
         return replace(judged, selected=judged.selected.select(order))
 
     def summarise(self, answer: Answer, judged: _Total, copies: Mapping[Role, NearCopies]) -> Summary:

@@ -33,7 +33,7 @@ from pipeline.store.tables import read_filed
 R = TypeVar("R", bound=Record)
 LISTED = 50
 EXAMPLES = 20
-NOT_SCORES = {"doc_id", "p_value", "source", "row", "group", "role", "selected", "excerpt"}
+NOT_SCORES = {"doc_id", "p_value", "source", "row", "text_key", "group", "role", "selected", "excerpt"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline.audit.records import Record
@@ -16,7 +17,9 @@ from pipeline.store.space import is_of_storage
 LISTED = 200
 """New documents, and scans, that are named one by one."""
 
-_COLUMNS = ["doc_id", "source"]
+_SHOWN = ["doc_id", "source"]
+_KEY = "text_key"
+"""Two documents are the same if their texts, or the pixels of their pictures, have the same key."""
 
 
 class NewDocument(Record):
@@ -32,7 +35,7 @@ class LatestList(Record):
     name: str = Field(description="Name of the selection.")
     slot: int = Field(description="Place of the scan.")
     n_selected: int = Field(description="Documents that it selected.")
-    supported: bool | None = Field(description="Whether the checks bear the promise of this list; null: not tested.")
+    supported: bool | None = Field(description="Whether the checks bear the promise of this list; null: inconclusive.")
     n_new: int | None = Field(
         description="Of these, those that no scan filed before had selected under this name; null: the list cannot be "
         "read, and it counts as new."
@@ -86,24 +89,24 @@ def _new_documents(
         rows = _selected(scan, answer, schedule, url)
     except _Unreadable as error:
         return None, [f"scan {scan.claim.slot}: {error}: what is new is not known, and all of it counts as new"]
-    notes, order = [], pa.array(range(len(rows)), pa.int64())
-    new = rows.append_column("place", order)
+    new, notes = rows, []
     for other in earlier:
         for one in other.filing.selections if other.filing is not None else ():
             if (one.name, one.direction) != (answer.name, answer.direction) or not one.n_selected:
                 continue
             try:
-                new = new.join(_selected(other, one, schedule, url), _COLUMNS, join_type="left anti")
+                known = _selected(other, one, schedule, url)[_KEY].combine_chunks()
+                new = new.filter(pc.invert(pc.is_in(new[_KEY], value_set=known)))
             except _Unreadable as error:
                 notes.append(
                     f"scan {other.claim.slot}: {error}: what it alone had selected counts as new where scan "
                     f"{scan.claim.slot} selected it too"
                 )
-    return new.sort_by("place").select(_COLUMNS), notes
+    return new.select(_SHOWN), notes
 
 
 def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) -> pa.Table:
-    """Ids and sources of a filed list, if the run directory still holds it.
+    """Ids, sources and keys of a filed list, if the run directory still holds it.
 
     Raises:
         _Unreadable: it does not, or cannot be reached.
@@ -122,8 +125,11 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
             or (place.horizon, place.before) != (terms.horizon, claim.before.get(answer.name, 0))
         ):
             raise _Unreadable(f"selection {answer.name} in {claim.run} is no longer the one of this scan")
-        rows = store.read_table(f"selection/{answer.name}/selected.parquet", _COLUMNS)
+        rows = store.read_table(f"selection/{answer.name}/selected.parquet", _NOTHING.column_names)
     except UserError as error:
+        if _KEY in str(error):  # lists of version 0.9.0 have no such column
+            remedy = f"seenset select {claim.run} writes it again"
+            raise _Unreadable(f"the list {answer.name} in {claim.run} has no keys of texts: {remedy}") from None
         raise _Unreadable(str(error)) from None
     except Exception as error:
         if not is_of_storage(error):
@@ -136,4 +142,4 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
     return rows.cast(_NOTHING.schema)
 
 
-_NOTHING = pa.schema([("doc_id", pa.string()), ("source", pa.string())]).empty_table()
+_NOTHING = pa.schema([("doc_id", pa.string()), ("source", pa.string()), (_KEY, pa.int64())]).empty_table()

@@ -335,7 +335,7 @@ def test_selected_documents_name_their_source_and_row(make_audit: MakeAudit, tmp
     table = pq.read_table(tmp_path / "run/selection/members/selected.parquet")
     assert len(table) == outcome.selections[0].n_selected > 0
     assert outcome.exit_code == ExitCode.UNSUPPORTED, "long texts among short ones: their words give them away"
-    assert table.column_names == ["doc_id", "p_value", "zlib", "source", "row", "excerpt"]
+    assert table.column_names == ["doc_id", "p_value", "zlib", "source", "row", "text_key", "excerpt"]
     for row in table.to_pylist():
         assert row["doc_id"] == f"audit-{row['row']}"
         assert row["source"] == str(tmp_path / "audit.jsonl")

@@ -14,6 +14,7 @@ from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
 
 from pipeline.audit.summary import Summary, read_summary, series_place, write_summary
+from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.selection.bounds import Bound
 from pipeline.series import claims
@@ -47,7 +48,7 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
 
     def take(ids: Sequence[str] | None, names: tuple[str, ...] = ("members",), **changes: Any) -> Path:
         runs.append(tmp_path / f"run{len(runs) + 1}")
-        terms = {"rule": changes.pop("rule", "spend"), "horizon": 12}
+        terms, file = {"rule": changes.pop("rule", "spend"), "horizon": 12}, changes.pop("file", "a.jsonl")
         config = scan_config(str(ledger), str(runs[-1]), names, **terms)
         scored = scan_scores(config, runs[-1].name)
         slots = claim_slots(config, scored, calibrations(config), None, print)
@@ -59,7 +60,7 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
             level = {"alpha": float(slots[name].level), "n_audit": 100, "n_selected": len(ids), "series": place}
             one = answer.model_copy(update={"name": name, "procedure": "bh", **level, **changes})
             write_summary(scored.store, one)
-            rows = pa.table({"doc_id": pa.array(ids, pa.string()), "source": ["a.jsonl"] * len(ids)})
+            rows = listed(ids, file)
             scored.store.write_table(f"selection/{name}/selected.parquet", rows)
             summaries.append(one)
         if summaries:
@@ -67,6 +68,13 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
         return runs[-1]
 
     return take
+
+
+def listed(texts: Sequence[str], file: str) -> pa.Table:
+    """Selected documents of these texts; of another file than a.jsonl their ids differ too."""
+    ids = [text if file == "a.jsonl" else f"{file}#{text}" for text in texts]
+    columns = {"doc_id": pa.array(ids, pa.string()), "source": pa.array([file] * len(ids), pa.string())}
+    return pa.table({**columns, "text_key": pa.array(map(text_key, texts), pa.int64())})
 
 
 def members(ledger: Path) -> SelectionCourse:
@@ -209,6 +217,39 @@ def test_new_is_what_no_earlier_scan_had_selected(scan: Scan, ledger: Path) -> N
     assert command(str(ledger)) == 0
 
 
+def test_a_text_that_was_selected_before_is_not_new_in_another_file(scan: Scan, ledger: Path) -> None:
+    """Of 22 documents 20 were selected by the first scan, under other ids and from another file."""
+    texts = [f"text {number}" for number in range(22)]
+    scan(texts[:20])
+    scan(texts, file="b.jsonl")
+    (latest,) = read_course(str(ledger)).new
+    assert (latest.n_selected, latest.n_new, latest.notes) == (22, 2, [])
+    assert [one.doc_id for one in latest.documents] == ["b.jsonl#text 20", "b.jsonl#text 21"]
+    assert command(str(ledger), "--fail-if-new") == 4
+    scan(texts[5:9], file="c.jsonl")
+    assert command(str(ledger), "--fail-if-new") == 0
+
+
+def test_an_id_that_stands_for_another_text_is_new(scan: Scan, ledger: Path) -> None:
+    run = scan(["a"])
+    other = listed(["b"], "a.jsonl").set_column(0, "doc_id", pa.array(["a"]))
+    Store(str(run)).write_table("selection/members/selected.parquet", other)
+    scan(["a"])
+    (latest,) = read_course(str(ledger)).new
+    assert latest.n_new == 1
+
+
+def test_a_list_without_keys_is_not_read_and_the_note_names_the_command(scan: Scan, ledger: Path) -> None:
+    """Version 0.9.0 wrote no keys of texts into its lists."""
+    run = scan(["a"])
+    table = listed(["a"], "a.jsonl").drop_columns("text_key")
+    Store(str(run)).write_table("selection/members/selected.parquet", table)
+    scan(["a"])
+    (latest,) = read_course(str(ledger)).new
+    assert latest.n_new == 1
+    assert f"has no keys of texts: seenset select {run} writes it again" in latest.notes[0]
+
+
 def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path) -> None:
     """A scan may take its place before another one, and end after it."""
     first = scan(None)
@@ -248,7 +289,7 @@ def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, le
 
 def test_a_list_of_another_length_than_was_filed_is_not_read(scan: Scan, ledger: Path) -> None:
     run = scan(["a", "b"])
-    Store(str(run)).write_table("selection/members/selected.parquet", pa.table({"doc_id": ["a"], "source": ["x"]}))
+    Store(str(run)).write_table("selection/members/selected.parquet", listed(["a"], "x"))
     (one,) = read_course(str(ledger)).new
     assert one.n_new is None
     assert "holds 1 documents, and 2 are filed" in one.notes[0]
