@@ -8,29 +8,20 @@ from pipeline.audit.summary import Summary
 from pipeline.selection.bounds import Bound
 from pipeline.selection.digits import percentage
 
-VOID = "No bound is stated: a check contradicts what it rests on."
-
-_IN_DOUBT = ", if what it rests on holds, which "
-
 
 def condition(summary: Summary) -> str:
-    """What a bound is said under: nothing where the checks passed, else that they could not tell."""
-    if summary.supported is not None:
-        return ""
-    inconclusive = summary.diagnostics.blind.outcome == "inconclusive"
-    return f"{_IN_DOUBT}{'the test could not tell' if inconclusive else 'was not tested'}"
+    """The clause that ends a sentence with a bound: the condition under which it is stated, if there is one."""
+    return f", {summary.condition}" if summary.condition else ""
 
 
 def bound_sentence(summary: Summary) -> str | None:
     """How many of the selected are wrong at most, and how many of all audited documents are of the kind sought.
 
-    None where the selection has no bound; a sentence without any number where its promise is not supported.
+    Where no bound may be stated, the reason; None where no theorem covers the selection.
     """
     bound = summary.bound
     if bound is None:
-        return None
-    if summary.supported is False:
-        return VOID
+        return summary.bound_withheld
     doubt = condition(summary)
     sure, known = sureness(bound), known_clause(summary, bound)
     if not summary.n_selected:

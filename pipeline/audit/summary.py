@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.config.series import Rule, SeriesConfig
 from pipeline.errors import ExitCode
-from pipeline.selection.bounds import Bound
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot
@@ -176,11 +176,13 @@ class Diagnostics(Record):
         checks = self.by_name().values()
         return [check.sentence for check in checks if check.ok is False and not check.about_power]
 
+    def conclusion(self) -> Conclusion:
+        """Contradicted where a check that the promise rests on failed; else inconclusive where the blind test is."""
+        return "contradicted" if self.failures() else conclude([self.blind.ok])
+
     def support(self) -> bool | None:
-        """Whether the promise is supported; None where no check failed and the blind test decided nothing."""
-        if self.failures():
-            return False
-        return None if self.blind.ok is None else True
+        """The conclusion as a truth value; None where it is inconclusive."""
+        return {"supported": True, "inconclusive": None, "contradicted": False}[self.conclusion()]
 
 
 class SeriesPlace(Record):
@@ -209,7 +211,7 @@ class SeriesPlace(Record):
         return f"{self.clause()} of alpha {self.alpha:g} ({self.rule}{counted})"
 
 
-class Summary(VersionedRecord):
+class Summary(Bounded, VersionedRecord):
     """The answer of one selection: `selection/<name>/summary.json`."""
 
     name: str = Field(description="Name of the selection, and of its folder under selection/.")
@@ -244,10 +246,6 @@ class Summary(VersionedRecord):
     )
     assumption: str = Field(description="What must hold for the promise to hold.")
     promise: str = Field(description="What then holds.")
-    supported: bool | None = Field(
-        description="False: a check contradicts the promise; true: none does, which is no proof; null: not tested, or "
-        "the blind test is inconclusive."
-    )
     reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
     strict: StrictAnswer = Field(
@@ -256,12 +254,17 @@ class Summary(VersionedRecord):
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
     diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
-    bound: Bound | None = Field(
-        None,
-        description="What holds of this one list and of all audited documents, with a stated confidence, if the "
-        "assumption holds; null where no theorem covers it. The promise is of an average.",
-    )
     series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
+
+    @property
+    def checked(self) -> bool:
+        """Whether the check that calibration and audited documents are alike was made, with whatever result."""
+        return self.diagnostics.blind.outcome != "not tested"
+
+    @property
+    def condition(self) -> str | None:
+        """The condition under which bounds of this answer are stated, as `bound_condition` gives it."""
+        return bound_condition(self.conclusion, self.checked)
 
     @property
     def standing(self) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipeline.audit.sentences import VOID, condition, known_clause, sureness, wrong_clause
+from pipeline.audit.sentences import condition, known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Summary
 from pipeline.selection.digits import percentage
 
 
 def bound_clause(summary: Summary) -> str:
-    """What the first sentence says of this one list; nothing without a bound, or where a check speaks against it."""
+    """What the first sentence says of this one list; nothing without a bound."""
     bound = summary.bound
-    if bound is None or summary.supported is False or not summary.n_selected:
+    if bound is None or not summary.n_selected:
         return ""
     return f"; with {sureness(bound)} {wrong_clause(summary, bound)}{condition(summary)}"
 
@@ -21,8 +21,8 @@ def bound_clause(summary: Summary) -> str:
 def bound_text(summary: Summary) -> str | None:
     """How many of all audited documents are of the kind sought, and on what that and the first sentence rest."""
     bound = summary.bound
-    if bound is None or summary.supported is False:
-        return None if bound is None else VOID
+    if bound is None:
+        return summary.bound_withheld
     null = "not trained on" if summary.direction == "members" else "trained on"
     failing = percentage(1 - Fraction(repr(bound.confidence)))
     return (
@@ -34,7 +34,7 @@ def bound_text(summary: Summary) -> str | None:
 
 def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
     """What a bound adds to the average, and what it does not."""
-    if not any(summary.bound and summary.supported is not False for summary in summaries):
+    if not any(summary.bound for summary in summaries):
         return []
     return [
         "What is said with a confidence is about this one list and these audited documents. It says how many are "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.audit.blind import WORDS, to_settle
-from pipeline.audit.sentences import VOID, known_clause, sureness, wrong_clause
+from pipeline.audit.conclusion import CONTRADICTED
+from pipeline.audit.sentences import known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.bounds import bound_clause
 from pipeline.report.contents import AnswerText, BriefAnswer, Light
@@ -130,8 +131,8 @@ def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
 
 def _this_list(summary: Summary) -> str:
     bound = summary.bound
-    if summary.supported is False:
-        return VOID
+    if summary.condition is None:
+        return CONTRADICTED
     if not summary.n_selected:
         return _empty_list(summary)
     if bound is None:

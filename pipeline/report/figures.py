@@ -261,7 +261,7 @@ def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
     curve = _up_to(whole, max(selection.summary.alpha, LARGEST_ALPHA))
     alpha, at = selection.summary.alpha, curve.alphas.index(selection.summary.alpha)
     size, void = curve.n_selected[at], selection.summary.supported is False
-    bounds = None if void or selection.summary.bound is None else curve.right_at_least
+    bounds = None if selection.summary.bound is None else curve.right_at_least
     sure = percent(curve.confidence) if curve.confidence is not None else ""
 
     def paint(figure: Figure, axes: Axes) -> None:

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.summary import Bound, Guarantee
+from pipeline.audit.conclusion import Bounded
+from pipeline.audit.records import VersionedRecord
+from pipeline.audit.summary import Guarantee
 from pipeline.config.selection import Direction
 from pipeline.config.series import Rule
 
@@ -53,7 +54,7 @@ class Claim(VersionedRecord):
     at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
 
 
-class FiledSelection(Record):
+class FiledSelection(Bounded):
     """One answer of a scan."""
 
     name: str = Field(description="Name of the selection.")
@@ -65,8 +66,6 @@ class FiledSelection(Record):
     n_calibration: int = Field(description="Documents that the p-values were calibrated on.")
     n_selected: int = Field(description="Documents selected.")
     guarantee: Guarantee = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
-    supported: bool | None = Field(description="Whether the checks bear the promise; null: not tested.")
-    bound: Bound | None = Field(description="What holds of this list; of a scan's part of the allowed failure.")
 
 
 class Filing(VersionedRecord):

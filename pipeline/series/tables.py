@@ -32,7 +32,7 @@ def course_rows(course: Course) -> Iterator[tuple[str, ...]]:
         if scan.filed_at is None:
             yield (*head, "-", "-", level, "-", "-", "no result")
         for answer in scan.answers:
-            bound = answer.bound if answer.supported is not False else None
+            bound = answer.bound
             standing = "not tested" if answer.supported is None else "not contradicted"
             if answer.doubt is not None:
                 other = answer.guarantee if answer.guarantee != "finite-sample" else "not promised"

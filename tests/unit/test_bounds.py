@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import seenset
-from pipeline.audit.sentences import VOID, bound_sentence
+from pipeline.audit.conclusion import CONTRADICTED, bound_condition, conclude
+from pipeline.audit.sentences import bound_sentence
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
@@ -284,7 +285,8 @@ def test_random_ties_have_no_bound_where_none_was_asked_for() -> None:
 def summary(**changes: object) -> Summary:
     audited, unseen = scores()
     made = seenset.select(audited, unseen=unseen, procedure="bh").summary
-    return made.model_copy(update={"supported": True, **changes})
+    values = {name: value for name, value in made if name != "schema_"}
+    return Summary(**{**values, "supported": True, **changes})
 
 
 def with_bound(made: Summary, **changes: int) -> Summary:
@@ -305,11 +307,12 @@ def test_the_sentence_says_how_many_are_wrong_and_how_many_were_trained_on() -> 
 
 def test_what_is_not_supported_is_not_said_with_a_confidence() -> None:
     made = summary(supported=False)
-    assert made.bound is not None
-    assert bound_sentence(made) == bound_text(made) == VOID
+    assert made.bound is None
+    assert "bound" not in {key for key, value in made.plain().items() if value}
+    assert bound_sentence(made) == bound_text(made) == CONTRADICTED
     assert bound_clause(made) == ""
     assert bounds_not_covered([made]) == []
-    assert not any(character.isdigit() for character in VOID)
+    assert not any(character.isdigit() for character in CONTRADICTED)
 
 
 def test_the_command_prints_the_sentence_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,14 +320,43 @@ def test_the_command_prints_the_sentence_below_the_table(capsys: pytest.CaptureF
     print_summaries([made, summary(supported=False, name="void")])
     printed = capsys.readouterr().out
     assert "selection: With 95% confidence at most 38 of these 240 are wrong, and at least 214 of the 600" in printed
-    assert f"void: {VOID}" in printed
+    assert f"void: {CONTRADICTED}" in printed
     assert printed.count("confidence") == 1
 
 
-def test_what_was_not_tested_is_said_under_its_condition() -> None:
-    assert (bound_sentence(summary(supported=None)) or "").endswith(", which was not tested.")
-    assert bound_clause(summary(supported=None)).endswith(", which was not tested")
-    assert "not tested" not in (bound_sentence(summary()) or "")
+def test_a_bound_that_no_check_confirms_is_stated_under_its_condition() -> None:
+    unchecked = "provided both groups are alike; this was not checked"
+    assert (bound_sentence(summary(supported=None)) or "").endswith(f", {unchecked}.")
+    assert bound_clause(summary(supported=None)).endswith(f", {unchecked}")
+    diagnostics = summary().diagnostics
+    blind = diagnostics.blind.model_copy(update={"outcome": "inconclusive"})
+    made = summary(supported=None, diagnostics=diagnostics.model_copy(update={"blind": blind}))
+    assert (bound_sentence(made) or "").endswith(", provided both groups are alike; the test could not confirm this.")
+    assert "provided" not in (bound_sentence(summary()) or "")
+
+
+@pytest.mark.parametrize(
+    ("checks", "conclusion", "stated"),
+    [
+        ([True, True], "supported", True),
+        ([], "supported", True),
+        ([True, None], "inconclusive", True),
+        ([None, False, True], "contradicted", False),
+    ],
+)
+def test_a_bound_is_stated_unless_a_check_contradicts_it(
+    checks: list[bool | None], conclusion: str, stated: bool
+) -> None:
+    assert conclude(checks) == conclusion
+    assert (bound_condition(conclude(checks)) is not None) == stated
+
+
+def test_a_summary_of_version_0_9_with_a_bound_that_is_contradicted_is_read_without_it() -> None:
+    written = {**summary().plain(), "supported": False}
+    del written["conclusion"], written["bound_withheld"]
+    assert written["bound"]["members_at_least"] > 0
+    read = Summary.model_validate(written)
+    assert (read.conclusion, read.bound, read.bound_withheld) == ("contradicted", None, CONTRADICTED)
 
 
 def test_a_bound_that_bounds_nothing_says_so() -> None:

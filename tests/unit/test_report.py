@@ -359,7 +359,7 @@ def test_no_manifest_is_no_run_directory(tmp_path: Path) -> None:
 def test_a_damaged_summary_names_what_is_missing(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     store.write_json("selection/members/summary.json", {"schema": 1, "name": "members"})
-    with pytest.raises(UserError, match=r"summary\.json is damaged: missing key 'procedure'"):
+    with pytest.raises(UserError, match=r"summary\.json is damaged: missing key 'supported'"):
         write_report(store)
 
 

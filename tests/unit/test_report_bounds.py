@@ -9,7 +9,7 @@ import pytest
 from report_run import amend, build_run
 from test_report import Page, report
 
-from pipeline.audit.sentences import VOID
+from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import Report
@@ -49,7 +49,7 @@ def test_the_first_sentence_says_how_many_of_this_list_are_wrong(run: Store) -> 
 def test_what_a_check_contradicts_has_no_bound_on_the_page(run: Store) -> None:
     page, facts, _ = bounded(run, supported=False, reasons=["They differ."])
     answer = facts.selections[0].answer
-    assert answer.bound == VOID
+    assert answer.bound == CONTRADICTED
     for claim in ("95% confidence", "at most 3 of these", "at least 91"):
         assert claim not in page.text
         assert claim not in answer.sentence

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report_run import amend, build_run
 
-from pipeline.audit.sentences import VOID
+from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.report import write_report
@@ -116,7 +116,7 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
     assert brief.reason == "failed: alike in words"
     assert brief.bound == "nothing is said"
     assert brief.condition == "Nothing is promised: a check contradicts the assumption."
-    assert brief.this_list == VOID
+    assert brief.this_list == CONTRADICTED
     shown = " ".join((brief.claim, brief.average, brief.this_list, brief.collection))
     for number in ("95%", "30%", "at most 3", "at least 91"):
         assert number not in shown

@@ -1,0 +1,95 @@
+"""The conclusion of the checks of an answer, and the rule that decides whether a bound may be stated under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.audit.records import Record
+from pipeline.selection.bounds import Bound
+
+Conclusion = Literal["supported", "inconclusive", "contradicted"]
+
+CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
+"""Why an answer has no bound that a check contradicts."""
+
+_UNCONFIRMED = "provided both groups are alike; the test could not confirm this"
+_UNCHECKED = "provided both groups are alike; this was not checked"
+
+
+def conclude(checks: Iterable[bool | None]) -> Conclusion:
+    """The conclusion of checks that an answer rests on.
+
+    Args:
+        checks: False: it failed; True: it passed; None: it was inconclusive, or was not made.
+    """
+    results = list(checks)
+    if False in results:
+        return "contradicted"
+    return "inconclusive" if None in results else "supported"
+
+
+def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
+    """Whether a bound may be stated, and the condition to state with it. No other function decides this.
+
+    Args:
+        conclusion: of the checks.
+        checked: whether the check that both groups are alike was made; of interest where it is inconclusive.
+
+    Returns:
+        None: no bound may be stated. An empty string: it is stated without a condition. Otherwise the condition, which
+        is stated with every bound.
+    """
+    if conclusion == "contradicted":
+        return None
+    if conclusion == "supported":
+        return ""
+    return _UNCONFIRMED if checked else _UNCHECKED
+
+
+class Concluded(Record):
+    """An answer with the conclusion of its checks."""
+
+    supported: bool | None = Field(
+        description="False: a check contradicts it; true: none does, which is no proof; null: not checked, or the "
+        "blind test is inconclusive."
+    )
+    conclusion: Conclusion = Field(
+        "inconclusive",
+        description="supported: no check contradicts it; inconclusive: the blind test decided nothing or was not "
+        "made; contradicted: a check contradicts it.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _conclude(cls, value: Any) -> Any:
+        """Files of version 0.9.0 have no conclusion."""
+        if isinstance(value, dict) and value.get("supported") in (True, False, None):
+            return {**value, "conclusion": conclude([value.get("supported")])}
+        return value
+
+
+class Bounded(Concluded):
+    """An answer with a bound, which is there only where it may be stated."""
+
+    bound: Bound | None = Field(
+        None,
+        description="What holds of this one list and of all audited documents, with a stated confidence, if the "
+        "assumption holds; null where no bound may be stated or no theorem covers the selection. The promise is of an "
+        "average.",
+    )
+    bound_withheld: str | None = Field(
+        None, description="Why no bound is stated although a theorem covers the selection; null otherwise."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _withhold(cls, value: Any) -> Any:
+        """No answer holds a bound that may not be stated, also where version 0.9.0 wrote one."""
+        if not isinstance(value, dict) or value.get("bound") is None:
+            return value
+        if bound_condition(conclude([value.get("supported")])) is not None:
+            return value
+        return {**value, "bound": None, "bound_withheld": CONTRADICTED}
