@@ -34,7 +34,8 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Which documents was this language model trained on, with at most a fraction alpha of the answer wrong?",
+    help="Which documents was this language model trained on, with at most a fraction alpha of the answer wrong on "
+    "average?",
 )
 
 MAX_REPORTS = 8
@@ -42,7 +43,7 @@ MAX_REPORTS = 8
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Which documents was this language model trained on, with at most a fraction alpha of the answer wrong?"""
+    """Which documents was a language model trained on, with at most a fraction alpha of the answer wrong on average?"""
     if version:
         from pipeline import __version__
 

@@ -115,7 +115,7 @@ class JointReport(VersionedRecord):
                 f"takes {self.needed_for_1_percent:,}."
             )
         return (
-            f"The list holds at least {self.fewest:,} documents or none; one as short as 1% of the documents takes "
+            f"The shortest possible list has {self.fewest:,} documents; one as short as 1% of the documents takes "
             f"{self.needed_for_1_percent:,} calibration documents {where}."
         )
 

@@ -147,7 +147,7 @@ def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[
     repeated = several_questions(history)
     lines = list(summary.remarks)
     if not question.keeps_selected:
-        lines.append("What is promised is promised of the selected documents, which are not here, and not of the rest.")
+        lines.append("The guarantee covers only the selected documents, which are not here.")
     if summary.supported is not False:
         lines += [f"With alpha = {summary.alpha:g}: {summary.promise}", f"It rests on this: {summary.assumption}"]
     lines += [bound] if bound is not None else []

@@ -144,7 +144,7 @@ def _empty_list(summary: Summary) -> str:
     least = summary.minimum_selectable
     if least > summary.n_audit:
         return "It is empty: with these calibration documents nothing could be selected."
-    return f"It is empty; it could hold at least {least:,} documents or none." if least > 1 else "It is empty."
+    return f"It is empty; the shortest possible list has {least:,} documents." if least > 1 else "It is empty."
 
 
 def _collection(summary: Summary) -> str:
@@ -197,7 +197,7 @@ def _unknown(summary: Summary) -> str:
 def _fewest(summary: Summary) -> str:
     if summary.minimum_selectable > summary.n_audit:
         return f"Too few: with {summary.n_calibration:,} calibration documents nothing could be selected."
-    return f"With {summary.n_calibration:,} documents a list holds at least {summary.minimum_selectable:,} or none."
+    return f"With {summary.n_calibration:,} documents the shortest possible list has {summary.minimum_selectable:,}."
 
 
 def _first_sentence(text: str) -> str:

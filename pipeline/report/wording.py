@@ -48,7 +48,7 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
     terms = _terms(summary) if summary.n_selected else _empty_answer(summary)
     doubts, cautions = _doubts(summary), _cautions(selection)
     if (remark := several_questions(run.history)) is not None:
-        cautions.append(f"{remark} Section 3 lists them.")
+        cautions.append(f"{remark} Section 2 lists them.")
     bound = bound_text(summary)
     sentence = " ".join((headline, *([bound] if bound else []), terms, *doubts, *cautions))
     return AnswerText(sentence=sentence, headline=headline, bound=bound, terms=terms, doubts=doubts, cautions=cautions)
@@ -157,8 +157,8 @@ def _empty_answer(summary: Summary) -> str:
         text += " " + _resolution_limit(summary)
     elif least > 1:
         text += (
-            f" With {documents(summary.n_calibration)} for calibration a selection{_at_share(summary)} holds at least "
-            f"{least:,} or none: fewer could not have been found, however strong the evidence."
+            f" With {documents(summary.n_calibration)} for calibration the shortest possible list{_at_share(summary)} "
+            f"has {documents(least)}: fewer could not have been selected, however strong the evidence."
         )
     return text if summary.guarantee == "finite-sample" else f"{text} {_strict_sentence(summary)}"
 

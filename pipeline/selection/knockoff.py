@@ -120,10 +120,13 @@ def fewest(q: Fraction, m: int, draws: int = 1) -> tuple[int, str]:
         draws: paraphrases that compete in simultaneous knockoffs: ceil(1 / (draws q)) are the fewest.
     """
     least = math.ceil(1 / (q * draws))
-    sentence = f"The knockoff filter selects at least {least:,} of {m:,} documents or none"
+    sentence = f"The shortest possible list of the knockoff filter has {least:,} documents"
     if least <= m:
         return least, f"{sentence}."
-    return least, f"{sentence}, so it cannot select anything: give more documents, or allow a larger alpha."
+    return least, (
+        f"{sentence} and only {m:,} are audited, so nothing can be selected: give more documents, or allow a larger "
+        "alpha."
+    )
 
 
 def threshold(high: SignedHigh, low: SignedLow, q: Fraction) -> Threshold | None:

@@ -224,14 +224,14 @@ def _promise(
     share = percentage(Fraction(repr(schedule.opening.alpha)))
     if partial:
         head = "No error rate is promised over all of these scans. Of what "
-        head += f"{_places(sound)} together alone, at most {share} is wrong"
+        head += f"{_scans_named(sound)} selected together alone, at most {share} is wrong"
     else:
         filed = " with a result" if any(scan.filing is None for scan in schedule.scans) else ""
         head = f"Of all that the scans{filed} select together, at most {share} is wrong"
     text = f"{head}, on average over repetitions of the schedule ({schedule.opening.rule})"
     if untested:
-        return f"{text}, if what {_places(untested, 'rests on')} holds, which was not tested or not conclusively."
-    return f"{text}, if what each list rests on holds; no check contradicts it."
+        return f"{text}, provided both groups of {_scans_named(untested)} are alike; the test could not confirm this."
+    return f"{text}, if the assumption of each list holds; no check contradicts it."
 
 
 def _limits(answers: Sequence[tuple[int, ScanAnswer]]) -> list[str]:
@@ -279,10 +279,13 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
     without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.doubt is not None)
     wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
     untested = any(answer.supported is None and answer.bound is not None for answer in answers)
-    text = f"With {percentage(1 - failing)} confidence, for all {len(bounds):,} lists with a bound at once: at most "
-    text += f"{wrong:,} of the {selected:,} selected are wrong, and at least {right:,} are right"
+    lists = "this list" if len(answers) == 1 else f"all {len(answers):,} lists together"
+    text = f"For {lists}, with {percentage(_rounded_down(1 - failing))} confidence: "
+    wrongly = f"at most {wrong:,} of the {selected:,} selected {'is' if wrong == 1 else 'are'} wrong"
+    text += wrongly if wrong else f"none of the {selected:,} selected is wrong"
+    text += f", and at least {right:,} {'is' if right == 1 else 'are'} right" if wrong else ""
     if untested:
-        text += ", if what the bounds rest on holds, which was not tested for all of them"
+        text += ", provided both groups of every scan are alike; not all tests could confirm this"
     if without:
         text += f"; {without:,} are on lists without a bound, and all of those may be wrong"
     return ListsBound(
@@ -294,12 +297,15 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
     )
 
 
-def _places(slots: Sequence[int], verb: str = "selected") -> str:
-    """Scans by their numbers, with a verb."""
+def _scans_named(slots: Sequence[int]) -> str:
+    """Scans by their numbers."""
     text = ", ".join(f"{slot}" for slot in slots[:LISTED]) + (" and others" if len(slots) > LISTED else "")
-    if verb == "selected":
-        return f"scan{'s' * (len(slots) > 1)} {text} selected"
-    return f"the list of scan {text} {verb}" if len(slots) == 1 else f"the lists of scans {text} rest on"
+    return f"scan{'s' * (len(slots) > 1)} {text}"
+
+
+def _rounded_down(confidence: Fraction) -> Fraction:
+    """A confidence for a sentence: one decimal of a percentage at most, never more than it is."""
+    return Fraction(math.floor(1000 * confidence), 1000) or confidence
 
 
 def _unfiled_notes(unfiled: Sequence[int]) -> list[str]:

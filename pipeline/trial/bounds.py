@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, cell, spread
 from pipeline.trial.intervals import by_model, contradicts, estimate_of
 
-HEADERS = ("bound", "bound fails", "sought, at least")
+
+def bound_headers(rows: Sequence[Row]) -> tuple[str, str, str]:
+    """The headers of `shown_bounds`; the last one names the kind of document that the rows' selections seek."""
+    kinds = dict.fromkeys("members" if row["direction"] == "members" else "clean" for row in rows)
+    return "bound", "bound fails", f"{' or '.join(kinds) or 'members'}, at least"
 
 
 def bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
@@ -40,7 +45,7 @@ def bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
 
 
 def shown_bounds(row: Row) -> list[str]:
-    """The cells of a row for a terminal, below `HEADERS`."""
+    """The cells of a row for a terminal, below `bound_headers`."""
     if row["bound"] is None:
         return ["-", "-", "-"]
     fails = cell(row, "bound_fails") + (" !" if row["bound_contradicted"] else "")

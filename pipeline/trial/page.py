@@ -24,7 +24,7 @@ UNVERIFIED = (
     "documents, so they are alike by construction; the promise rests on it, and only those documents can show it.",
     "Any other model, other documents, or documents that were met in another way. Here they were trained in last and "
     "on their own, as the configuration below says; what was read once in pretraining leaves weaker traces.",
-    "That the promise holds. Repeats can contradict a target; where they do not, it is not proved.",
+    "That the guarantee holds. Repeats can refute a guarantee, not prove it.",
 )
 SHIFTED = (
     "That the calibration documents of an audit resemble its audited ones. Here they were made to differ, by the shift "
@@ -63,10 +63,11 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shif
         headline = "Nothing: no audited document was of the kind that must not be selected, so none could be wrong."
     else:
         each = ", each at each point of the sweep" if settings else ""
-        headline = (
-            f"The repeats do not contradict the target of {kept:,} of {_counted(len(tested), 'selection')}{each}."
-        )
-        headline += f" They contradict that of {len(failed):,}." if failed else ""
+        headline = f"{_consistent(kept, len(tested))}{each}."
+        if failed:
+            headline += (
+                f" {len(failed):,} {'contradicts its target' if len(failed) == 1 else 'contradict their targets'}."
+            )
     if tested and len(tested) < len(rows):
         headline += f" For {len(rows) - len(tested):,} more the share of wrong documents is not defined."
     names = dict(zip(settings, labels(settings), strict=True))
@@ -169,7 +170,7 @@ def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
 
 
 def _outcome(row: Row) -> str:
-    outcome = {None: "say nothing", True: "contradict the target", False: "do not contradict the target"}
+    outcome = {None: "do not test the target", True: "contradict the target", False: "are consistent with the target"}
     bound = " and contradict the bound" if row.get("bound_contradicted") else ""
     return outcome[row["contradicted"]] + bound
 
@@ -182,6 +183,16 @@ def _over(models: int) -> str:
         "Their intervals are over models, and take it that the models' figures scatter about normally; each model has "
         "one of its own too, over its splits."
     )
+
+
+def _consistent(kept: int, tested: int) -> str:
+    """How many of the selections are consistent with their target."""
+    if tested == 1:
+        return f"The selection is {'not ' * (kept == 0)}consistent with its target"
+    if kept == tested:
+        return f"All {tested:,} selections are consistent with their target"
+    verb, whose = ("is", "its") if kept == 1 else ("are", "their")
+    return f"{kept:,} of {tested:,} selections {verb} consistent with {whose} target"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -14,7 +14,7 @@ from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
-from pipeline.trial.bounds import HEADERS, audit_bounds, bound_cells, shown_audit_bounds, shown_bounds
+from pipeline.trial.bounds import audit_bounds, bound_cells, bound_headers, shown_audit_bounds, shown_bounds
 from pipeline.trial.intervals import LEAST_MODELS, by_model, contradicts, estimate_of
 
 
@@ -157,7 +157,7 @@ def audit_table(rows: Sequence[Row]) -> Table:
         "share false",
         "power",
         "wrong at most",
-        HEADERS[-1],
+        bound_headers(rows)[-1],
     ):
         table.add_column(name, justify="right")
     for row in rows:
@@ -193,7 +193,8 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     title = f"Selections held against the truth, {interval_scope(rows)}"
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     spreads = ("FDR between models", "power between models") if several else ()
-    for name in ("target", "FDR", "power", *spreads, "selected", "audited", "null share", "its estimate", *HEADERS):
+    counts = ("selected", "audited", "null share", "its estimate")
+    for name in ("target", "FDR", "power", *spreads, *counts, *bound_headers(rows)):
         table.add_column(name, justify="right")
     extra = [name for name in ("effective", "unsupported") if any(row[name] is not None for row in rows)]
     for name in extra:

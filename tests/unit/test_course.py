@@ -135,7 +135,7 @@ def test_an_untested_promise_is_said_to_be_one(scan: Scan, ledger: Path) -> None
     scan(["a"], supported=None)
     one = members(ledger)
     assert one.promised is None
-    assert "if what the list of scan 1 rests on holds, which was not tested" in one.promise
+    assert "provided both groups of scan 1 are alike; the test could not confirm this" in one.promise
     assert "no check contradicts" not in one.promise
 
 
@@ -179,7 +179,18 @@ def test_bounds_that_hold_at_once_may_fail_by_what_each_may(scan: Scan, ledger: 
     assert both is not None
     assert (both.wrong_at_most, both.right_at_least, both.n_without) == (1, 4, 0)
     assert Fraction(repr(both.confidence)) == Fraction("0.975")
-    assert both.sentence.startswith("With 97.5% confidence")
+    assert both.sentence.startswith(
+        "For all 2 lists together, with 97.5% confidence: at most 1 of the 5 selected is wrong"
+    )
+
+
+def test_a_sentence_states_no_more_confidence_than_the_bounds_have(scan: Scan, ledger: Path) -> None:
+    for number, confidence in enumerate((0.9958, 0.9959, 0.9585)):
+        scan([f"{number}"], bound=bound(0, 1, confidence))
+    every = members(ledger).bound
+    assert every is not None
+    assert every.confidence == pytest.approx(0.9502)
+    assert every.sentence == "For all 3 lists together, with 95% confidence: none of the 3 selected is wrong."
 
 
 def test_all_of_a_list_without_a_bound_may_be_wrong(scan: Scan, ledger: Path) -> None:

@@ -152,7 +152,7 @@ def test_the_filter_of_simultaneous_knockoffs_counts_a_negative_as_one_of_its_dr
     assert found == by_sorting(w, q * draws)
     least, sentence = fewest(q, len(w), draws)
     assert found.n_selected == 0 or found.n_selected >= least == math.ceil(1 / (draws * q))
-    assert f"at least {least:,} of" in sentence
+    assert f"has {least:,} documents" in sentence
     assert run_passes(find_threshold(q * draws), lambda: [np.ones(least)]).n_selected == least
     if least > 1:
         assert run_passes(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0

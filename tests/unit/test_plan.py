@@ -94,10 +94,10 @@ def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsy
 def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:
     found = outlook(tmp_path, known=None, procedure="ktd")
     assert found["ok"]
-    assert "at least 10 of 200 documents or none" in found["sentence"]
+    assert "list of the knockoff filter has 10 documents." in found["sentence"]
     beyond = outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)
     assert not beyond["ok"]
-    assert "at least 1,000 of 200 documents or none, so it cannot select anything" in beyond["sentence"]
+    assert "has 1,000 documents and only 200 are audited, so nothing can be selected" in beyond["sentence"]
 
 
 def test_the_time_is_a_guess_from_the_shape_of_the_model(tmp_path: Path, tiny_model_folder: Path) -> None:

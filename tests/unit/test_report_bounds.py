@@ -83,7 +83,7 @@ def test_procedure_bound_promises_of_this_list_and_not_on_average(run: Store) ->
 
 def test_an_empty_list_of_procedure_bound_says_what_a_list_would_take(run: Store) -> None:
     page, facts, _ = bounded(run, supported=True, procedure="bound", factor=None, n_selected=0, minimum_selectable=20)
-    assert "a selection holds at least 20 or none" in facts.selections[0].answer.terms
+    assert "the shortest possible list has 20 documents" in facts.selections[0].answer.terms
     amend(run, "members", minimum_selectable=1_000)
     assert "nothing could ever have been selected." in report(run)[1].selections[0].answer.terms
     assert "smallest possible p-value" not in page.text

@@ -187,7 +187,7 @@ def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
     rng = np.random.default_rng(2)
     answer = verdict_of(rng.normal(size=(40, 1)), rng.normal(size=(120, 1)), procedure="ktd", alpha=0.2).answer
     resolution = diagnose_scores(answer, "unseen").resolution
-    assert resolution.sentence == "The knockoff filter selects at least 5 of 120 documents or none."
+    assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
     assert resolution.calibration_for_1_percent is None
 
 

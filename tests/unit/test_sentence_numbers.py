@@ -150,7 +150,7 @@ def test_td4eval_takes_what_the_report_says(run: RunFacts, detectors: int) -> No
 
 
 FEWEST = re.compile(
-    r"for calibration a selection(?: at the share of nulls .*?,)? holds at least ([\d,]+) or none: fewer"
+    r"for calibration the shortest possible list(?: at the share of nulls .*?,)? has ([\d,]+) documents: fewer"
 )
 
 

@@ -501,15 +501,12 @@ def swept_rows(**selection: Any) -> tuple[Any, list[dict[str, Any]], list[str]]:
 def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
     _, rows, paths = swept_rows()
     kept = verification(rows, paths, 1)
-    assert (
-        kept.headline
-        == "The repeats do not contradict the target of 2 of 2 selections, each at each point of the sweep."
-    )
+    assert kept.headline == "All 2 selections are consistent with their target, each at each point of the sweep."
     assert kept.contradicted == []
     assert "20 random splits of these documents, given the scores of 1 contaminated model" in kept.extent
     unverified = " ".join(kept.unverified)
     assert "calibration documents of an audit resemble its audited ones" in unverified
-    assert "where they do not, it is not proved" in unverified
+    assert "Repeats can refute a guarantee, not prove it" in unverified
     assert "without a finite-sample guarantee" not in unverified
 
 
@@ -517,8 +514,8 @@ def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
     _, rows, paths = swept_rows(procedure="ptdi")
     rows[1].update(fdr=0.45, fdr_low=0.4, fdr_high=0.5, contradicted=True)
     broken = verification(rows, paths, 1)
-    assert broken.headline.startswith("The repeats do not contradict the target of 1 of 2 selections, each at each")
-    assert broken.headline.endswith(" They contradict that of 1.")
+    assert broken.headline.startswith("1 of 2 selections is consistent with its target, each at each")
+    assert broken.headline.endswith(" 1 contradicts its target.")
     (sentence,) = broken.contradicted
     assert "Selection members (ptdi, alpha 0.2)" in sentence
     assert "was 0.450 [0.400, 0.500] on average, and its target is 0.2" in sentence
@@ -532,7 +529,7 @@ def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> No
     assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
     rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, contradicted=False)
     assert verification(rows, paths, 1).headline == (
-        "The repeats do not contradict the target of 1 of 1 selection, each at each point of the sweep. "
+        "The selection is consistent with its target, each at each point of the sweep. "
         "For 1 more the share of wrong documents is not defined."
     )
 

@@ -59,7 +59,7 @@ def test_the_bounds_of_a_trial_stand_beside_the_truth() -> None:
     assert {ties[name] for name in ("bound", "sought_at_least", "bound_fails", "bound_contradicted")} == {None}
     text = as_text([selection_table([bh, bound, ties], [])])
     assert f"{bh['sought_at_least']:.1f} of {bh['sought']:.1f}" in text
-    assert "sought, at least" in text
+    assert "members, at least" in text
 
 
 def broken(table: pa.Table, **columns: int) -> pa.Table:

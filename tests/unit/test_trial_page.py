@@ -63,7 +63,7 @@ def test_a_trial_writes_a_page_that_needs_nothing_else(tmp_path: Path, tiny_mode
     assert sorted(path.name for path in (tmp_path / "trial/figures").iterdir()) == names
     assert all((tmp_path / "trial/figures" / name).read_text() in page for name in names)
     assert "What was verified, and what was not" in page
-    assert "The repeats do not contradict the target of 1 of 1 selection." in page
+    assert "The selection is consistent with its target." in page
     assert "Passage 3 of" not in page, "no text of a document"
     assert outcome.reports[0] in page
     again = carry_out(config, points, audit_here, lambda line: None)
