@@ -247,7 +247,7 @@ def print_history(run: str) -> None:
 
     sentence = several_questions(read_history(Store(run)))
     if sentence is not None:
-        text = f"{sentence} All of them: selection/{HISTORY}, and section 3 of the report."
+        text = f"{sentence} All of them: selection/{HISTORY}, and section 2 of the report."
         console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
