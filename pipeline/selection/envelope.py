@@ -26,6 +26,10 @@ EXACT_RANKS, EXACT_WORK = 4_000, 2_000_000
 """Up to so many calibration documents, and so many of them times nulls, an envelope is counted and not simulated."""
 PRECISION = 1e-3
 """By how much of itself a counted envelope may lie above the least one."""
+ROUNDS = 200
+"""Most steps of the search for a counted envelope; each halves the interval, so that 60 reach the precision."""
+LEAST_DELTA = 1e-9
+"""Above the rounding error of a counted probability: a smaller 1 - confidence is not counted."""
 LOWEST, HIGHEST = 0.01, 0.99
 ENOUGH = 10
 """Documents expected at the lowest level, of nulls and of calibration: below that the envelope would be all noise."""
@@ -96,8 +100,10 @@ def _chances(n: int, depth: int) -> np.ndarray:
 def _height(n: int, depth: int, k: int, delta: Fraction) -> float:
     """The h for which P(more than k t + h sqrt(t (1 - t)) of k nulls at ranks 1..j, at any level j) is at most delta.
 
-    t = j / (n + 1). Infinite where a simulation has too few draws to tell.
+    t = j / (n + 1). Infinite where a simulation has too few draws to tell, or a count too few digits.
     """
+    if delta < LEAST_DELTA:
+        return math.inf
     if n <= EXACT_RANKS and n * k <= EXACT_WORK:
         return _exact_height(n, depth, k, float(delta))
     return _simulated_height(n, depth, k, delta)
@@ -112,10 +118,15 @@ def _exact_height(n: int, depth: int, k: int, delta: float) -> float:
         kept = probability_of_keeping(n, k, levels, _limits(k, t, heights[:, None]))
         return np.log(np.maximum(1 - kept, 1e-300))
 
+    target = math.log(delta)
+    if failing(np.zeros(1))[0] <= target:  # no relative precision is ever reached on the way down to 0
+        return 0.0
     low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])  # the higher one allows all k nulls at every level
     tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])
-    at_low, at_high, target = 0.0, -700.0, math.log(delta)
-    while high - low > PRECISION * high:
+    at_low, at_high = 0.0, -700.0
+    for _ in range(ROUNDS):  # `high` suffices after any number of them
+        if high - low <= PRECISION * high:
+            break
         tries = tries[(tries > low) & (tries < high)]
         for height, log_p in zip(tries.tolist(), failing(tries).tolist(), strict=True):
             if log_p <= target and height < high:

@@ -180,7 +180,7 @@ def _known_members(counts: RankCounts, alpha: Fraction, known: RankCounts) -> De
     """BH at alpha / pi0, pi0 from `proportion.known_members`: no guarantee, see there."""
     estimate = proportion.known_members(counts, known)
     details = {"null_proportion_unclipped": estimate.unclipped, "theta": estimate.theta, "known_members": known.m}
-    return _adaptive("known_members", counts, alpha, Fraction(estimate.pi0), details)
+    return _adaptive("known_members", counts, alpha, estimate.pi0, details)
 
 
 def decide_by_scores(counts: RankCounts, alpha: Fraction, estimate: proportion.KnownMembers, known: int) -> Decision:
@@ -193,7 +193,7 @@ def decide_by_scores(counts: RankCounts, alpha: Fraction, estimate: proportion.K
         known: how many documents are known not to be nulls.
     """
     details = {"null_proportion_unclipped": estimate.unclipped, "theta": estimate.theta, "known_members": known}
-    return _adaptive("ptdi_known_members", counts, alpha, Fraction(estimate.pi0), details)
+    return _adaptive("ptdi_known_members", counts, alpha, estimate.pi0, details)
 
 
 Decide = Callable[[RankCounts, Fraction], Decision]

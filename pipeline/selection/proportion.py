@@ -20,6 +20,7 @@ MANY = 200
 LAMBDA_OF_FEW = Fraction(1, 2)
 LAMBDA_OF_MANY = Fraction(4, 5)
 CONDITIONAL_LAMBDA = Fraction(3, 10)
+HALF_BITS = 31  # of a numerator, which has at most 62
 
 
 def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
@@ -151,7 +152,7 @@ class KnownMembers:
 
     theta: float  # `known_members`: shape of the known ones' density theta (1 - p)^(theta - 1); `known_scores`: 1 / pi0
     unclipped: float  # the estimate before it is adjusted or clipped; it can be negative or exceed 1
-    pi0: float  # the estimate if it is in (0, 1], otherwise 1
+    pi0: Fraction  # the estimate if it is in (0, 1], otherwise 1
 
 
 def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
@@ -171,16 +172,20 @@ def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
 
     By group mu0 is averaged over the groups as the calibration documents are spread over them.
 
+    All means are exact rationals: rounding could turn a raw estimate of 0 into a small positive number, which would
+    select every document.
+
     Args:
         counts: of m >= 1 audit documents.
         known: of m >= 1 documents of known membership that is not the null, over the same grid.
     """
-    values = counts.grid.values
-    mean, mu1 = _mean(values, counts), _mean(values, known)
-    mu0 = math.fsum(values) / values.size
+    grid = counts.grid
+    mean, mu1 = _mean_p(grid, counts.counts), _mean_p(grid, known.counts)
+    mu0 = _mean_p(grid, np.ones(grid.size, dtype=np.int64))
     theta = 1 / mu1 - 1
-    unclipped = (mean - mu1) / (mu0 - mu1) if theta > 1 else 1.0
-    return KnownMembers(theta=theta, unclipped=unclipped, pi0=unclipped if 0 < unclipped < 1 else 1.0)
+    unclipped = (mean - mu1) / (mu0 - mu1) if theta > 1 else Fraction(1)
+    pi0 = unclipped if 0 < unclipped < 1 else Fraction(1)
+    return KnownMembers(theta=float(theta), unclipped=float(unclipped), pi0=pi0)
 
 
 def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int = 0) -> KnownMembers:
@@ -209,7 +214,7 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
     apart = known.mean - null.mean
     raw = (known.mean - audit.mean) / apart if apart else 1.0
     if raw <= 0 or not apart or not audit.count:
-        return KnownMembers(theta=1.0, unclipped=raw, pi0=1.0)
+        return KnownMembers(theta=1.0, unclipped=raw, pi0=Fraction(1))
     parts = (
         raw**2 * null.variance / null.count,
         (1 - raw) ** 2 * known.variance / known.count,
@@ -218,11 +223,18 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
     theta = 1 / raw - math.fsum(parts) / apart**2 / raw**3
     share = 1 / theta if theta > 1 else 1.0
     pi0 = (share * audit.count + quarantined) / (audit.count + quarantined)
-    return KnownMembers(theta=theta, unclipped=raw, pi0=min(1.0, pi0))
+    return KnownMembers(theta=theta, unclipped=raw, pi0=Fraction(min(1.0, pi0)))
 
 
-def _mean(values: np.ndarray, counts: RankCounts) -> float:
-    return math.fsum(values * counts.counts) / counts.m
+def _mean_p(grid: Grid, counts: np.ndarray) -> Fraction:
+    """The exact mean p-value of documents, at least one, of which `counts` have each rank: int64, (grid.size,)."""
+    kinds, places = np.unique(np.broadcast_to(grid.denominators, grid.size), return_inverse=True)
+    sums = np.zeros((2, kinds.size), dtype=np.int64)  # halves of the numerators: products with counts stay below 2^63
+    np.add.at(sums[0], places, (grid.numerators >> HALF_BITS) * counts)
+    np.add.at(sums[1], places, (grid.numerators & ((1 << HALF_BITS) - 1)) * counts)
+    parts = zip(kinds.tolist(), *sums.tolist(), strict=True)
+    total = sum((Fraction((high << HALF_BITS) + low, kind) for kind, high, low in parts), Fraction(0))
+    return total / int(counts.sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,10 @@ from pipeline.selection.step_up import ONE, harmonic_bound
 ROUNDED_UP = 1 + Fraction(1, 1 << 22)
 """More than what td4eval's p-values lose by being rounded up to float32."""
 
+MOST_KNOWN = 1 << 62
+MOST_COUNTED = 1_000_000
+"""Calibration documents up to which the factor of `ebh` is that of their grid; above, it is that of `by`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -85,7 +89,8 @@ def known_needed(rule: Rule, m: int, selectable: int, factor: Fraction | None = 
     """How many documents of the null role let a selection of m audited documents be as small as `selectable`.
 
     One fewer would not: the least number that suffices, where more of them never make the fewest larger. That is so
-    of every procedure but `ebh`, whose factor steps up here and there.
+    of every procedure but `ebh`, whose factor steps up here and there. Never more than `MOST_KNOWN`, which no smallest
+    p-value of calibration conditional improves on.
 
     Args:
         rule: how they are selected.
@@ -102,7 +107,7 @@ def known_needed(rule: Rule, m: int, selectable: int, factor: Fraction | None = 
         return divided_by * slack * m * _smallest(rule, n) <= rule.alpha * selectable
 
     high = 1
-    while not suffices(high):
+    while high < MOST_KNOWN and not suffices(high):
         high *= 2
     low = high // 2
     while high - low > 1:
@@ -114,6 +119,8 @@ def known_needed(rule: Rule, m: int, selectable: int, factor: Fraction | None = 
 def _factor(rule: Rule, n: int, m: int) -> Fraction:
     """What the procedure divides alpha by at a share of nulls of 1."""
     if rule.procedure == "by":
+        return harmonic_bound(m)
+    if rule.procedure == "ebh" and n > MOST_COUNTED:
         return harmonic_bound(m)
     if rule.procedure == "ebh":
         return dependence_factor(_grid(rule, n), m, rule.alpha)

@@ -57,6 +57,36 @@ def test_the_envelope_is_exceeded_by_at_most_a_share_delta_of_draws_by_count(n: 
             assert 1 - kept >= 0.8 * float(1 - confidence) or k * n > 2_000_000  # and it is not much too wide
 
 
+@pytest.mark.parametrize("confidence", [Fraction(1, 10**20), Fraction(1, 100), Fraction(1, 5), Fraction(1, 2)])
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_an_envelope_of_height_zero_is_found_and_is_exceeded_by_at_most_a_share_delta(
+    n: int, confidence: Fraction
+) -> None:
+    """The search by relative precision approached a height of 0 without end."""
+    before = np.zeros(1, dtype=np.int64)
+    for k in range(1, 21):
+        envelope = Envelope.of(n, k, confidence)
+        kept = probability_of_keeping(n, k, envelope.levels, envelope.most(k)[None])[0]
+        assert 1 - kept <= float(1 - confidence)
+        limits = Envelope.of(n, 20, confidence).most(k)
+        assert (limits >= before).all()
+        before = limits
+
+
+def test_a_confidence_beyond_the_precision_of_a_counted_probability_bounds_nothing() -> None:
+    """1 - kept is then rounding error alone."""
+    envelope = Envelope.of(50, 30, 1 - Fraction(1, 10**13))
+    assert (envelope.most(30) == 30).all()
+
+
+@pytest.mark.parametrize(("n", "m", "confidence"), [(1, 5, 0.5), (5, 8, 0.2)])
+def test_a_selection_of_few_documents_at_a_low_confidence_ends(n: int, m: int, confidence: float) -> None:
+    for scores in (np.arange(1.0, m + 1), np.zeros(m), np.linspace(-1, n, m)):
+        bound = seenset.select(scores, unseen=np.arange(float(n)), confidence=confidence).summary.bound
+        assert bound is not None
+        assert 0 <= bound.members_at_least <= m
+
+
 @pytest.mark.parametrize("n", [5, 60, 300])
 def test_the_envelope_grows_with_the_number_of_nulls(n: int) -> None:
     envelope = Envelope.of(n, 2_000, SURE)

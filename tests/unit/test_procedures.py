@@ -8,7 +8,7 @@ import re
 import time
 from fractions import Fraction
 from functools import reduce
-from itertools import pairwise
+from itertools import combinations, pairwise
 from operator import add
 
 import numpy as np
@@ -17,6 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests
 
+import seenset
 from pipeline.errors import UserError
 from pipeline.selection import (
     PROCEDURES,
@@ -219,6 +220,20 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
     assert (at.unclipped, at.pi0) == (0.0, 1.0)
     above = known_members(RankCounts.of(np.array([10]), 9), RankCounts.of(np.array([2]), 9))
     assert above.unclipped > 1 == above.pi0
+
+
+@pytest.mark.parametrize("n", [9, 17, 30, 100])
+def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proportion_of_one(n: int) -> None:
+    """Their estimate is 0 in exact arithmetic, and rounding must not make it a small positive number."""
+    for low, high in combinations(range(2, n // 2), 2):
+        known = RankCounts.of(np.array([low, high]), n)
+        estimate = known_members(RankCounts.of(np.array([low - 1, low, high, high + 1]), n), known)
+        assert (estimate.unclipped, estimate.pi0) == (0.0, 1)
+
+
+def test_a_null_proportion_of_exactly_zero_selects_nothing() -> None:
+    answer = seenset.select([9, 9, 9, 1.5], unseen=[1, 2, 3, 4, 5], seen=[9, 3.5], procedure="known_members", alpha=0.1)
+    assert (answer.summary.null_proportion, answer.summary.n_selected) == (1.0, 0)
 
 
 def test_known_scores_are_those_of_the_published_equations() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_fused_selections import verdict_of
 from test_plan import outlook
 
+import seenset
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.selection import PROCEDURES, Grid, RankCounts, decide, minimum_selectable, simes_grid
 from pipeline.selection.conditional import smallest_simes
@@ -88,6 +89,14 @@ def test_the_documents_that_suffice_are_the_first_that_do(
 
         first = next(known for known in itertools.count(1) if fewest(known) <= selectable)
         assert known_needed(rule, m, selectable) == first
+
+
+@pytest.mark.parametrize(
+    "settings", [{"calibration": "conditional", "alpha": 1e-25}, {"procedure": "ebh", "alpha": 1e-7}]
+)
+def test_a_very_small_alpha_gets_an_answer(settings: dict[str, Any]) -> None:
+    """The search for a sufficient number of calibration documents had no end, or counted over hundreds of millions."""
+    assert seenset.select([9.0, 9.0, 1.5], unseen=[1.0, 2.0, 3.0], **settings).summary.n_selected == 0
 
 
 @pytest.mark.parametrize("delta", [None, DELTA], ids=["pooled", "conditional"])
