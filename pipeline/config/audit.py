@@ -157,7 +157,7 @@ class AuditConfig(Section):
         "what its detector weighed; 0 for none. It changes no score.",
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
-    against: Annotated[str, Place.RUN] | None = Field(
+    against: Annotated[str | None, Place.RUN] = Field(
         None,
         description="A run, or a ledger: only documents are audited that it has not judged by this model.",
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
-from pipeline.config.paths import origin_of, placed, written
+from pipeline.config.paths import Named, Place, fields_of, origin_of, placed, placed_value, sections_in, written
 from pipeline.config.yaml import read_mapping
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs
@@ -88,28 +90,85 @@ def test_ids_above_the_file_and_of_absolute_paths_are_as_they_were_written(proje
     ]
 
 
-def test_every_setting_that_is_a_path_is_placed(project: Path) -> None:
-    (project / "models/base").mkdir(parents=True)
-    corpus = {"path": "data/unseen.jsonl"}
-    settings = description(
-        model={"path": "models/base", "adapter": "models/adapter"},
-        reference_model={"path": "./models/other"},
-        paraphraser={"path": "models/p.gguf"},
-        fsd={"corpus": corpus, "adapters": {"more": {"corpus": corpus}}},
-        resources={"deepspeed": "zero.json"},
-    )
-    settings["import"] = ["mine.py", "package.module"]
-    config = placed(AuditConfig, settings, str(project))
-    here = f"{project}/./"
-    assert config["model"] == {"path": f"{here}models/base", "adapter": f"{here}models/adapter"}
-    assert config["reference_model"] == {"path": f"{here}models/other"}
-    assert config["paraphraser"] == {"path": f"{here}models/p.gguf"}
-    assert (
-        config["fsd"]["corpus"] == config["fsd"]["adapters"]["more"]["corpus"] == {"path": f"{here}data/unseen.jsonl"}
-    )
-    assert config["resources"] == {"deepspeed": f"{here}zero.json"}
-    assert config["import"] == [f"{here}mine.py", "package.module"]
-    assert settings["model"]["path"] == "models/base"
+def marks_in(hint: Any) -> Iterator[Any]:
+    """What a type annotation is annotated with, however deep."""
+    yield from getattr(hint, "__metadata__", ())
+    for inner in get_args(hint):
+        yield from marks_in(inner)
+
+
+def settings_of(kind: type, where: str = "") -> Iterator[tuple[str, Any, str, Place | None]]:
+    """Path, annotation, description and place of every setting of a configuration, with those of its sections."""
+    hints = get_type_hints(kind, include_extras=True)
+    for name, field in fields_of(kind).items():
+        marks = [*marks_in(hints[name]), *getattr(field, "metadata", ())]
+        path = f"{where}{getattr(field, 'alias', None) or name}"
+        place = next((mark for mark in marks if isinstance(mark, Place)), None)
+        yield path, hints[name], getattr(field, "description", None) or "", place
+        for section in sections_in(hints[name]):
+            yield from settings_of(section, f"{path}.")
+        for mark in marks:
+            if isinstance(mark, Named):
+                yield from settings_of(mark.section, f"{path}.any.")
+
+
+ROOTS = (AuditConfig, TrialConfig)
+PATHS = [
+    pytest.param(root, path, place, id=f"{root.__name__}-{path}")
+    for root in ROOTS
+    for path, _, _, place in settings_of(root)
+    if place not in (None, Place.SWEPT)
+]
+VALUES = {
+    Place.RUN: "runs/other",
+    Place.INPUT: "data/files/*.jsonl",
+    Place.MODEL: "./models/base",
+    Place.CODE: "mine.py",
+    Place.SETTINGS_FILE: "zero.json",
+}
+NO_PATHS = {"gguf_file", "id", "image", "name"}
+"""Settings whose descriptions name files or folders and that are no paths."""
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+@pytest.mark.parametrize(("root", "path", "place"), PATHS)
+def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
+    project: Path, root: type[BaseModel], path: str, place: Place
+) -> None:
+    def resolved(value: str) -> Any:
+        return placed_value(root, path, value, str(project))
+
+    value = VALUES[place]
+    beside = project / value
+    assert resolved(value) == (str(beside) if place is Place.RUN else f"{project}/./{value.removeprefix('./')}")
+    assert resolved("s3://bucket/a/b.py") == "s3://bucket/a/b.py"
+    assert resolved("/whole/path.py") == "/whole/path.py"
+    if place is Place.MODEL:
+        assert resolved("owner/name") == "owner/name"
+
+
+def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_folders() -> None:
+    """`against` was none: its mark stood inside an optional type, where it was not looked for."""
+    found = {path for root in ROOTS for path, _, _, place in settings_of(root) if place is not None}
+    named = {
+        path
+        for root in ROOTS
+        for path, hint, description, _ in settings_of(root)
+        if "str" in repr(hint)
+        and (re.search(r"\b(files?|folders?|[Aa] run|ledger)\b", description) or path.endswith(("path", "corpus")))
+    }
+    assert {"against", "series.ledger", "model.adapter", "fsd.adapters.any.corpus.path"} <= found
+    assert {path for path in named - found if path.rpartition(".")[2] not in NO_PATHS} == set()
+
+
+def test_against_is_relative_to_the_file_that_names_it(project: Path) -> None:
+    path = write_yaml(project / "later.yaml", **description(against="runs/earlier"))
+    assert load_config(path).against == str(project / "runs/earlier")
 
 
 @pytest.mark.parametrize("path", ["owner/name", "gpt2", "/abs/model", "~/model"])
