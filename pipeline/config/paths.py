@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum, auto
@@ -19,6 +20,14 @@ from pipeline.errors import UserError
 
 MARK = "/./"
 _OF_A_RUN = ("manifest.json", "trial.json", "models", "00000000.json")  # the last is a ledger's
+
+
+_IRREGULAR = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 class Place(Enum):
@@ -37,6 +46,16 @@ class Named:
     """Of a mapping from names to settings: the section whose settings these are."""
 
     section: type[BaseModel]
+
+
+def irregular_kind(path: str) -> str | None:
+    """What a path of this machine leads to, if that is neither a file nor a folder; reading it may never end.
+
+    Raises:
+        OSError: nothing is there.
+    """
+    mode = os.stat(path).st_mode
+    return next((name for test, name in _IRREGULAR if test(mode)), None)
 
 
 def written(path: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.corpus.content import ContentDigest
+from pipeline.corpus.lines import Overlong
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.rows import DEADLY, Unreadable, Watch, every_row, overlong, rows_of, unwatched
 from pipeline.corpus.shard import Shard
@@ -175,7 +176,7 @@ def _too_large(text: Any, shard: Shard) -> Unreadable | None:
     if not isinstance(text, str) or 4 * len(text) <= most:
         return None
     size = len(text.encode("utf-8", "surrogatepass"))
-    return overlong(size, "bytes", shard) if size > most else None
+    return overlong(Overlong(size), "bytes", shard) if size > most else None
 
 
 def problem_of(text: Any) -> Unreadable | None:

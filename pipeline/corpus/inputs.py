@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, Role, SourceConfig
-from pipeline.config.paths import origin_of, written
+from pipeline.config.paths import irregular_kind, origin_of, written
 from pipeline.corpus.formats import (
     HUB_SPLIT,
     Format,
@@ -240,7 +240,7 @@ def _folder(
     files = {file[len(root) + 1 :]: info for file, info in infos.items() if format_of(file, pictures)}
     files = {inner: info for inner, info in files.items() if not f"/{inner}".count("/.")}
     for info in files.values():
-        _check_link(info)
+        _check_kind(fs, info)
     if not files:
         raise UserError(f"{key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
     prefix = name.rstrip("/")
@@ -260,10 +260,10 @@ def _folder(
     return looks
 
 
-def _check_link(info: dict[str, Any]) -> None:
-    """Refuse a link that leads nowhere; file systems describe it as if it were a file. Raises FileNotFoundError."""
-    if info.get("islink") and not os.path.exists(info["name"]):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), info["name"])
+def _check_kind(fs: Any, info: dict[str, Any]) -> None:
+    """Check that a local path leads to a file. Raises OSError: to nothing, or to what cannot be read to an end."""
+    if _is_local(fs) and (kind := irregular_kind(info["name"])):
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", info["name"])
 
 
 def _file(
@@ -277,7 +277,7 @@ def _file(
     known: PlannedInputs,
 ) -> InputFile:
     path = _address(fs, info["name"])
-    _check_link(info)
+    _check_kind(fs, info)
     pictures = source.image is not None
     form = format_of(path, pictures)
     if form is None:

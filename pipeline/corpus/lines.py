@@ -5,12 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
+from pipeline.config.dialect import PLAIN, Dialect
+
 _PIECE = 1 << 20
+_BLOCK = 1 << 18
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
+_QUOTED = re.compile(r'(?:[^"]++|"")*+')
+_BALANCED = re.compile(r'[^"\r\n]*+(?:"[^"]*+"[^"\r\n]*+)*+')
+_SHORT = 1 << 13  # bytes within which most lines end
 
 csv.field_size_limit(1 << 31)
 
@@ -20,6 +28,7 @@ class Overlong:
     """In the place of a line or a record: how long it is."""
 
     size: int  # bytes, with the end of the line; of a record characters
+    whole: bool = True  # False where the line was not read to its end, so that it is longer
 
 
 def bounded_lines(
@@ -31,7 +40,7 @@ def bounded_lines(
         file: opened for reading.
         most: bytes of a line, without its end, >= 1.
         within: bytes after which no line begins.
-        passed: bytes after which a line that is too long is not read to its end, so that its size is not known.
+        passed: bytes after which a line that is too long is not read to its end; >= `within`.
     """
     position = 0
     while position < within and (line := file.readline(most + 2)):
@@ -42,20 +51,31 @@ def bounded_lines(
             continue
         rest = 0 if line.endswith(b"\n") else skip_line(file, passed)
         position += rest
-        yield Overlong(len(line) + rest)
+        yield Overlong(len(line) + rest, whole=rest < passed)
 
 
 def skip_line(file: IO[bytes], most: int = sys.maxsize) -> int:
-    """Read to the end of a line, or `most` bytes of it, and say how many bytes that was."""
-    size = 0
-    while size < most and (piece := file.readline(min(_PIECE, most - size))):
-        size += len(piece)
-        if piece.endswith(b"\n"):
-            break
+    """Read to the end of a line, or `most` bytes of it, and return how many bytes that was."""
+    size = len(line := file.readline(min(_SHORT, most)))
+    if line.endswith(b"\n"):
+        return size
+    if not file.seekable():
+        while size < most and (line := file.readline(min(_PIECE, most - size))):
+            size += len(line)
+            if line.endswith(b"\n"):
+                break
+        return size
+    piece = bytearray(_BLOCK)
+    while size < most and (count := file.readinto(memoryview(piece)[: most - size])):  # type: ignore[attr-defined]
+        end = piece.find(b"\n", 0, count) + 1
+        if end:
+            file.seek(end - count, io.SEEK_CUR)
+            return size + end
+        size += count
     return size
 
 
-def csv_records(file: IO[bytes], most: int) -> Iterator[dict[str, str | None] | Overlong]:
+def csv_records(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[dict[str, str | None] | Overlong]:
     """The records of a CSV file by the names of its first one, as `csv.DictReader` gives them.
 
     A record that is too long ends with the first line after which its quotes are even in number.
@@ -63,12 +83,14 @@ def csv_records(file: IO[bytes], most: int) -> Iterator[dict[str, str | None] | 
     Args:
         file: at its beginning.
         most: characters of a record, >= 1.
+        dialect: of the file.
 
     Raises:
         csv.Error: the first record is too long, or no CSV.
+        UnicodeDecodeError: the file is not of the encoding, and what follows cannot be decoded.
     """
-    source = _RecordLines(file, most)
-    reader = csv.DictReader(source)
+    source = _RecordLines(file, most, dialect)
+    reader = csv.DictReader(source, delimiter=dialect.delimiter)
     names = _names(reader, most)
     while True:
         source.begin()
@@ -78,12 +100,12 @@ def csv_records(file: IO[bytes], most: int) -> Iterator[dict[str, str | None] | 
             return
         except _TooLongError:
             yield Overlong(source.skip_record())
-            reader = csv.DictReader(source, fieldnames=names)
+            reader = csv.DictReader(source, fieldnames=names, delimiter=dialect.delimiter)
         else:
             yield record
 
 
-def csv_pieces(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
+def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[tuple[int, bytes]]:
     """All bytes of a CSV file in pieces, each with the number of its record as `csv_records` gives them; the first: -1.
 
     Lines that are empty stand with the record behind them; of a record that is too long memory holds a piece.
@@ -91,12 +113,14 @@ def csv_pieces(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
     Args:
         file: at its beginning, behind a byte order mark if it has one.
         most: characters of a record, >= 1.
+        dialect: of the file, from `Dialect.reversible`.
 
     Raises:
         csv.Error: as `csv_records`.
+        UnicodeDecodeError: as `csv_records`.
     """
-    source = _RecordLines(file, most, kept=True)
-    reader = csv.DictReader(source)
+    source = _RecordLines(file, most, dialect, kept=True)
+    reader = csv.DictReader(source, delimiter=dialect.delimiter)
     names = _names(reader, most)
     yield -1, source.taken()
     for row in itertools.count():
@@ -108,19 +132,20 @@ def csv_pieces(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
             return
         except _TooLongError:
             yield row, source.taken()
-            yield from ((row, _bytes_of(piece)) for piece in source.rest_of_record())
-            reader = csv.DictReader(source, fieldnames=names)
+            yield from ((row, source.bytes_of(piece)) for piece in source.rest_of_record())
+            reader = csv.DictReader(source, fieldnames=names, delimiter=dialect.delimiter)
         else:
             yield row, source.taken()
 
 
-def csv_columns(file: IO[bytes], most: int) -> list[str]:
+def csv_columns(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> list[str]:
     """The names of a CSV file, from its first record.
 
     Raises:
         csv.Error: it is too long, or no CSV.
+        UnicodeDecodeError: as `csv_records`.
     """
-    return _names(csv.DictReader(_RecordLines(file, most)), most)
+    return _names(csv.DictReader(_RecordLines(file, most, dialect), delimiter=dialect.delimiter), most)
 
 
 def _names(reader: csv.DictReader[str], most: int) -> list[str]:
@@ -135,12 +160,18 @@ class _TooLongError(Exception):
 
 
 class _RecordLines:
-    """The lines of a text for `csv.reader`, with an eye on how long the record at hand is."""
+    """The lines of a text for `csv.reader`, with an eye on how long the record at hand is.
 
-    def __init__(self, file: IO[bytes], most: int, kept: bool = False) -> None:
-        self.text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    Where `csv.reader` asks for another line of a record that has a quotation mark, it is inside a quoted field: up to
+    the end of the field it receives blocks in the place of lines, so that short lines cost no more than long ones.
+    """
+
+    def __init__(self, file: IO[bytes], most: int, dialect: Dialect, kept: bool = False) -> None:
+        self.dialect = dialect
+        self.text = io.TextIOWrapper(file, encoding=dialect.codec, errors=dialect.errors, newline="")
         self.most = most
         self.lines: list[str] | None = [] if kept else None  # since they were taken last
+        self.block, self.at = "", 0  # text that was read ahead, and how much of it was given out
         self.begin()
 
     def begin(self) -> None:
@@ -152,40 +183,72 @@ class _RecordLines:
         return self
 
     def __next__(self) -> str:
-        line = self.text.readline(self.most + 2)
+        line = (self._quoted() if self.quotes % 2 else "") or self._line()
         if not line:
             raise StopIteration
         if self.lines is not None:
             self.lines.append(line)
         self.size += len(line)
         self.quotes += line.count('"')
-        if self.size > self.most + 2 or not (line.endswith(("\n", "\r")) or len(line) < self.most + 2):
-            self.ended = line.endswith(("\n", "\r"))
+        self.ended = line.endswith(("\n", "\r"))
+        if self.size > self.most + 2 or not (self.ended or len(line) < self.most + 2):
             raise _TooLongError
         return line
 
+    def _line(self) -> str:
+        """The next line, or the beginning of one that is too long; empty at the end of the text."""
+        most = self.most + 2
+        if self.at == len(self.block):
+            return self.text.readline(most)
+        line = _LINE.match(self.block, self.at, self.at + most)[0]  # type: ignore[index]
+        self.at += len(line)
+        if len(line) < most and not line.endswith(("\n", "\r")):
+            line += self.text.readline(most - len(line))
+        return line
+
+    def _quoted(self) -> str:
+        """The next part of a quoted field, in which no quotation mark ends it; empty before such a mark."""
+        if self.at == len(self.block):
+            self.block, self.at = self._read_block(), 0
+        part = _QUOTED.match(self.block, self.at)[0]  # type: ignore[index]
+        self.at += len(part)
+        return part
+
+    def _read_block(self) -> str:
+        block = self.text.read(_BLOCK)
+        return block + self.text.read(1) if block.endswith("\r") else block  # "\r\n" stays together
+
     def skip_record(self) -> int:
-        """Read to the end of a record that is too long, and say how many characters it has."""
+        """Read to the end of a record that is too long, and return how many characters it has."""
         for _ in self.rest_of_record():
             pass
         return self.size
 
     def rest_of_record(self) -> Iterator[str]:
         """Read to the end of a record that is too long, in pieces."""
-        while not (self.ended and self.quotes % 2 == 0):
-            line = self.text.readline(_PIECE)
-            if not line:
-                break
-            self.size += len(line)
-            self.quotes += line.count('"')
-            self.ended = line.endswith(("\n", "\r"))
-            yield line
+        inside = self.quotes % 2 == 1
+        while inside or not self.ended:
+            block = self.block[self.at :] or self._read_block()
+            self.block, self.at, self.ended = "", 0, False
+            if not block:
+                return
+            outside = block.find('"') + 1 if inside else 0
+            inside = inside and not outside
+            if not inside:
+                end = _BALANCED.match(block, outside).end()  # type: ignore[union-attr]
+                inside = block.startswith('"', end)
+                if not inside and end < len(block):
+                    self.ended = True
+                    self.block, self.at = block, _LINE.match(block, end).end()  # type: ignore[union-attr]
+                    block = block[: self.at]
+            self.size += len(block)
+            yield block
 
     def taken(self) -> bytes:
         """The lines that were kept since this was called last, as the file has them."""
         lines, self.lines = self.lines or [], []
-        return _bytes_of("".join(lines))
+        return self.bytes_of("".join(lines))
 
-
-def _bytes_of(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    def bytes_of(self, text: str) -> bytes:
+        """A part of the text as the file has it."""
+        return text.encode(self.dialect.encoding, self.dialect.errors)

@@ -44,20 +44,21 @@ class Unreadable:
 DEADLY = Unreadable("model_error", "it was being read when its worker was killed, again and again")
 
 
-def overlong(size: int, unit: str, shard: Shard) -> Unreadable:
+def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
     """In the place of a text that is longer than the limits allow.
 
     Args:
-        size: of it.
-        unit: of the size: "bytes" or "characters".
+        length: of it.
+        unit: of its size: "bytes" or "characters".
         shard: that holds it.
     """
     limit = f"limits.document_bytes, which is {shard.limits.document_bytes:,}"
-    return Unreadable("too_large", f"{size:,} {unit}, more than {limit}")
+    return Unreadable("too_large", f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}")
 
 
 Row = tuple[int, Any, Any, Any, Any, Any]  # number, text or picture, id, group, label and caption
 _NOTHING = (None, None, None, None)
+_MEASURED = 4  # times `limits.document_bytes` that a line is read to state its size
 
 
 def rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
@@ -94,17 +95,20 @@ def every_row(shard: Shard, watch: Watch) -> Iterator[Row]:
 
 def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
     """(row number, line) of each line that begins in the shard's byte range; blank lines are left out."""
-    count = 0
+    count, document_bytes = 0, shard.limits.document_bytes
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        stop = shard.stop if shard.by_bytes and shard.stop is not None else None
         position = 0
         if shard.start > 0:
-            file.seek(shard.start - 1)
-            position = shard.start - 1 + skip_line(file)
-        stop = shard.stop if shard.by_bytes and shard.stop is not None else None
+            file.seek(
+                shard.start - 1
+            )  # a line that goes on behind the shard is read up to there: another shard began it
+            position = shard.start - 1 + skip_line(file, sys.maxsize if stop is None else stop - shard.start + 1)
         if shard.max_rows == 0:
             return
-        most = sys.maxsize if stop is None else stop - position
-        for row, line in enumerate(bounded_lines(file, shard.limits.document_bytes, most), shard.first_row):
+        within = sys.maxsize if stop is None else stop - position
+        passed = max(within, _MEASURED * document_bytes)
+        for row, line in enumerate(bounded_lines(file, document_bytes, within, passed), shard.first_row):
             if isinstance(line, Overlong) or line.strip():
                 yield row, line
                 count += 1
@@ -117,7 +121,7 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
 def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     for row, line in lines(shard):
         if isinstance(line, Overlong):
-            yield row, overlong(line.size, "bytes", shard), *_NOTHING
+            yield row, overlong(line, "bytes", shard), *_NOTHING
             continue
         if watch(row, False):
             yield row, DEADLY, *_NOTHING
@@ -157,7 +161,7 @@ def _csv_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
         for row, value in enumerate(csv_records(file, shard.limits.document_bytes)):
             if isinstance(value, Overlong):
-                yield row, overlong(value.size, "characters", shard), *_NOTHING
+                yield row, overlong(value, "characters", shard), *_NOTHING
             else:
                 yield row, DEADLY if watch(row, False) else value.get(shard.text), *_fields(value, shard)
 
@@ -174,7 +178,7 @@ def _text_of_file(shard: Shard, inner: str) -> Any:
         data = file.read(most + 1)
         if len(data) > most:
             size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
-            return overlong(size, "bytes", shard)
+            return overlong(Overlong(size), "bytes", shard)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

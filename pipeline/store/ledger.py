@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 import uuid
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pipeline.config.paths import irregular_kind
 from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import is_sealed, sealed
@@ -57,6 +59,9 @@ def read_ledger(store: Store) -> list[LedgerEntry]:
         if not _ENTRY.fullmatch(name):
             what = f"it holds {one_line(name)}; name a folder of its own"
             raise UserError(f"{store.url} is no ledger, or not only one: {what}")
+        path = f"{store.url}/{name}"
+        if store.local and os.path.exists(path) and (kind := irregular_kind(path)):
+            raise UserError(f"ledger {store.url}: {name} is {kind}, not a regular file")
     hole = next((number for number, name in enumerate(names) if name != entry_file(number)), None)
     if hole is not None and _read(store, hole) is None:
         raise UserError(_missing(store, hole))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 
 
@@ -213,6 +216,53 @@ def test_byte_ranges_that_begin_inside_a_long_line_lose_no_document(tmp_path: Pa
     parts = [replace(whole, start=cut, stop=min(cut + 777, path.stat().st_size)) for cut in cuts]
     texts_read = [document.text for part in parts for document in read_shard(part)]
     assert texts_read == [text if len(text) < 1000 else "" for text in texts]
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read so far, of files or of their cached pages."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_long_line_is_read_once_however_many_shards_it_spans(tmp_path: Path) -> None:
+    path, size = tmp_path / "a.jsonl", 1 << 24
+    with path.open("wb") as file:
+        file.write(b'{"text": "before"}\n{"text": "')
+        file.write(b"x" * size)
+        file.write(b'"}\n{"text": "behind"}\n')
+    shards = planned(path, document_bytes=1000)
+    assert len(shards) > 16
+    start = bytes_read()
+    numbered = number_rows(shards)
+    counted = bytes_read()
+    documents = [document for shard in numbered for document in read_shard(shard)]
+    read_over = bytes_read()
+    assert [(document.row, document.text) for document in documents] == [(0, "before"), (1, ""), (2, "behind")]
+    reason, message = documents[1].problem or ("", "")
+    assert reason == "too_large"
+    assert re.fullmatch(r"at least [\d,]+ bytes, more than limits\.document_bytes, which is 1,000", message)
+    assert counted - start < 1.1 * size
+    assert read_over - counted < 1.2 * size
+
+
+@pytest.mark.parametrize("line", ["\n", "word\n", 'a quotation "" mark\n', "\r\n", '""'])
+def test_a_long_quoted_record_is_read_in_blocks_whatever_its_lines(tmp_path: Path, line: str) -> None:
+    """A line of it costs no call: the reader asks for as many pieces as there are blocks."""
+    content = 'id,text\n1,before\n2,"' + line * 1_000_000 + '"\n3,behind\n'
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(content.encode(), 1))
+    (shard,) = planned(path, document_bytes=200_000)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    documents = list(read_shard(shard))
+    sys.setprofile(None)
+    assert [document.text for document in documents] == ["before", "", "behind"]
+    assert [document.problem and document.problem[0] for document in documents] == [None, "too_large", None]
+    assert calls < 20_000
 
 
 @pytest.mark.slow
