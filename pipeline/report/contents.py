@@ -126,6 +126,11 @@ class ModelReport(Record):
     architecture: str = Field(description="Class of the model.")
     dtype: str = Field(description="Arithmetic of its weights.")
     parameters: int | None = Field(description="Its parameters; null where only loading would tell.")
+    digest: str | None = Field(
+        None,
+        description="SHA-256 over its weights and configuration, and over the adapter's; null where it is not known, "
+        "as of an endpoint.",
+    )
     fingerprint: str = Field(description="Short digest of all that could change a score.")
     max_tokens: int = Field(description="The longest text that was read.")
     counted: Literal["tokens", "words"] = Field(description="What that length counts.")
@@ -142,6 +147,11 @@ class RoleCount(Record):
     n_judged: int = Field(0, description="Documents that earlier runs have judged and that are left out (`against`).")
     n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
     tokens: int = Field(description="Tokens read.")
+    digest: str | None = Field(
+        None,
+        description="SHA-256 over the SHA-256 digests of its shards, each over ids and texts as they were read, in the "
+        "order of the shards; null where a shard is not scored.",
+    )
 
 
 class QuarantinedDocument(Record):
@@ -169,6 +179,11 @@ class Report(VersionedRecord):
     run: str = Field(description="The run directory.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     texts: bool = Field(description="Whether texts of documents are shown.")
+    answered_at: str | None = Field(
+        None,
+        description="When the answers were first given, in UTC, as selection/history.jsonl records it; null where it "
+        "records none.",
+    )
     notices: list[str] = Field(description="What a reader must know before the first answer.")
     model: ModelReport = Field(description="The audited model.")
     selections: list[SelectionReport] = Field(description="The answers, in the order of the configuration.")

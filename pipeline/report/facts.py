@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -101,7 +102,7 @@ def read_facts(store: Store) -> RunFacts:
         verdict=read_verdict(store),
         missing=tuple(name for name in names if name not in {selection.name for selection in made}),
         history=tuple(read_history(store)),
-        roles=tuple(_role_counts(receipts, duplicates)),
+        roles=tuple(_role_counts(receipts, duplicates, Counter(shard.role for shard in shards))),
         quarantine=_quarantine(store, receipts, duplicates),
     )
 
@@ -189,7 +190,7 @@ def _duplicates(store: Store) -> Counter[str]:
     return Counter(store.read_table(DUPLICATES, ["role"]).column("role").to_pylist())
 
 
-def _role_counts(receipts: Sequence[Receipt], duplicates: Counter[str]) -> Iterable[RoleCount]:
+def _role_counts(receipts: Sequence[Receipt], duplicates: Counter[str], planned: Counter[str]) -> Iterable[RoleCount]:
     for role in ROLES:
         shards = [receipt for receipt in receipts if receipt.role == role]
         if shards:
@@ -201,7 +202,14 @@ def _role_counts(receipts: Sequence[Receipt], duplicates: Counter[str]) -> Itera
                 n_judged=sum(receipt.n_judged for receipt in shards),
                 n_truncated=sum(receipt.n_truncated for receipt in shards),
                 tokens=sum(receipt.tokens for receipt in shards),
+                digest=_digest_of(shards) if len(shards) == planned[role] else None,
             )
+
+
+def _digest_of(receipts: Sequence[Receipt]) -> str:
+    """One digest of the documents of all these shards."""
+    digests = [receipt.documents for receipt in sorted(receipts, key=lambda receipt: receipt.shard)]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _quarantine(store: Store, receipts: Sequence[Receipt], duplicates: Counter[str]) -> QuarantineReport:

@@ -40,12 +40,13 @@ class Folders:
 
     @classmethod
     def of(cls, inputs: Iterable[InputRecord]) -> Folders:
-        """The longest folder that the inputs of each role have in common."""
+        """The longest folder that the inputs of each role have in common, or where that is the root, each one's own."""
         names: dict[str, list[str]] = {}
         for entry in inputs:
             if entry.format != "hub":
                 names.setdefault(entry.role, []).append(entry.name)
-        return cls(tuple(sorted({_common_folder(group) for group in names.values()} - {"", "/"}, key=_longest)))
+        folders = {folder for group in names.values() for folder in _folders(group)}
+        return cls(tuple(sorted(folders - {"", "/"}, key=_longest)))
 
     def relative(self, name: str) -> str:
         """A document's id or the name of an input, relative to its corpus."""
@@ -58,6 +59,12 @@ class Folders:
             if prefix.startswith("/") or "://" in prefix:
                 text = text.replace(prefix, "")
         return text
+
+
+def _folders(names: list[str]) -> list[str]:
+    """The folder that all of them share; where that is the root, the folder of each."""
+    common = _common_folder(names)
+    return [f"{os.path.dirname(name)}/" for name in names] if common == "/" else [common]
 
 
 def _common_folder(names: Iterable[str]) -> str:

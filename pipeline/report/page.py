@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
 from pipeline.audit.history import several_questions
+from pipeline.audit.records import Record
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.models import EndpointConfig, display_name
 from pipeline.corpus.documents import fetch_texts
@@ -88,6 +90,7 @@ def _report(run: RunFacts, excerpts: dict[_Place, str] | None, figures: dict[str
         run=run.url,
         limit=run.manifest.limit,
         texts=excerpts is not None,
+        answered_at=run.history[-1].when if run.history else None,
         notices=wording.notices(run),
         model=_model(run),
         selections=[_selection(run, selection, excerpts, figures[selection.name]) for selection in run.selections],
@@ -113,11 +116,18 @@ def _model(run: RunFacts) -> ModelReport:
         architecture=known.architecture,
         dtype=known.dtype,
         parameters=known.parameters,
+        digest=None if weights is None else _model_digest(run),
         fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         max_tokens=run.manifest.config.max_tokens,
         counted="words" if weights is None else "tokens",
         fine_tuned=wording.fine_tuned(run),
     )
+
+
+def _model_digest(run: RunFacts) -> str | None:
+    """The digest of the weights in the fingerprint of the scores."""
+    digest = run.manifest.fingerprint.get("model")
+    return digest if isinstance(digest, str) else None
 
 
 def _selection(
@@ -191,6 +201,7 @@ def _unchanged(shard: Shard) -> bool:
 def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Sequence[FigureImage]]) -> str:
     """The page: everything but the table of documents, and as many of these as there is room for."""
     folders = Folders.of(run.manifest.inputs)
+    report = _without_folders(report, folders)
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.n_rows for selection in run.selections) else ""
     summaries = [entry.summary for entry in report.selections]
@@ -208,6 +219,29 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     room = max(LEAST_ROOM, PAGE_SIZE - len(script) - drawn - 12_000 * len(summaries))
     listings = read_listings(store, run.selections, folders, report.texts, room)
     return render("report.html", listings=listings, **values)
+
+
+def _without_folders(report: Report, folders: Folders) -> Report:
+    """The report with names relative to their corpus in all its sentences: paths stand under provenance alone."""
+    selections = [
+        entry.model_copy(
+            update={name: _relative(getattr(entry, name), folders) for name in ("answer", "brief", "checks")}
+        )
+        for entry in report.selections
+    ]
+    sentences = {name: _relative(getattr(report, name), folders) for name in ("notices", "verdict")}
+    return report.model_copy(update={"selections": selections, **sentences})
+
+
+def _relative(value: Any, folders: Folders) -> Any:
+    """A value with every text in it made relative."""
+    if isinstance(value, str):
+        return folders.without(value)
+    if isinstance(value, list):
+        return [_relative(one, folders) for one in value]
+    if isinstance(value, Record):
+        return value.model_copy(update={name: _relative(one, folders) for name, one in value})
+    return value
 
 
 def figure_markup(selection: str, figures: Sequence[FigureImage]) -> dict[str, Markup]:
