@@ -9,10 +9,8 @@ import typer
 from ray_jobs.exit_codes import give_as_zero
 
 Keep = Literal["selected", "rest"]
-FAIL_HELP = (
-    "Exit 4 when anything is selected, and 5 when anything is selected by a selection whose promise is not supported."
-)
-TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that is not supported."
+FAIL_HELP = "Exit 4 when anything is selected, and 5 when anything is selected by a selection that a check contradicts."
+TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that a check contradicts."
 ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
 TrialPath = Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")]
 StatusPath = Annotated[

@@ -11,8 +11,8 @@ from ray_jobs.options import AsJson, ExitZeroOn
 
 PAGE_HELP = "Write series.html and series.json into FOLDER, of its own, or the page alone to FILE.html."
 NEW_HELP = (
-    "Exit 4 when the scan filed last selected a document that none before it had, and 5 when its promise is not "
-    "supported."
+    "Exit 4 when the scan filed last selected a document that none before it had, and 5 when a check contradicts "
+    "such a list."
 )
 
 

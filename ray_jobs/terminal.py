@@ -175,14 +175,15 @@ def status_lines(status: Status) -> list[str]:
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """A table of the answers, why nobody should act on those that are not supported, and what each list is worth."""
+    """A table of the answers, which of them nobody should act on, and what each list is worth."""
     if not summaries:
         return
+    from pipeline.audit.conclusion import STYLES
     from pipeline.audit.sentences import bound_sentence
 
-    promise = Column("promise", min_width=len("SUPPORTED"))  # is read whole, however narrow the terminal
+    checks = Column("checks", min_width=len("CONTRADICTED"))  # is read whole, however narrow the terminal
     table = Table(
-        "selection", "procedure", "alpha", "audited", "selected", promise, "threshold p", "guarantee", "strict"
+        "selection", "procedure", "alpha", "audited", "selected", checks, "threshold p", "guarantee", "strict"
     )
     for summary in summaries:
         table.add_row(
@@ -191,7 +192,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
             f"{summary.alpha:g}",
             f"{summary.n_audit:,}",
             f"{summary.n_selected:,}",
-            Text(summary.standing, style="bold red" if summary.supported is False else ""),
+            Text(summary.standing, style=STYLES[summary.conclusion]),
             "-" if summary.threshold is None else f"{summary.threshold:.4g}",
             summary.guarantee,
             f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
@@ -290,12 +291,13 @@ def print_comparison(comparison: Comparison, page: str) -> None:
 
 def print_ranking(ranking: RankingReport, folder: str) -> None:
     """Models on all items and on the clean ones, who changes places, and what the numbers rest on."""
+    from pipeline.audit.conclusion import WARNING
     from pipeline.compare.tables import ranking_table_of
 
     screen = console()
     clean = ranking.clean
     for reason in clean.reasons:
-        text = f"NOT SUPPORTED, do not act on it: {reason}"
+        text = f"{WARNING}: {reason}"
         screen.print(Text(text, style="bold red"), soft_wrap=True)
     for warning in [*clean.warnings, *ranking.notices]:
         screen.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)

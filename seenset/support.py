@@ -1,4 +1,4 @@
-"""A warning for answers whose promise is not supported: whoever reads only a count must not miss it."""
+"""A warning for answers that a check contradicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class UnsupportedWarning(UserWarning):
 
 
 def warn_of_unsupported(summaries: Iterable[Summary]) -> None:
-    """Warn, in the name of the caller of the public function, of every answer that is not supported."""
+    """Warn, in the name of the caller of the public function, of every answer that a check contradicts."""
     for summary in summaries:
-        if summary.supported is False:
+        if summary.conclusion == "contradicted":
             warnings.warn(summary.line(), UnsupportedWarning, stacklevel=3)

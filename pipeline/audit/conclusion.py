@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,12 @@ Conclusion = Literal["supported", "inconclusive", "contradicted"]
 
 CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
 """Why an answer has no bound that a check contradicts."""
+
+WARNING = "CONTRADICTED, do not act on it"
+"""What stands before the reason, and before any number, of an answer that a check contradicts."""
+
+STYLES: dict[Conclusion, str] = {"supported": "green", "inconclusive": "yellow", "contradicted": "bold red"}
+"""How a terminal shows the words."""
 
 _UNCONFIRMED = "provided both groups are alike; the test could not confirm this"
 _UNCHECKED = "provided both groups are alike; this was not checked"
@@ -49,6 +55,18 @@ def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
     return _UNCONFIRMED if checked else _UNCHECKED
 
 
+def standing(conclusion: Conclusion, checked: bool = True) -> str:
+    """The word for a conclusion in tables.
+
+    Args:
+        conclusion: of the checks.
+        checked: as for `bound_condition`.
+    """
+    if conclusion == "contradicted":
+        return "CONTRADICTED"
+    return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
+
+
 class Concluded(Record):
     """An answer with the conclusion of its checks."""
 
@@ -69,6 +87,10 @@ class Concluded(Record):
         if isinstance(value, dict) and value.get("supported") in (True, False, None):
             return {**value, "conclusion": conclude([value.get("supported")])}
         return value
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with changes, validated, so that the conclusion and the bound agree with the changed values."""
+        return type(self).model_validate(super().model_copy(update=update, deep=deep).model_dump(by_alias=True))
 
 
 class Bounded(Concluded):

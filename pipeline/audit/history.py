@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from pipeline.audit.records import Record, VersionedRecord, parse_part
+from pipeline.audit.conclusion import Concluded
+from pipeline.audit.records import VersionedRecord, parse_part
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import HISTORY
@@ -19,16 +20,13 @@ from pipeline.store.files import Store
 Command = Literal["run", "select"]
 
 
-class AnsweredQuestion(Record):
+class AnsweredQuestion(Concluded):
     """One selection as it was asked for, and what came of it."""
 
     name: str = Field(description="Name of the selection.")
     settings: dict[str, JsonValue] = Field(description="Its settings, with every default.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_selected: int = Field(description="Documents selected.")
-    supported: bool | None = Field(
-        description="False: a check contradicted the promise; true: none did, which is no proof; null: not known."
-    )
 
     def key(self) -> str:
         """The same for the same question, whatever its name."""

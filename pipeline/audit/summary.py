@@ -8,7 +8,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude
+from pipeline.audit.conclusion import (
+    WARNING,
+    Bounded,
+    Conclusion,
+    bound_condition,
+    conclude,
+    standing,
+)
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.selection import Direction, SelectionConfig
@@ -268,10 +275,8 @@ class Summary(Bounded, VersionedRecord):
 
     @property
     def standing(self) -> str:
-        """What the checks say of the promise, in words."""
-        if self.supported is None:
-            return self.diagnostics.blind.outcome
-        return "not contradicted" if self.supported else "NOT SUPPORTED"
+        """The conclusion of the checks, in the word that tables print."""
+        return standing(self.conclusion, self.checked)
 
     @property
     def remarks(self) -> list[str]:
@@ -280,34 +285,40 @@ class Summary(Bounded, VersionedRecord):
         weighed = (
             [] if weighting is None or weighting.ok is False else [f"no guarantee is proved. {weighting.sentence}"]
         )
-        if self.supported is False:
-            return [*(f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons), *weighed]
-        if self.supported:
+        if self.conclusion == "contradicted":
+            return [*(f"{WARNING}: {reason}" for reason in self.reasons), *weighed]
+        if self.conclusion == "supported":
             return weighed
-        untested = "not tested: " * (self.diagnostics.blind.outcome == "not tested")
-        return [f"{untested}{self.diagnostics.blind.sentence}", *weighed]
+        return [unsettled(self.diagnostics.blind), *weighed]
 
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""
         count = f"{self.n_selected:,} of {self.n_audit:,} selected"
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
         terms = f"{self.procedure}, {level}, {self.guarantee}"
-        if self.supported is False:
+        if self.conclusion == "contradicted":
             return f"{self.name}: {' '.join(self.remarks)} {count} ({terms})"
-        return f"{self.name}: {count} ({terms}), promise {self.standing}"
+        return f"{self.name}: {count} ({terms}), {self.standing}"
+
+
+def unsettled(blind: BlindDiagnostic) -> str:
+    """Why a blind test leaves an answer inconclusive, and what would settle it."""
+    if blind.outcome != "not tested":
+        return blind.sentence
+    settles = "" if blind.n_to_settle else " To settle it, repeat the selection where the texts can be read."
+    return f"Not checked: {blind.sentence}{settles}"
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:
-    """The names of the selections whose promise a check contradicts."""
-    return [summary.name for summary in summaries if summary.supported is False]
+    """The names of the selections that a check contradicts."""
+    return [summary.name for summary in summaries if summary.conclusion == "contradicted"]
 
 
 def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
     """How a command ends that fails where something is selected.
 
-    UNSUPPORTED as soon as one of the selections that selected something is not supported, also where others are: on
-    SELECTED a caller may act on every list that there is. A promise that could not be tested, or not conclusively, is
-    not contradicted.
+    UNSUPPORTED as soon as a check contradicts one of the selections that selected something, also where others are
+    supported: on SELECTED a caller may act on every list that there is. Inconclusive ones end as supported ones do.
     """
     filled = [summary for summary in summaries if summary.n_selected]
     if unsupported(filled):

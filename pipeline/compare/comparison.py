@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
 from pipeline.compare.differences import Difference, differences
@@ -62,7 +63,7 @@ class ChangedDocument(Record):
     p_value_b: float = Field(description="In the second run; 1 in quarantine.")
 
 
-class SelectionSide(Record):
+class SelectionSide(Concluded):
     """A selection in one of the runs."""
 
     procedure: str = Field(description="How the selected were chosen.")
@@ -72,7 +73,6 @@ class SelectionSide(Record):
     n_calibration: int = Field(description="Documents that its p-values were calibrated on.")
     n_selected: int = Field(description="Documents selected, shared with the other run or not.")
     n_selected_shared: int = Field(description="Of these, documents that both runs audited.")
-    supported: bool | None = Field(description="False: a check contradicts its promise; null: not tested.")
 
 
 class ScorePair(Record):
@@ -182,9 +182,14 @@ def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, changes: Sequence[S
             notices.append(f"{run.store.url} is a sample: the first {run.manifest.limit:,} documents of a role")
     for change in changes:
         for side, run in ((change.a, a), (change.b, b)):
-            if side.supported is False:
+            if side.conclusion == "contradicted":
                 notices.append(
-                    f"selection {change.name} of {run.store.url} is NOT SUPPORTED: a check contradicts its promise"
+                    f"selection {change.name} of {run.store.url} is CONTRADICTED: a check contradicts its promise"
+                )
+            elif side.conclusion == "inconclusive":
+                notices.append(
+                    f"selection {change.name} of {run.store.url} is inconclusive: no check confirms that its "
+                    "calibration and audited documents are alike"
                 )
     return notices
 

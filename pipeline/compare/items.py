@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.records import Record
+from pipeline.audit.conclusion import Concluded
 from pipeline.compare.finished_runs import (
     FinishedRun,
     RunRecord,
@@ -32,7 +32,7 @@ _LEAST_CHECKED = 5
 _LEAST_CHARACTERS = 12
 
 
-class CleanItems(Record):
+class CleanItems(Concluded):
     """Which items were selected as clean, and what that promises."""
 
     runs: list[RunRecord] = Field(description="The runs that judged the items; several: clean under all their models.")
@@ -42,8 +42,7 @@ class CleanItems(Record):
     n_clean: int = Field(description="Documents selected as clean.")
     guarantee: str = Field(description="Of the selection.")
     promise: str = Field(description="What the selection promises.")
-    supported: bool | None = Field(description="False: a check contradicts the promise; null: not tested.")
-    reasons: list[str] = Field(description="Why the promise is not supported, one line each.")
+    reasons: list[str] = Field(description="The checks that contradict the promise, one line each.")
     warnings: list[str] = Field(description="What a reader must know besides, a line each.")
 
 

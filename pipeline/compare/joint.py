@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from pipeline.audit.conclusion import WARNING, Concluded
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
 from pipeline.compare.finished_runs import (
@@ -45,7 +46,7 @@ GRID_ERROR = 1e-6
 """By how much a p-value may miss the places k / (n + 1), in ranks: float64 rounds by less with 10^9 documents."""
 
 
-class JointModel(RunRecord):
+class JointModel(Concluded, RunRecord):
     """One model of a joint selection, and what its own selection says."""
 
     procedure: str = Field(description="How this run chose its own selection.")
@@ -55,7 +56,6 @@ class JointModel(RunRecord):
     n_selected: int = Field(description="Documents that its own selection holds, at its own alpha.")
     alpha: float = Field(description="Of its own selection.")
     factor: float = Field(description="A document's e-value is 1 / (factor p), or 0 where that could select nothing.")
-    supported: bool | None = Field(description="False: a check of this run contradicts its promise; null: not tested.")
 
 
 class JointList(Record):
@@ -70,7 +70,7 @@ class JointList(Record):
     promise: str = Field(description="What then holds.")
 
 
-class JointReport(VersionedRecord):
+class JointReport(Concluded, VersionedRecord):
     """What several runs select together: `joint.json`."""
 
     selection: str = Field(description="The selection of every run that was joined.")
@@ -81,8 +81,7 @@ class JointReport(VersionedRecord):
     n_audit: int = Field(description="Documents that the joint selection judges: those that all runs audited.")
     proved: JointList = Field(description="e-BH on the smallest of the models' e-values.")
     largest_p: JointList = Field(description="BH on the largest of the models' p-values.")
-    supported: bool | None = Field(description="False: a check of some run contradicts its promise; null: not tested.")
-    reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
+    reasons: list[str] = Field(description="The checks that contradict the promise, one line each.")
     fewest: int = Field(description="The fewest documents that the proved selection can hold, if any.")
     needed_for_any: int = Field(description="Calibration documents of every run for anything to be selectable.")
     needed_for_1_percent: int = Field(description="The same for a list of 1% of the audited documents.")
@@ -93,7 +92,7 @@ class JointReport(VersionedRecord):
     def sentences(self) -> list[str]:
         """The answer in lines for a person; what contradicts the promise comes first."""
         sought = "clean under" if self.direction == "clean" else "trained on by"
-        lines = [f"NOT SUPPORTED, do not act on it: {reason}" for reason in self.reasons]
+        lines = [f"{WARNING}: {reason}" for reason in self.reasons]
         lines.append(
             f"{self.proved.n_selected:,} of {self.n_audit:,} documents are selected as {sought} every one of "
             f"{len(self.models)} models at alpha {self.alpha:g} ({self.proved.guarantee}). {self.proved.promise}"
@@ -306,9 +305,11 @@ def _warnings(
 
 
 def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
-    """What was not tested, or not conclusively, of runs whose checks contradict nothing."""
+    """Why runs are inconclusive, and what would settle it."""
     named = zip(runs, summaries, strict=True)
-    return [f"{run.store.url}: {remark}" for run, one in named if one.supported is None for remark in one.remarks]
+    return [
+        f"{run.store.url}: {remark}" for run, one in named if one.conclusion == "inconclusive" for remark in one.remarks
+    ]
 
 
 def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -> None:

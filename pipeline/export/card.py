@@ -14,6 +14,7 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline import __version__
+from pipeline.audit.conclusion import Conclusion
 from pipeline.audit.history import HistoryEntry, read_history, several_questions
 from pipeline.audit.sentences import bound_sentence
 from pipeline.config.models import ModelConfig
@@ -53,7 +54,7 @@ class CardFacts:
     headline: str
     sentences: list[str]
     promise: list[str]
-    supported: bool | None
+    conclusion: Conclusion
     standing: str
     reasons: list[str]
     guarantee: str
@@ -91,10 +92,10 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         headline=answer_sentence(question, counts),
         sentences=[quarantine_sentence(question, counts), *remarks],
         promise=_promise(question, history),
-        supported=summary.supported,
+        conclusion=summary.conclusion,
         standing=summary.standing,
         reasons=summary.reasons,
-        guarantee=summary.guarantee if summary.supported is not False else "none: see above",
+        guarantee=summary.guarantee if summary.conclusion != "contradicted" else "none: see above",
         alpha=f"{summary.alpha:g}",
         strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
         counts=_count_rows(question, counts),
@@ -148,7 +149,7 @@ def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[
     lines = list(summary.remarks)
     if not question.keeps_selected:
         lines.append("The guarantee covers only the selected documents, which are not here.")
-    if summary.supported is not False:
+    if summary.conclusion != "contradicted":
         lines += [f"With alpha = {summary.alpha:g}: {summary.promise}", f"It rests on this: {summary.assumption}"]
     lines += [bound] if bound is not None else []
     return lines + ([repeated] if repeated is not None else [])

@@ -57,6 +57,7 @@ class Exported:
             "direction": question.summary.direction,
             "keep": question.keep,
             "supported": question.summary.supported,
+            "conclusion": question.summary.conclusion,
             "n_audit": counts.audited,
             "n_selected": counts.selected,
             "n_kept": counts.kept - counts.unwritten,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.audit.conclusion import WARNING
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.summary import Summary, read_summary
@@ -92,16 +93,16 @@ def settle_request(request: ExportRequest) -> ExportQuestion:
 
     Raises:
         UserError: not a run directory, one of another version or without answers, no such selection or several and
-            none named, one whose promise is not supported, options that do not go together.
+            none named, one that a check contradicts, options that do not go together.
     """
     store = Store(request.run)
     manifest, shards = read_run(store)
     summary = _summary(store, manifest, request)
     if request.task is not None and request.form != "samples":
         raise UserError("--task names the task of --samples: give both")
-    if summary.supported is False and not request.unsupported_too:
+    if summary.conclusion == "contradicted" and not request.unsupported_too:
         raise UserError(
-            f"selection {summary.name} is NOT SUPPORTED, do not act on it: {' '.join(summary.reasons)} "
+            f"selection {summary.name} is {WARNING}: {' '.join(summary.reasons)} "
             "To export it nevertheless, marked so: --unsupported-too"
         )
     default: Keep = "selected" if summary.direction == "clean" or request.form == "list" else "rest"

@@ -26,9 +26,9 @@ def bound_text(summary: Summary) -> str | None:
     null = "not trained on" if summary.direction == "members" else "trained on"
     failing = percentage(1 - Fraction(repr(bound.confidence)))
     return (
-        f"With {sureness(bound)} {known_clause(summary, bound)}, selected or not. Bounds are about the documents at "
-        f"hand and fail in at most {failing} of such audits, if the audited documents that "
-        f"were {null} and the calibration documents are exchangeable, all of them together."
+        f"With {sureness(bound)} {known_clause(summary, bound)}, selected or not{condition(summary)}. "
+        f"Bounds are about the documents at hand and fail in at most {failing} of such audits, if the audited "
+        f"documents that were {null} and the calibration documents are exchangeable, all of them together."
     )
 
 

@@ -73,8 +73,8 @@ def terms_on_page(terms: str, assumption: str, stated: Mapping[str, Sequence[str
 
 def _bound_cell(summary: Summary) -> str:
     bound = summary.bound
-    if summary.supported is False:
-        return "nothing is said"
+    if summary.conclusion == "contradicted":
+        return "not stated"
     if not summary.n_selected:
         return "none selected"
     if bound is None:
@@ -85,28 +85,27 @@ def _bound_cell(summary: Summary) -> str:
 
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
     """Which lights speak against a promise, or leave it open."""
-    if summary.supported is None:
+    if summary.conclusion == "inconclusive":
         return _label(summary, "blind").lower() + "?"
     failed = [light.label.lower() for light in shown if light.colour == "red"]
-    return None if summary.supported or not failed else f"failed: {', '.join(failed)}"
+    return None if summary.conclusion == "supported" or not failed else f"failed: {', '.join(failed)}"
 
 
 # --- the three sentences, and what all of them are said under
 
 
 def _condition(summary: Summary) -> str:
-    if summary.supported is False:
+    if summary.condition is None:
         return "Nothing is promised: a check contradicts the assumption."
-    if summary.supported:
+    if not summary.condition:
         return "If the assumption holds, which no check contradicts:"
-    inconclusive = summary.diagnostics.blind.outcome == "inconclusive"
-    return f"If the assumption holds, which {'the test could not tell' if inconclusive else 'was not tested'}:"
+    return f"{summary.condition[0].upper()}{summary.condition[1:]}:"
 
 
 def _average(summary: Summary) -> str:
     alpha = percent(summary.alpha)
     trained = "was not" if summary.direction == "members" else "was"
-    if summary.supported is False:
+    if summary.conclusion == "contradicted":
         return "The share of wrong documents can be anything."
     if not summary.n_selected:
         return f"An empty list is no evidence that the model {trained} trained on them."
@@ -149,7 +148,7 @@ def _empty_list(summary: Summary) -> str:
 
 def _collection(summary: Summary) -> str:
     bound = summary.bound
-    if summary.supported is False:
+    if summary.conclusion == "contradicted":
         return f"Nothing is said of the {summary.n_audit:,} audited documents."
     if bound is None:
         kind = "trained on" if summary.direction == "members" else "not trained on"
@@ -190,7 +189,7 @@ def _unknown(summary: Summary) -> str:
     """Why the blind test says nothing."""
     blind = summary.diagnostics.blind
     if blind.outcome == "not tested":
-        return "Not tested: that audited and calibration documents are alike is assumed."
+        return "Not checked: that audited and calibration documents are alike is assumed."
     return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would settle it."
 
 

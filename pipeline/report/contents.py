@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from pipeline.audit.conclusion import Concluded
 from pipeline.audit.manifest import Provenance
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
@@ -59,8 +60,8 @@ class BriefAnswer(Record):
     question: str = Field(description="What was asked, and of which detectors.")
     selected: str = Field(description="How many documents were selected, of how many.")
     bound: str = Field(description="How many of them are wrong at most, or that nothing is said of that.")
-    standing: str = Field(description="What the checks say of the promise, in a word or two.")
-    reason: str | None = Field(description="Why the promise is not supported, or not known to be; null where it is.")
+    standing: str = Field(description="The conclusion of the checks: supported, inconclusive or contradicted.")
+    reason: str | None = Field(description="Why it is contradicted or inconclusive; null where it is supported.")
     claim: str = Field(description="What was selected; where a check contradicts the promise it says that first.")
     condition: str = Field(description="Under what the next three sentences are said, or that nothing is promised.")
     average: str = Field(description="What then holds on average over audits.")
@@ -91,7 +92,7 @@ class SelectionReport(Record):
     selected: list[SelectedDocument] = Field(description="The first selected documents, smallest p-value first.")
 
 
-class PastQuestion(Record):
+class PastQuestion(Concluded):
     """One question of the run's history, as the page lists it."""
 
     asking: int = Field(description="At which time of asking, from 1; several may be asked at once.")
@@ -100,9 +101,6 @@ class PastQuestion(Record):
     others: str = Field(description="Those of them that are not the default and have no column of their own.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_selected: int = Field(description="Documents selected.")
-    supported: bool | None = Field(
-        description="False: a check contradicted the promise; true: none did, which is no proof; null: not known."
-    )
 
 
 class HistoryReport(Record):

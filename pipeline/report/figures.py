@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.sentences import condition
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
@@ -260,7 +261,7 @@ def _thinned(x: np.ndarray, y: np.ndarray, threshold: float | None) -> tuple[np.
 def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
     curve = _up_to(whole, max(selection.summary.alpha, LARGEST_ALPHA))
     alpha, at = selection.summary.alpha, curve.alphas.index(selection.summary.alpha)
-    size, void = curve.n_selected[at], selection.summary.supported is False
+    size, void = curve.n_selected[at], selection.summary.conclusion == "contradicted"
     bounds = None if selection.summary.bound is None else curve.right_at_least
     sure = percent(curve.confidence) if curve.confidence is not None else ""
 
@@ -285,7 +286,7 @@ def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
         put_legend(figure)
 
     right = "" if bounds is None else f"; with {sure} confidence at least {bounds[at]:,} of these are right"
-    right += ", if what this assumes holds" if bounds is not None else ""
+    right += condition(selection.summary) if bounds is not None else ""
     kept = "The promise is of the alpha that was asked for, and is lost where alpha is chosen by this figure"
     if bounds is not None:
         kept += "; the bound, if what it assumes holds, is of all points at once"

@@ -63,7 +63,7 @@ def _proof_clause(summary: Summary) -> str:
 
 def _support_sentence(summary: Summary) -> str:
     """What comes before the count of a selection that a check of its assumption speaks against."""
-    if summary.supported is not False:
+    if summary.conclusion != "contradicted":
         return ""
     why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.ok is False:
@@ -71,14 +71,14 @@ def _support_sentence(summary: Summary) -> str:
         why = f"{alone}, so they differ in more than membership"
     if summary.calibration == "weighted" and summary.diagnostics.blind.ok is False:
         why = "even with the weights their words alone tell the audited from the calibration documents"
-    return f"Not supported: {why}. "
+    return f"Contradicted: {why}. "
 
 
 def _terms(summary: Summary) -> str:
     alpha = percent(summary.alpha)
     wrong = "not part of" if summary.direction == "members" else "part of"
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
-    if summary.supported is False:
+    if summary.conclusion == "contradicted":
         return _void_terms(summary, share)
     if summary.guarantee == "finite-sample" and (summary.calibration == "conditional" or summary.procedure == "bound"):
         return f"{summary.promise} It rests on this: {summary.assumption}"
@@ -245,7 +245,7 @@ def untested(summary: Summary) -> str:
     """What a reader must know of a blind test that was not made or decided nothing."""
     differ = "audited and calibration documents differ in more than membership"
     if summary.diagnostics.blind.outcome == "not tested":
-        return f"Whether {differ} was not tested."
+        return f"Whether {differ} was not checked."
     return (
         f"Whether {differ} is not known: the test of their {summary.diagnostics.blind.by} was inconclusive. About "
         f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would settle it."

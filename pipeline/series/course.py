@@ -88,9 +88,9 @@ class Course(VersionedRecord):
     notes: list[str] = Field(description="What a reader must know besides, a line each.")
 
     def exit_code(self) -> ExitCode:
-        """How `--fail-if-new` ends: 5 where a list with new documents is not supported, 4 where all of them are."""
+        """How `--fail-if-new` ends: 5 where a check contradicts a list with new documents, else 4."""
         lists = [one for one in self.new if one.n_new != 0]  # None: nobody can tell, and it selected something
-        if any(one.supported is False for one in lists):
+        if any(one.conclusion == "contradicted" for one in lists):
             return ExitCode.UNSUPPORTED
         return ExitCode.SELECTED if lists else ExitCode.DONE
 
@@ -172,7 +172,7 @@ def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | No
     terms = schedule.opening
     if claim.asked_before:
         return "its run had answered before it took its place, so what was asked may have been picked by an answer"
-    if answer.supported is False:
+    if answer.conclusion == "contradicted":
         return "a check contradicts what its promise rests on"
     if answer.guarantee == "heuristic":
         return f"no error rate is proved for {answer.procedure} as it was used"

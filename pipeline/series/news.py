@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline.audit.conclusion import WARNING, Concluded
 from pipeline.audit.records import Record
 from pipeline.audit.summary import read_summary
 from pipeline.errors import UserError
@@ -29,7 +30,7 @@ class NewDocument(Record):
     source: str = Field(description="Input file that it stands in.")
 
 
-class LatestList(Record):
+class LatestList(Concluded):
     """What is new on one list of the scan that was filed last."""
 
     name: str = Field(description="Name of the selection.")
@@ -45,7 +46,7 @@ class LatestList(Record):
 
     def sentence(self) -> str:
         """The same in words."""
-        mark = "NOT SUPPORTED, do not act on it: " if self.supported is False else ""
+        mark = f"{WARNING}: " if self.conclusion == "contradicted" else ""
         count = "not known, and counted as" if self.n_new is None else f"{self.n_new:,} of them"
         return f"{mark}scan {self.slot} selected {self.n_selected:,}, {count} new"
 

@@ -93,7 +93,7 @@ def course_figure(course: Course) -> FigureImage:
             axes.plot(x, y, color=COLOURS[index % len(COLOURS)] if index else BLUE, marker="o", label=label(name))
             void = [(slot, count) for slot, count, supported in points if supported is False]
             if void:
-                axes.plot(*zip(*void, strict=True), "x", color=ORANGE, markersize=11, label="not supported")
+                axes.plot(*zip(*void, strict=True), "x", color=ORANGE, markersize=11, label="contradicted")
         if course.unfiled:
             axes.plot(course.unfiled, [0] * len(course.unfiled), "|", color=INK, markersize=11, label="no result")
         axes.set_xlabel("scan")
@@ -130,7 +130,7 @@ def _spoken(course: Course) -> str:
     for one in course.selections:
         points = _points(course, one.name)
         counts = ", ".join(
-            f"{count:,} by scan {slot:,}{' (not supported)' if supported is False else ''}"
+            f"{count:,} by scan {slot:,}{' (contradicted)' if supported is False else ''}"
             for slot, count, supported in points[-SPOKEN:]
         )
         of = f"{one.n_selected:,} in all by {one.n_scans:,} scans; the latest: " if len(points) > SPOKEN else ""

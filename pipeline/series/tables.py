@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.audit.conclusion import STYLES, standing
 from pipeline.series.course import Course
+
+_STYLES = {"no result": "bold red", **{standing(conclusion): style for conclusion, style in STYLES.items()}}
 
 
 def course_table(course: Course) -> Table:
@@ -19,9 +22,8 @@ def course_table(course: Course) -> Table:
         table.add_column(name, justify="right")
     table.add_column("promise")
     for row in course_rows(course):
-        *cells, standing = row
-        bad = standing in ("NOT SUPPORTED", "no result")
-        table.add_row(*map(Text, cells), Text(standing, style="bold red" if bad else ""))
+        *cells, word = row
+        table.add_row(*map(Text, cells), Text(word, style=_STYLES.get(word, "")))
     return table
 
 
@@ -33,10 +35,9 @@ def course_rows(course: Course) -> Iterator[tuple[str, ...]]:
             yield (*head, "-", "-", level, "-", "-", "no result")
         for answer in scan.answers:
             bound = answer.bound
-            standing = "not tested" if answer.supported is None else "not contradicted"
-            if answer.doubt is not None:
-                other = answer.guarantee if answer.guarantee != "finite-sample" else "not promised"
-                standing = "NOT SUPPORTED" if answer.supported is False else other
+            word = standing(answer.conclusion)
+            if answer.doubt is not None and answer.conclusion != "contradicted":
+                word = answer.guarantee if answer.guarantee != "finite-sample" else "not promised"
             yield (
                 *head,
                 answer.name,
@@ -44,5 +45,5 @@ def course_rows(course: Course) -> Iterator[tuple[str, ...]]:
                 level,
                 f"{answer.n_selected:,}",
                 "-" if bound is None else f"{bound.wrong_at_most:,}",
-                standing,
+                word,
             )

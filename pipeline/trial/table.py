@@ -198,7 +198,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
         table.add_column(name, justify="right")
     extra = [name for name in ("effective", "unsupported") if any(row[name] is not None for row in rows)]
     for name in extra:
-        table.add_column({"effective": "effective n", "unsupported": "called not supported"}[name], justify="right")
+        table.add_column({"effective": "effective n", "unsupported": "called contradicted"}[name], justify="right")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,

@@ -265,8 +265,8 @@ def test_documents_that_their_words_give_away_are_not_supported(finished: Path, 
     summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
     assert (summary.supported, summary.reasons) == (False, ["Their words differ."])
     facts = json.loads((run / "report/report.json").read_text())
-    assert facts["selections"][0]["answer"]["headline"].startswith("Not supported: their words alone")
-    assert "Not supported" in (run / "report/report.html").read_text()
+    assert facts["selections"][0]["answer"]["headline"].startswith("Contradicted: their words alone")
+    assert "Contradicted" in (run / "report/report.html").read_text()
 
 
 def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(finished: Path, run: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_run_that_a_check_contradicts_makes_the_joint_answer_void(
     shutil.copytree(runs["b"], void)
     amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
     _, out, _ = command(capsys, "joint", runs["a"], void, "--output", tmp_path / "joint")
-    assert f"NOT SUPPORTED, do not act on it: {void}: The words tell them apart." in " ".join(out.split())
+    assert f"CONTRADICTED, do not act on it: {void}: The words tell them apart." in " ".join(out.split())
 
 
 def test_what_cannot_be_joined_is_one_line(

@@ -319,8 +319,8 @@ def test_the_page_says_what_the_course_says(scan: Scan, ledger: Path, tmp_path: 
     for text in (
         course.selections[0].promise,
         "no result",
-        "NOT SUPPORTED",
-        "2 by scan 1, 2 by scan 3 (not supported)",
+        "CONTRADICTED",
+        "2 by scan 1, 2 by scan 3 (contradicted)",
     ):
         assert text in page
     assert "<script>" not in page

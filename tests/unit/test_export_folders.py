@@ -214,14 +214,14 @@ def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_p
     run = make(tmp_path)
     amend(Store(run), "chosen", supported=False, reasons=["Their words tell them apart."])
     message = refusal(run, tmp_path / "out")
-    assert message.startswith("selection chosen is NOT SUPPORTED, do not act on it: Their words tell them apart.")
+    assert message.startswith("selection chosen is CONTRADICTED, do not act on it: Their words tell them apart.")
     assert not (tmp_path / "out").exists()
     exported = export(run, tmp_path / "out", unsupported_too=True)
-    assert exported.sentences()[0].startswith("chosen: NOT SUPPORTED, do not act on it: Their words")
+    assert exported.sentences()[0].startswith("chosen: CONTRADICTED, do not act on it: Their words")
     card = (tmp_path / "out/README.md").read_text()
     after = card.split("---\n", 2)[2].split("\n\n")
     assert after[0] == "# Documents: chosen"
-    assert after[1].startswith("> **NOT SUPPORTED: do not act on this list.**")
+    assert after[1].startswith("> **CONTRADICTED: do not act on this list.**")
     assert "expected share" not in card
     assert "finite-sample" not in card
 
@@ -357,7 +357,7 @@ def test_the_command_says_what_it_wrote(
     output = command()
     assert "Of 24 audited documents, 8 were selected as part of the training data of org/model and removed." in output
     assert output.splitlines()[-1] == "export: run-chosen (2 files, and README.md)"
-    assert "not tested" in output
+    assert "Not checked" in output
     facts = json.loads(command(str(tmp_path / "out"), "--json", "--keep", "selected"))
     assert (facts["n_audit"], facts["n_selected"], facts["n_kept"], facts["supported"]) == (24, 8, 8, None)
     assert facts["files"] == ["a.jsonl", "b.parquet"]

@@ -74,7 +74,7 @@ def test_every_figure_says_in_words_what_it_shows_with_its_numbers(
     below = int(selection.ranks.count[selection.ranks.rank <= round(101 * (summary.threshold or 0))].sum())
     assert f"{below:,} of 240 are at most the threshold {summary.threshold:.3g}" in figures["quantiles"].alt
     assert (
-        "120 at the 10% that was asked for; with 95% confidence at least 95 of these are right, if"
+        "120 at the 10% that was asked for; with 95% confidence at least 95 of these are right, provided"
         in figures["alphas"].alt
     )
     assert "most in: news 31 of 40, " in figures["groups"].alt

@@ -338,8 +338,8 @@ def test_the_terminal_marks_what_is_not_supported(
     assert ended(command, str(audit) if command == "run" else store.url) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("│ members")]
-    assert "NOT SUPPORTED" in row
-    assert "members: NOT SUPPORTED, do not act on it: Their words differ." in printed
+    assert "CONTRADICTED" in row
+    assert "members: CONTRADICTED, do not act on it: Their words differ." in printed
     ended(command, str(audit) if command == "run" else store.url, "--json")
     value = json.loads(capsys.readouterr().out)
     assert value["unsupported"] == ["members"]
@@ -352,10 +352,10 @@ def test_a_narrow_terminal_shows_the_mark_whole(
     set_words(store, APART)
     monkeypatch.setattr(terminal, "console", lambda: Console(width=80))
     terminal.print_summaries(run(audit).selections)
-    assert "│ SUPPORTED │" in capsys.readouterr().out
+    assert "│ CONTRADICTED │" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "standing"), [(ALIKE, "not contradicted"), (UNTESTED, "not tested")])
+@pytest.mark.parametrize(("words", "standing"), [(ALIKE, "supported"), (UNTESTED, "inconclusive (not checked)")])
 def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
     audit: Path, store: Store, words: BlindDiagnostic, standing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,8 +364,8 @@ def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
     assert ended("status", store.url) == 0
     printed = capsys.readouterr().out
     assert standing in printed
-    assert "NOT SUPPORTED" not in printed
-    assert (f"members: not tested: {UNTESTED.sentence}" in printed) == (words is UNTESTED)
+    assert "CONTRADICTED" not in printed
+    assert (f"members: Not checked: {UNTESTED.sentence}" in printed) == (words is UNTESTED)
     assert ended("status", store.url, "--json") == 0
     assert json.loads(capsys.readouterr().out)["unsupported"] == []
 
@@ -394,8 +394,8 @@ def test_python_warns_of_what_is_not_supported_and_prints_it_first(
 ) -> None:
     set_words(store, APART)
     run(audit)
-    with pytest.warns(seenset.UnsupportedWarning, match="members: NOT SUPPORTED") as caught:
+    with pytest.warns(seenset.UnsupportedWarning, match="members: CONTRADICTED") as caught:
         answer = opening(audit, store).selections["members"]
     assert caught[0].filename == __file__, "the line of the caller is the one that is named"
-    assert repr(answer).startswith("RunSelection(members: NOT SUPPORTED, do not act on it: Their words differ.")
+    assert repr(answer).startswith("RunSelection(members: CONTRADICTED, do not act on it: Their words differ.")
     assert f"{answer.n_selected} of 60 selected (bh, alpha 0.2, finite-sample)" in repr(answer)

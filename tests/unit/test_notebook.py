@@ -209,8 +209,8 @@ def test_an_answer_prints_what_its_promise_is_worth_and_warns_where_it_is_void()
     audited, fair = rng.normal(size=80), rng.normal(size=200)
     untested = seenset.select(audited, unseen=fair, procedure="bh")
     assert repr(untested) == f"Selected({untested.summary.line()})"
-    assert repr(untested).endswith("of 80 selected (bh, alpha 0.1, finite-sample), promise not tested)")
-    with pytest.warns(seenset.UnsupportedWarning, match="NOT SUPPORTED") as caught:
+    assert repr(untested).endswith("of 80 selected (bh, alpha 0.1, finite-sample), inconclusive (not checked))")
+    with pytest.warns(seenset.UnsupportedWarning, match="CONTRADICTED") as caught:
         void = seenset.select(audited, unseen=np.abs(fair), procedure="ktd")  # every sign is positive
     assert caught[0].filename == __file__
-    assert repr(void).startswith("Selected(selection: NOT SUPPORTED, do not act on it: ")
+    assert repr(void).startswith("Selected(selection: CONTRADICTED, do not act on it: ")

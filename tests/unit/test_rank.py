@@ -233,4 +233,4 @@ def test_a_selection_that_a_check_contradicts_is_told_before_its_numbers(
     shutil.copytree(runs[0], void)
     amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
     _, out, _ = command(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
-    assert out.startswith("NOT SUPPORTED, do not act on it: The words tell them apart.")
+    assert out.startswith("CONTRADICTED, do not act on it: The words tell them apart.")

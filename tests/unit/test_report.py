@@ -205,21 +205,21 @@ def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
     assert sentence in answer
     assert "✗ failed blind. " + sentence in rest
     assert selection.answer.doubts == [f"Check failed (blind): {sentence}"]
-    assert selection.answer.sentence.startswith("Not supported: their words alone tell the audited from")
+    assert selection.answer.sentence.startswith("Contradicted: their words alone tell the audited from")
     assert answer.index("Do not act on this answer.") < answer.index("Selection “members”") < answer.index("Of 240")
-    assert answer.index("Not supported: their words alone") < answer.index("Of 240 audited documents")
+    assert answer.index("Contradicted: their words alone") < answer.index("Of 240 audited documents")
     assert "if this holds" not in answer, "the terms of a promise that is void are not held out"
-    assert "finite-sample, but not supported here" in rest
-    assert "Do not act on this list: the selection is not supported" in rest.split("Selected documents")[1]
+    assert "finite-sample, but contradicted here" in rest
+    assert "Do not act on this list: a check contradicts the selection" in rest.split("Selected documents")[1]
     assert "Nothing is promised of this selection" in selection.answer.terms
     assert "✓ passed overlap. No calibration document is also audited." in rest
-    assert "Not tested in this run" not in page.text
+    assert "Not checked in this run" not in page.text
 
 
 def test_an_untested_assumption_is_called_untested(run: Store) -> None:
     page, facts = report(run)
-    assert "differ in more than membership was not tested" in facts.selections[0].answer.sentence
-    assert "Not tested in this run: whether calibration and audited documents can be told apart" in page.text
+    assert "differ in more than membership was not checked" in facts.selections[0].answer.sentence
+    assert "Not checked in this run: whether calibration and audited documents can be told apart" in page.text
     assert "\N{EN DASH} noted truncated. 2 documents were cut short." in page.text
 
 
@@ -244,7 +244,7 @@ def test_the_strict_answer_is_no_way_round_a_failed_check(tmp_path: Path, proced
     checks = summary_in(store).diagnostics.model_copy(update={"blind": BlindDiagnostic(ok=False, sentence="Apart.")})
     amend(store, "members", diagnostics=checks, supported=checks.support(), reasons=checks.failures())
     answer = report(store)[1].selections[0].answer
-    assert answer.headline.startswith("Not supported: ")
+    assert answer.headline.startswith("Contradicted: ")
     assert "guarantee (storey) selects" not in answer.sentence
     assert ("strict answer beside it (storey) either" in answer.terms) == (procedure != "storey")
 

@@ -109,12 +109,12 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
     failed = summary.diagnostics.model_copy(update={"blind": APART})
     amend(store, "wide", diagnostics=failed, supported=False, reasons=failed.failures(), bound=BOUND)
     page, facts = page_of(store)
-    assert '<th scope="row"><strong class="bad">Not supported:</strong> <a href="#selection-wide">wide</a>' in page
+    assert '<th scope="row"><strong class="bad">Contradicted:</strong> <a href="#selection-wide">wide</a>' in page
     brief = facts.selections[1].brief
-    assert brief.claim.startswith("Not supported: their words alone")
-    assert brief.standing == "not supported"
+    assert brief.claim.startswith("Contradicted: their words alone")
+    assert brief.standing == "contradicted"
     assert brief.reason == "failed: alike in words"
-    assert brief.bound == "nothing is said"
+    assert brief.bound == "not stated"
     assert brief.condition == "Nothing is promised: a check contradicts the assumption."
     assert brief.this_list == CONTRADICTED
     shown = " ".join((brief.claim, brief.average, brief.this_list, brief.collection))
@@ -171,12 +171,12 @@ def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
     [
         (
             BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."),
-            "If the assumption holds, which was not tested:",
-            "Not tested: that audited and calibration documents are alike is assumed.",
+            "Provided both groups are alike; this was not checked:",
+            "Not checked: that audited and calibration documents are alike is assumed.",
         ),
         (
             BlindDiagnostic(ok=None, outcome="inconclusive", n_to_settle=993, sentence="Inconclusive."),
-            "If the assumption holds, which the test could not tell:",
+            "Provided both groups are alike; the test could not confirm this:",
             "Inconclusive: about 993 documents of each kind would settle it.",
         ),
     ],
