@@ -32,7 +32,7 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import smollm2
-from pipeline.audit.detection import detection
+from pipeline.audit.detection import DetectorScores, detection
 from pipeline.audit.summary import read_summary
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, UserError
@@ -157,7 +157,7 @@ def compare(folder: Path, runs: Sequence[str], trained: set[str]) -> Table:
         bookkeeping = {"doc_id", "role", "group", "row", "n_tokens", "truncated", "id_key", "text_key", "sketch"}
         for column in sorted(next(iter(rows.values())).keys() - bookkeeping):
             kinds = [np.array([row[column] for i, row in rows.items() if (i in trained) == is_in]) for is_in in (1, 0)]
-            result = detection([(kinds[0], kinds[1])], seed=0)
+            result = detection([DetectorScores(kinds[0], kinds[1])])
             table.add_row(name, column, _shown(result.auc), _shown(result.tpr[0.10]))
     return table
 
@@ -175,7 +175,8 @@ def judge(folder: Path, runs: Sequence[str], audited: Sequence[str], trained: se
 
 
 def _shown(estimate: Any) -> str:
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    interval = "(no interval)" if estimate.low is None else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.value:.3f} {interval}"
 
 
 def run_example(count: int, draws: int, port: int, work: Path) -> int:

@@ -14,7 +14,7 @@ import yaml
 from rich.table import Table
 
 from examples.demo.demo import seenset
-from pipeline.audit.detection import detection
+from pipeline.audit.detection import DetectorScores, detection
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.yaml import read_mapping
 from pipeline.detectors.registry import parse_detectors
@@ -109,9 +109,11 @@ def _auc(config: TrialConfig, selection: SelectionConfig, folder: Path) -> tuple
     trained = dict(zip(truth["doc_id"].to_pylist(), truth["trained"].to_pylist(), strict=True))
     is_in = np.array([trained[doc_id] for doc_id in p_values["doc_id"].to_pylist()])
     score = -np.asarray(p_values["p_value"])
-    auc = detection([(score[is_in], score[~is_in])], config.seed).auc
+    auc = detection([DetectorScores(score[is_in], score[~is_in])]).auc
     return auc.value, auc.low, auc.high
 
 
 def _shown(value: float | None, low: float | None, high: float | None) -> str:
-    return "not defined" if value is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    if value is None:
+        return "not defined"
+    return f"{value:.3f} (no interval)" if low is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"

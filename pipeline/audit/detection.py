@@ -1,28 +1,35 @@
-"""How well a detector tells trained from untrained documents: AUC and TPR at small FPR, with bootstrap intervals."""
+"""How well a detector tells trained from untrained documents: AUC and TPR at small FPR, with their intervals."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from scipy.special import betainc, expit, logit, stdtrit
+
+from pipeline.selection.shares import clopper_pearson, hoeffding_limit
 
 CONFIDENCE = 0.95
 RATES = (0.01, 0.05, 0.10)
-RESAMPLES = 1000
-_CELLS = 1 << 22
-"""Resampled counts in memory at a time."""
+
+_LEAST_BLOCKS = 4
+"""Of fewer independent documents of a kind no variance of an AUC is estimated."""
+
+_LEAST_PAIRS = 5
+"""Disjoint pairs in the wrong order, in the right one or with different scores below which DeLong's interval fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its interval; None where it is not defined."""
+    """A number and its interval; None where it is not defined, or has no interval of the confidence."""
 
     value: Annotated[float | None, Field(description="The number; null where it is not defined.")]
-    low: Annotated[float | None, Field(description="Lower end of its 95% interval.")]
-    high: Annotated[float | None, Field(description="Upper end of its 95% interval.")]
+    low: Annotated[float | None, Field(description="Lower end of its 95% interval; null where it has none.")]
+    high: Annotated[float | None, Field(description="Upper end of its 95% interval; null where it has none.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,89 +38,193 @@ class Detection:
 
     auc: Estimate
     tpr: dict[float, Estimate]  # by false positive rate
+    n_untrained: int = 0  # independent untrained documents, of the model that has the fewest
 
 
 UNDEFINED = Estimate(None, None, None)
 
 
-def detection(samples: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resamples: int = RESAMPLES) -> Detection:
-    """AUC and TPR at FPR 1, 5 and 10%, means over models, with 95% percentile bootstrap intervals.
+@dataclass(frozen=True, slots=True, eq=False)
+class DetectorScores:
+    """Scores of the documents of one model, and which of them are independent: all, if there are no blocks."""
+
+    trained: np.ndarray  # float, (documents,)
+    untrained: np.ndarray  # float, (documents,)
+    blocks: np.ndarray | None = None
+    """int64, >= 0, of the trained, then of the untrained documents: those of one number depend on one another."""
+
+    keys: np.ndarray | None = None
+    """int64, in the same order, independent of the scores: the document of a block with the least key is drawn."""
+
+    @property
+    def independent(self) -> tuple[np.ndarray, np.ndarray]:
+        """The scores of one document of each block: of the trained, and of the untrained ones."""
+        if self.blocks is None or self.keys is None:
+            return self.trained, self.untrained
+        order = np.lexsort((self.keys, self.blocks))
+        first = np.diff(self.blocks[order], prepend=-1) != 0
+        drawn = np.zeros(order.size, dtype=bool)
+        drawn[order[first]] = True
+        one, other = np.split(drawn, [self.trained.size])
+        return self.trained[one], self.untrained[other]
+
+
+def detection(samples: Sequence[DetectorScores]) -> Detection:
+    """AUC and TPR at FPR 1, 5 and 10%, means over models, with 95% intervals over documents, given the models.
 
     A false positive is an untrained document at or above a threshold. The TPR at a rate is the largest of any
-    threshold whose FPR does not exceed the rate. Trained and untrained documents are resampled apart, within models.
-
-    A bootstrap interval is too short where a figure is within 1/n of 1 or 0, because hardly a resample differs from
-    it. There the interval is extended to that of Clopper and Pearson for n successes in n: down to .025^(1/n), or up
-    to 1 - .025^(1/n). n is the number of independent chances to fail, summed over models. For a TPR these are the
-    trained documents (the threshold counts as fixed). For AUC they are disjoint pairs of a trained and an untrained
-    document: as many as there are documents of the rarer kind.
+    threshold whose FPR does not exceed the rate. How the intervals are made: `_area_interval` and `_tpr_interval`.
 
     Args:
-        samples: per model, the scores of the trained and of the untrained documents, float, (documents,).
-        seed: of the resampling.
-        resamples: how many.
+        samples: of each model.
 
     Returns:
         Undefined estimates where a model has no documents of one kind.
     """
-    if not samples or any(trained.size == 0 or untrained.size == 0 for trained, untrained in samples):
+    if not samples or any(one.trained.size == 0 or one.untrained.size == 0 for one in samples):
         return Detection(UNDEFINED, dict.fromkeys(RATES, UNDEFINED))
-    rng = np.random.default_rng(seed)
-    values = np.mean([_figures(*_counts(*sample)) for sample in samples], axis=0)[0]
-    resampled = np.mean([_resampled(*_counts(*sample), resamples, rng) for sample in samples], axis=0)
-    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
-    pairs = sum(min(trained.size, untrained.size) for trained, untrained in samples)
-    chances = [pairs] + [sum(trained.size for trained, _ in samples)] * len(RATES)
-    estimates = [
-        _estimate(float(value), float(one), float(other), n)
-        for value, one, other, n in zip(values, low, high, chances, strict=True)
-    ]
-    return Detection(estimates[0], dict(zip(RATES, estimates[1:], strict=True)))
+    curves = [roc(one.trained, one.untrained) for one in samples]
+    tpr = {}
+    for rate in RATES:
+        value = float(np.mean([tpr_at(*curve, rate) for curve in curves]))
+        tpr[rate] = Estimate(value, *_tpr_interval(samples, rate, value))
+    areas = [_Area.of(one) for one in samples]
+    auc = Estimate(float(np.mean([area.value for area in areas])), *_area_interval(areas))
+    return Detection(auc, tpr, min(one.independent[1].size for one in samples))
 
 
 def roc(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """FPR and TPR at every threshold, descending, from (0, 0) to (1, 1): float64, (thresholds + 1,)."""
-    counts = _counts(trained, untrained)
-    tpr, fpr = (np.concatenate([[0.0], np.cumsum(c[0]) / c.sum()]) for c in counts)
+    scores, place = np.unique(np.concatenate([trained, untrained]), return_inverse=True)
+    kinds = (place[: trained.size], place[trained.size :])
+    counts = (np.bincount(kind, minlength=scores.size)[::-1] for kind in kinds)
+    tpr, fpr = (np.concatenate([[0.0], np.cumsum(c) / c.sum()]) for c in counts)
     return fpr, tpr
 
 
-def _estimate(value: float, low: float, high: float, chances: int) -> Estimate:
-    """The bootstrap interval, extended as `detection` says where the value is within 1/chances of 1 or 0."""
-    reach = ((1 - CONFIDENCE) / 2) ** (1 / chances)
-    if value >= 1 - 1 / chances:
-        low = min(low, reach)
-    elif value <= 1 / chances:
-        high = max(high, 1 - reach)
-    return Estimate(value, low, high)
+def tpr_at(fpr: np.ndarray, tpr: np.ndarray, rate: float) -> float:
+    """The largest TPR of a threshold whose FPR is at most the rate."""
+    return float(tpr[fpr <= rate + 1e-12].max(initial=0.0))
 
 
-def _counts(trained: np.ndarray, untrained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of trained and of untrained documents at each score, the highest first: int64, (1, scores) each."""
-    scores, place = np.unique(np.concatenate([trained, untrained]), return_inverse=True)
-    kinds = (place[: trained.size], place[trained.size :])
-    first, second = (np.bincount(kind, minlength=scores.size)[::-1][None] for kind in kinds)
-    return first, second
+def least_untrained(rate: float, models: int = 1) -> int:
+    """The fewest independent untrained documents with which a TPR at this false positive rate has an interval."""
+    return math.ceil(math.log(_tail(models)) / math.log1p(-rate))
 
 
-def _resampled(trained: np.ndarray, untrained: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    at_once = max(1, _CELLS // trained.size)
-    parts = []
-    for start in range(0, resamples, at_once):
-        size = min(at_once, resamples - start)
-        drawn = [rng.multinomial(kind.sum(), kind[0] / kind.sum(), size) for kind in (trained, untrained)]
-        parts.append(_figures(*drawn))
-    return np.concatenate(parts)
+def too_few_untrained(count: int, kind: str, models: int = 1) -> list[str]:
+    """For which false positive rates so many independent untrained documents give no interval, a sentence each.
+
+    Args:
+        count: of the model that has the fewest.
+        kind: what they are called, such as "unseen documents".
+        models: over which the TPR is a mean.
+    """
+    rates = [rate for rate in RATES if count < least_untrained(rate, models)]
+    return [f"Too few {kind} ({count:,}) for an interval at a false positive rate of {rate:.0%}." for rate in rates]
 
 
-def _figures(trained: np.ndarray, untrained: np.ndarray) -> np.ndarray:
-    """AUC and the TPR at each rate, float64, (samples, 1 + rates), of counts (samples, scores), highest score first."""
-    above_trained, above_untrained = np.cumsum(trained, axis=1), np.cumsum(untrained, axis=1)
-    n_trained, n_untrained = above_trained[:, -1], above_untrained[:, -1]
-    before = above_trained - trained
-    auc = ((before + trained / 2) * untrained).sum(axis=1) / (n_trained * n_untrained)
-    rows = [auc]
-    for rate in RATES:
-        allowed = above_untrained <= np.floor(rate * n_untrained + 1e-9)[:, None]
-        rows.append(np.where(allowed, above_trained, 0).max(axis=1) / n_trained)
-    return np.stack(rows, axis=1)
+def _tail(models: int) -> float:
+    """The probability with which each of the four limits of a model's interval of a TPR may fail."""
+    return (1 - CONFIDENCE) / 4 / models
+
+
+def _tpr_interval(samples: Sequence[DetectorScores], rate: float, value: float) -> tuple[float | None, float | None]:
+    """The interval of a mean over models of the TPR at a false positive rate; distribution-free, for any numbers.
+
+    The TPR is at least the share of trained documents above the first threshold of `threshold_places`, and at most the
+    share at or above the second. Both shares have the limits of Clopper and Pearson, and each of these four may fail
+    with probability `_tail`. Of several models, which may share documents, the ends are the means of the models' ends,
+    whose errors add up to that of the interval.
+
+    None where even the highest score may have a larger FPR than the rate: then the lower limit would always be 0.
+    """
+    tail = _tail(len(samples))
+    ends = []
+    for sample in samples:
+        trained, untrained = sample.independent
+        if trained.size == 0 or untrained.size < least_untrained(rate, len(samples)):
+            return None, None
+        strict, generous = threshold_places(untrained.size, rate, tail)
+        ordered = np.sort(untrained)[::-1]
+        least = int((trained > ordered[strict - 1]).sum())
+        most = int((trained >= ordered[generous - 1]).sum()) if generous <= untrained.size else trained.size
+        low, _ = clopper_pearson(least, trained.size, tail)
+        _, high = clopper_pearson(most, trained.size, tail)
+        ends.append((low, high))
+    low, high = np.mean(ends, axis=0).tolist()
+    return min(low, value), max(high, value)
+
+
+def threshold_places(count: int, rate: float, tail: float) -> tuple[int, int]:
+    """Which of so many independent untrained scores, the highest being 1, are surely above and below a FPR.
+
+    The share of untrained documents above the k-th highest score is at most, and the share at or above it at least,
+    a Beta(k, count - k + 1) in distribution. Of the first place returned the former exceeds the rate, and of the second
+    the latter falls short of it, with a probability of at most `tail`.
+
+    Returns:
+        the largest k of the first kind, 0 if there is none; the smallest of the second, count + 1 if there is none.
+    """
+    k = np.arange(1, count + 1)
+    at_most = betainc(k, count - k + 1, rate)  # P(Beta(k, count - k + 1) <= rate), falls with k
+    return int(np.count_nonzero(at_most >= 1 - tail)), 1 + int(np.count_nonzero(at_most > tail))
+
+
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """The AUC of one model, and what its interval is made of."""
+
+    value: float
+    untied: float  # share of pairs of a trained and an untrained document whose scores differ
+    error: float  # standard error; 0 where it was not estimated
+    blocks: float  # effective number of independent documents of the rarer kind
+
+    @classmethod
+    def of(cls, sample: DetectorScores) -> _Area:
+        """The AUC with the standard error of DeLong et al. (1988), of blocks that of Obuchowski (1997)."""
+        kinds = (sample.trained, sample.untrained)
+        sizes = [kind.size for kind in kinds]
+        below, tied = _compared(kinds[0], kinds[1])
+        above, _ = _compared(kinds[1], kinds[0])
+        value, untied = float(below.mean()), 1 - float(tied.mean())
+        numbers = np.arange(sum(sizes)) if sample.blocks is None else sample.blocks
+        blocks, place = np.unique(numbers, return_inverse=True)
+        sums, counts, effective = [], [], []
+        for placements, at in zip((below, 1 - above), np.split(place, [sizes[0]]), strict=True):
+            sums.append(np.bincount(at, placements - value, blocks.size) / at.size)
+            inside = np.bincount(at, minlength=blocks.size)
+            counts.append(int(np.count_nonzero(inside)))
+            effective.append(at.size**2 / float((inside.astype(np.float64) ** 2).sum()))
+        if min(counts) < _LEAST_BLOCKS:
+            return cls(value, untied, 0.0, min(counts))
+        of_kinds = (count / (count - 1) * float(one @ one) for one, count in zip(sums, counts, strict=True))
+        both = 2 * blocks.size / (blocks.size - 1) * float(sums[0] @ sums[1])
+        return cls(value, untied, math.sqrt(max(0.0, sum(of_kinds) + both)), min(effective))
+
+
+def _compared(scores: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share of the others that score less than each, equal ones count half, and the share of equal ones."""
+    ordered = np.sort(others)
+    left, right = (np.searchsorted(ordered, scores, side) for side in ("left", "right"))
+    return (left + right) / (2 * others.size), (right - left) / others.size
+
+
+def _area_interval(areas: Sequence[_Area]) -> tuple[float | None, float | None]:
+    """The interval of a mean of AUCs, Student's on the logit scale.
+
+    The standard error of the mean is at most the mean of theirs, however the models depend on one another. Where fewer
+    than `_LEAST_PAIRS` disjoint pairs are expected in the wrong order, in the right one, or with different scores, the
+    standard error is estimated from a few documents: then the interval is Hoeffding's, which holds for any number.
+
+    None where a kind has fewer than `_LEAST_BLOCKS` independent documents.
+    """
+    count = min(area.blocks for area in areas)
+    if count < _LEAST_BLOCKS:
+        return None, None
+    value, error = (float(np.mean([getattr(area, name) for area in areas])) for name in ("value", "error"))
+    if min(value, 1 - value, *(area.untied for area in areas)) * count < _LEAST_PAIRS:
+        tail = (1 - CONFIDENCE) / 2
+        return hoeffding_limit(value, count, tail), 1 - hoeffding_limit(1 - value, count, tail)
+    reach = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * error / (value * (1 - value))
+    return float(expit(logit(value) - reach)), float(expit(logit(value) + reach))

@@ -15,6 +15,7 @@ from pipeline.audit.blind import (
     LEAST,
     OF_PICTURES,
     PASSING,
+    SAMPLED_SHARDS,
     TOLERANCE,
     WORDS,
     Shown,
@@ -22,7 +23,7 @@ from pipeline.audit.blind import (
     sampled,
     settled_by,
 )
-from pipeline.audit.detection import CONFIDENCE, RATES, RESAMPLES, Estimate, detection, roc
+from pipeline.audit.detection import CONFIDENCE, RATES, Estimate, DetectorScores, detection, roc, too_few_untrained
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
@@ -31,6 +32,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import display_name
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
+from pipeline.selection.conformal import mix
 
 BLIND = "blind (words alone)"
 """The row of the classifier that knows only the words; no score column has such a name."""
@@ -76,9 +78,9 @@ class Evaluation(VersionedRecord):
     run: str = Field(description="The run directory.")
     model: str = Field(description="The model that was asked.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
-    seed: int = Field(description="Seed of the resampling and of the classifier's folds.")
+    seed: int = Field(description="Seed of the classifier's folds.")
     confidence: float = Field(description="Confidence of the intervals.")
-    resamples: int = Field(description="Bootstrap samples of each interval.")
+    resamples: int = Field(0, description="Bootstrap samples of each interval; 0: no interval is made by resampling.")
     documents: list[ComparedDocuments] = Field(description="How many documents of each role there are.")
     n_shared: int = Field(description="Seen documents with the same normalised text as an unseen one.")
     notices: list[str] = Field(description="What a reader of the figures must know.")
@@ -120,8 +122,9 @@ class _Kind:
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
     """Compare the scores of the seen with those of the unseen documents, for every detector and in every group.
 
-    AUC and TPR with 95% bootstrap intervals, as `pipeline.audit.detection` says. The first row is of a classifier that
-    knows only the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role.
+    AUC and TPR with 95% intervals, as `pipeline.audit.detection` says. The first row is of a classifier that knows only
+    the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role. Where groups
+    are blocks (`_blocks`), the intervals over all documents are over groups.
 
     Args:
         config: of the run.
@@ -139,20 +142,24 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         kinds[role].scores[blind] = values
     names = [*([blind] if words else []), *columns]
     grouped, dropped = _groups(kinds)
-    rows = [_row(kinds, name, group, config.seed) for group in (None, *grouped) for name in names]
+    blocks = _blocks(kinds)
+    rows = [_row(kinds, name, group, blocks) for group in (None, *grouped) for name in names]
     evaluation = Evaluation(
         run=scored.store.url,
         model=display_name(config.model),
         limit=limit,
         seed=config.seed,
         confidence=CONFIDENCE,
-        resamples=RESAMPLES,
         documents=[_documents(scored, role, kinds[role].groups.size) for role in COMPARED],
         n_shared=int(np.isin(kinds["seen"].text_key, kinds["unseen"].text_key).sum()),
         notices=[],
         rows=rows,
     )
-    notices = [*_notices(evaluation), *([f"{dropped:,} smaller groups are left out of the table."] if dropped else [])]
+    notices = [
+        *_notices(evaluation),
+        *_about_intervals(kinds, columns[0], blocks),
+        *([f"{dropped:,} smaller groups are left out of the table."] if dropped else []),
+    ]
     curves = {name: roc(*(kinds[role].of(name, None) for role in COMPARED)) for name in names}
     return Evaluated(evaluation.model_copy(update={"notices": notices}), curves)
 
@@ -205,12 +212,53 @@ def _groups(kinds: dict[Role, _Kind]) -> tuple[list[str], int]:
     return sorted(largest), len(sizes) - len(largest)
 
 
-def _row(kinds: dict[Role, _Kind], name: str, group: str | None, seed: int) -> DetectorEvaluation:
+def _blocks(kinds: dict[Role, _Kind]) -> dict[Role, np.ndarray] | None:
+    """The number of each document's block; None where documents count one by one.
+
+    A group is a block if documents that belong together share a role, such as the chapters of a book: then some group
+    of several documents has one role. If every group of several documents has both, groups are kinds of documents, such
+    as topics, and the intervals are over documents, given these groups. Without a group a document is its own block.
+    """
+    names = {
+        role: Counter(group for group in kind.groups.tolist() if group is not None) for role, kind in kinds.items()
+    }
+    sizes = names["seen"] + names["unseen"]
+    if all(sizes[name] == 1 or all(name in of_role for of_role in names.values()) for name in sizes):
+        return None
+    number = {name: place for place, name in enumerate(sizes)}
+    blocks, start = {}, len(number)
+    for role, kind in kinds.items():
+        singles = range(start, start + kind.groups.size)
+        blocks[role] = np.array([number.get(group, single) for group, single in zip(kind.groups, singles, strict=True)])
+        start += kind.groups.size
+    return blocks
+
+
+def _sample(
+    kinds: dict[Role, _Kind], name: str, group: str | None, blocks: dict[Role, np.ndarray] | None
+) -> DetectorScores:
     seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
-    figures = detection([(seen, unseen)], seed)
+    if blocks is None or group is not None:
+        return DetectorScores(seen, unseen)
+    scored = {role: ~np.isnan(kinds[role].scores[name]) for role in COMPARED}
+    numbers = np.concatenate([blocks[role][scored[role]] for role in COMPARED])
+    keys = np.concatenate([kinds[role].text_key[scored[role]] for role in COMPARED])
+    return DetectorScores(seen, unseen, numbers, mix(keys.view(np.uint64)))
+
+
+def _row(
+    kinds: dict[Role, _Kind], name: str, group: str | None, blocks: dict[Role, np.ndarray] | None
+) -> DetectorEvaluation:
+    sample = _sample(kinds, name, group, blocks)
+    figures = detection([sample])
     tpr = {f"{rate:g}": figures.tpr[rate] for rate in RATES}
     return DetectorEvaluation(
-        detector=name, group=group, n_seen=seen.size, n_unseen=unseen.size, auc=figures.auc, tpr=tpr
+        detector=name,
+        group=group,
+        n_seen=sample.trained.size,
+        n_unseen=sample.untrained.size,
+        auc=figures.auc,
+        tpr=tpr,
     )
 
 
@@ -232,6 +280,7 @@ def _notices(evaluation: Evaluation) -> Iterator[str]:
     if evaluation.limit is not None:
         yield f"This is a sample: only the first {evaluation.limit:,} documents of each role were read."
     yield _about_words(evaluation.rows[0])
+    yield from _about_sample(evaluation)
     if evaluation.n_shared:
         yield (
             f"{evaluation.n_shared:,} seen documents have the same text as an unseen one: their labels contradict "
@@ -248,6 +297,43 @@ def _notices(evaluation: Evaluation) -> Iterator[str]:
         yield f"Fewer than {LEAST} documents of one kind are compared: the figures say next to nothing."
 
 
+def _about_sample(evaluation: Evaluation) -> Iterator[str]:
+    """Which documents the classifier's row counts; nothing without such a row."""
+    row = evaluation.rows[0]
+    if not is_blind(row.detector):
+        return
+    counts = [
+        (counted, entry.n_compared, entry.role)
+        for entry, counted in zip(evaluation.documents, (row.n_seen, row.n_unseen), strict=True)
+    ]
+    if all(counted == compared for counted, compared, _ in counts):
+        each = " and ".join(f"{counted:,} {role}" for counted, _, role in counts)
+        yield f'The row "{row.detector}" counts all of the {each} documents that are compared.'
+        return
+    each = " and ".join(f"{counted:,} of the {compared:,} {role}" for counted, compared, role in counts)
+    yield (
+        f'The row "{row.detector}" counts {each} documents that are compared: the first ones of at most '
+        f"{SAMPLED_SHARDS} shards of each role, evenly spaced over its files."
+    )
+
+
+def _about_intervals(kinds: dict[Role, _Kind], column: str, blocks: dict[Role, np.ndarray] | None) -> Iterator[str]:
+    """What the intervals over all documents are over, and which figures have none."""
+    single = "documents"
+    if blocks is not None:
+        single = "groups"
+        seen, unseen = (np.unique(blocks[role]).size for role in COMPARED)
+        yield (
+            f"Documents of a group may depend on one another: the intervals over all documents are over the {seen:,} "
+            f"seen and {unseen:,} unseen groups (a document without a group is its own), and those of the TPR count "
+            "one document of each, drawn by a hash of its text."
+        )
+    elif any(group is not None for kind in kinds.values() for group in kind.groups):
+        yield "Every group has seen and unseen documents: the intervals are over documents, given these groups."
+    _, independent = _sample(kinds, column, None, blocks).independent
+    yield from too_few_untrained(independent.size, f"unseen {single}")
+
+
 def is_blind(detector: str) -> bool:
     """Whether a row is of a classifier that never saw the model."""
     return detector in (BLIND, BLIND_PICTURES)
@@ -259,8 +345,11 @@ def _about_words(row: DetectorEvaluation) -> str:
     by = WORDS if row.detector == BLIND else OF_PICTURES
     value, low, high = row.auc.value, row.auc.low, row.auc.high
     assert value is not None  # there are documents of both kinds
-    assert low is not None
-    assert high is not None
+    if low is None or high is None:
+        return (
+            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} was not "
+            f"tested: too few groups for an interval of its AUC ({value:.3f}; 0.5 is chance)."
+        )
     interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
     if low > 0.5 + TOLERANCE:
         return (

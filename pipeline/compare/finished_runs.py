@@ -182,14 +182,19 @@ def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] =
 def _documents(
     run: FinishedRun, receipt: Receipt, table: pa.Table, summary: Summary, scores: Sequence[str], schema: pa.Schema
 ) -> pa.Table:
+    remedy = f"make the selections anew with seenset select {run.store.url}"
+    for column in ("doc_id", "p_value", "selected", *summary.detectors):
+        if column not in table.column_names:
+            name = f"{run.store.url}/selection/{summary.name}/documents/{receipt.shard}.parquet"
+            raise UserError(f"{name} has no column {column} and belongs to another selection: {remedy}")
     scored = pc.is_valid(table[summary.detectors[0]])
     judged, others = table.filter(scored), table.filter(pc.invert(scored))
     filed = read_filed(run.store, receipt, ["doc_id", "text_key"])
     filed = filed.filter(pc.is_in(filed["doc_id"], value_set=judged["doc_id"].combine_chunks()))
     if not filed["doc_id"].equals(judged["doc_id"]):
         raise UserError(
-            f"{run.store.url}: shard {receipt.shard} has other scores than selection {summary.name} has judged; make "
-            f"the selections anew with seenset select {run.store.url}"
+            f"{run.store.url}: shard {receipt.shard} has other scores than selection {summary.name} has judged: "
+            f"{remedy}"
         )
     parts = []
     for part, keys in ((judged, filed["text_key"]), (others, pa.array([0] * len(others), pa.int64()))):

@@ -15,7 +15,7 @@ from pipeline.compare.finished_runs import FinishedRun
 from pipeline.compare.items import CleanItems, Item, items_of
 from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
-from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, wilson
+from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, share_interval
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
 
@@ -34,9 +34,14 @@ ITEMS_SCHEMA = pa.schema(
 )
 
 OF_INTERVALS = (
-    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items: of each number for itself, for items like these "
-    "that are drawn one by one. They do not count how the clean items were chosen."
+    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items, for items like these that are drawn one by one: "
+    "of each accuracy, and of each difference between clean and all items, for itself; of the ranks of a task on one "
+    "set of items, and of the models that change places, for all pairs of models together. They do not count how the "
+    "clean items were chosen, and they are too short where items depend on one another, as questions on one passage do."
 )
+
+PairedDifferences = dict[tuple[int, int], tuple[float, float, float]]
+"""Of two models, by their places: the accuracy of the first less that of the second, and the ends of its interval."""
 
 
 class RankedModel(Record):
@@ -47,10 +52,14 @@ class RankedModel(Record):
     accuracy_all_low: float = Field(description="Lower end of its interval.")
     accuracy_all_high: float = Field(description="Upper end of its interval.")
     rank_all: float = Field(description="Rank on all items; 1 is best, ties share.")
+    rank_all_low: int = Field(description="Best rank in its interval.")
+    rank_all_high: int = Field(description="Worst rank in its interval.")
     accuracy_clean: float | None = Field(description="Mean result over the items selected as clean.")
     accuracy_clean_low: float | None = Field(description="Lower end of its interval.")
     accuracy_clean_high: float | None = Field(description="Upper end of its interval.")
     rank_clean: float | None = Field(description="Rank on the clean items.")
+    rank_clean_low: int | None = Field(description="Best rank in its interval.")
+    rank_clean_high: int | None = Field(description="Worst rank in its interval.")
     difference: float | None = Field(description="Accuracy on the clean items less that on all.")
     difference_low: float | None = Field(description="Lower end of its interval.")
     difference_high: float | None = Field(description="Upper end of its interval.")
@@ -65,7 +74,7 @@ class RankChange(Record):
     difference_clean: float = Field(
         description="Accuracy of the second less that of the first on clean items, above 0."
     )
-    low: float = Field(description="Lower end of the paired interval of difference_clean.")
+    low: float = Field(description="Lower end of the paired interval of difference_clean, for all pairs together.")
     high: float = Field(description="Upper end of it.")
     shown: bool = Field(description="Whether that interval lies above 0; else chance explains who is ahead there.")
     n_for: int = Field(description="Items that were not selected as clean and on which the first does better.")
@@ -180,11 +189,17 @@ def _task(task: str, of_task: Sequence[ItemResults], items: Sequence[Item], valu
     ranks_all = rankdata(-everything)
     selected = values[:, clean].mean(axis=1) if clean.any() else None
     ranks_clean = rankdata(-selected) if selected is not None else None
+    pairs_all = paired_differences(values)
+    pairs_clean = paired_differences(values[:, clean]) if clean.any() else None
     models = []
     for index in np.lexsort((np.arange(len(of_task)), -everything)).tolist():
-        low, high = wilson(float(everything[index]), len(items))
-        ends = (None, None) if selected is None else wilson(float(selected[index]), int(clean.sum()))
+        low, high = share_interval(values[index])
+        low_clean, high_clean = (None, None) if selected is None else share_interval(values[index, clean])
         difference = difference_to_all(values[index, clean], values[index, ~clean])
+        best, worst = rank_interval(pairs_all, index, len(of_task))
+        best_clean, worst_clean = (
+            (None, None) if pairs_clean is None else rank_interval(pairs_clean, index, len(of_task))
+        )
         models.append(
             RankedModel(
                 model=of_task[index].model,
@@ -192,10 +207,14 @@ def _task(task: str, of_task: Sequence[ItemResults], items: Sequence[Item], valu
                 accuracy_all_low=low,
                 accuracy_all_high=high,
                 rank_all=float(ranks_all[index]),
+                rank_all_low=best,
+                rank_all_high=worst,
                 accuracy_clean=None if selected is None else float(selected[index]),
-                accuracy_clean_low=ends[0],
-                accuracy_clean_high=ends[1],
+                accuracy_clean_low=low_clean,
+                accuracy_clean_high=high_clean,
                 rank_clean=None if ranks_clean is None else float(ranks_clean[index]),
+                rank_clean_low=best_clean,
+                rank_clean_high=worst_clean,
                 difference=None if difference is None else difference[0],
                 difference_low=None if difference is None else difference[1],
                 difference_high=None if difference is None else difference[2],
@@ -208,19 +227,40 @@ def _task(task: str, of_task: Sequence[ItemResults], items: Sequence[Item], valu
         n_items=len(items),
         n_clean=int(clean.sum()),
         models=models,
-        changes=[] if selected is None else _changes(of_task, items, values, clean),
+        changes=[] if pairs_clean is None else _changes(of_task, items, values, clean, pairs_clean),
     )
 
 
+def paired_differences(values: np.ndarray) -> PairedDifferences:
+    """The differences of all ordered pairs of models, with intervals that hold for all pairs together."""
+    pairs = list(combinations(range(len(values)), 2))
+    confidence = 1 - (1 - CONFIDENCE_OF_SHARES) / max(1, len(pairs))
+    differences: PairedDifferences = {}
+    for first, second in pairs:
+        mean, low, high = paired_difference(values[first], values[second], confidence)
+        differences[first, second], differences[second, first] = (mean, low, high), (-mean, -high, -low)
+    return differences
+
+
+def rank_interval(differences: PairedDifferences, index: int, models: int) -> tuple[int, int]:
+    """The best and the worst rank of a model: behind all that are shown to be ahead, before all shown to be behind."""
+    of_model = [interval for (first, _), interval in differences.items() if first == index]
+    return 1 + sum(high < 0 for _, _, high in of_model), models - sum(low > 0 for _, low, _ in of_model)
+
+
 def _changes(
-    of_task: Sequence[ItemResults], items: Sequence[Item], values: np.ndarray, clean: np.ndarray
+    of_task: Sequence[ItemResults],
+    items: Sequence[Item],
+    values: np.ndarray,
+    clean: np.ndarray,
+    on_clean: PairedDifferences,
 ) -> list[RankChange]:
     """Pairs that change places; ties are none."""
     changes = []
     for pair in combinations(range(len(of_task)), 2):
         ahead = values[pair[0]].mean() - values[pair[1]].mean()
         first, second = pair if ahead > 0 else pair[::-1]
-        difference, low, high = paired_difference(values[second, clean], values[first, clean])
+        difference, low, high = on_clean[second, first]
         if ahead == 0 or difference <= 0:
             continue
         others = np.where(clean, 0.0, values[first] - values[second])

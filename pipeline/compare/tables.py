@@ -69,9 +69,9 @@ def ranking_table_of(task: TaskRanking) -> Table:
         table.add_row(
             Text(one.model),
             _with_ends(one.accuracy_all, one.accuracy_all_low, one.accuracy_all_high),
-            f"{one.rank_all:g}",
+            _with_ranks(one.rank_all, one.rank_all_low, one.rank_all_high),
             _with_ends(one.accuracy_clean, one.accuracy_clean_low, one.accuracy_clean_high),
-            "-" if one.rank_clean is None else f"{one.rank_clean:g}",
+            _with_ranks(one.rank_clean, one.rank_clean_low, one.rank_clean_high),
             _with_ends(one.difference, one.difference_low, one.difference_high),
         )
     return table
@@ -79,3 +79,7 @@ def ranking_table_of(task: TaskRanking) -> Table:
 
 def _with_ends(value: float | None, low: float | None, high: float | None) -> str:
     return "-" if value is None or low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _with_ranks(rank: float | None, low: int | None, high: int | None) -> str:
+    return "-" if rank is None else f"{rank:g} [{low}, {high}]"

@@ -20,9 +20,18 @@ Row = dict[str, Any]
 
 
 def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detection], models: int) -> list[Row]:
-    """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined."""
+    """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined.
+
+    `untrained` is the number of independent untrained documents, of the model that has the fewest.
+    """
     return [
-        {**shown(settings), "detector": column, "models": models, **_figures(one.auc, _by_rate(one.tpr))}
+        {
+            **shown(settings),
+            "detector": column,
+            "models": models,
+            "untrained": one.n_untrained,
+            **_figures(one.auc, _by_rate(one.tpr)),
+        }
         for column, one in detections.items()
     ]
 

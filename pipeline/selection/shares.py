@@ -1,68 +1,86 @@
-"""Intervals of accuracies and of their differences, for results in [0, 1] of which right and wrong are the ends."""
+"""Intervals of accuracies and of their differences, exact for any number of results in [0, 1]."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.optimize import brentq
+from scipy.special import betaincinv, xlogy
 
 CONFIDENCE_OF_SHARES = 0.95
 
+_OF_RATE = 0.2
+"""Part of the error of a paired interval that its rate of items with different results may use."""
 
-def wilson(mean: float, n: int, confidence: float = CONFIDENCE_OF_SHARES) -> tuple[float, float]:
-    """Wilson's score interval of a share with correction for continuity (Newcombe 1998, method 4 of one share).
 
-    For results in [0, 1] that are not only 0 and 1 it is on the safe side: a variable in [0, 1] of mean p has a
-    variance of at most p (1 - p).
+_LEAST_MEAN = 1e-300
+
+
+def share_interval(values: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES) -> tuple[float, float]:
+    """Confidence interval of the mean of independent results in [0, 1]; each end fails with at most half of the error.
+
+    Of results that are 0 or 1 it is the interval of Clopper and Pearson. Of others it inverts the tail bounds of
+    Hoeffding (1963, eq. 2.1) and Bentkus (2004), of which the smaller one counts. Both hold for any number of results.
 
     Args:
-        mean: of the n results, in [0, 1].
-        n: results; 0 gives (0, 1).
+        values: float, (results,); without results the interval is (0, 1).
         confidence: in (0, 1).
     """
-    if n == 0:
+    x = np.asarray(values, dtype=np.float64)
+    tail = (1 - confidence) / 2
+    if not x.size:
         return 0.0, 1.0
-    z = _quantile(confidence)
-    ends = []
-    for sign in (-1, 1):
-        root = z * z + 2 * sign - 1 / n + 4 * mean * (n * (1 - mean) - sign)
-        ends.append((2 * n * mean + z * z + sign * (1 + z * math.sqrt(max(0.0, root)))) / (2 * (n + z * z)))
-    low, high = ends
-    return max(0.0, min(mean, low)) if mean > 0 else 0.0, min(1.0, max(mean, high)) if mean < 1 else 1.0
+    if np.all((x == 0) | (x == 1)):
+        return clopper_pearson(int(x.sum()), x.size, tail)
+    return _lower_of_bounded(x, tail), 1 - _lower_of_bounded(1 - x, tail)
 
 
-def newcombe(
-    mean: float, n: int, other: float, m: int, confidence: float = CONFIDENCE_OF_SHARES
-) -> tuple[float, float]:
-    """Newcombe's (1998, method 11) interval of the difference of two independent shares, mean - other.
+def clopper_pearson(successes: int, trials: int, tail: float) -> tuple[float, float]:
+    """Limits of a share, of which each fails with a probability of at most `tail` (Clopper & Pearson 1934)."""
+    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
+    return low, high
 
-    With Wilson's limits (l, u) of each share, corrected for continuity, the limits are
-    d - sqrt((p1 - l1)^2 + (u2 - p2)^2) and d + sqrt((u1 - p1)^2 + (p2 - l2)^2). Approximate, and on the safe side:
-    without the correction as few as 86% of intervals cover where shares are near 0 and 1 and items few.
 
-    Args:
-        mean: share of the first n results.
-        n: >= 1.
-        other: share of the other m results.
-        m: >= 1.
-        confidence: in (0, 1).
+def hoeffding_limit(mean: float, size: float, tail: float) -> float:
+    """Lower limit of the mean of `size` results in [0, 1], which fails with at most `tail` (Hoeffding 1963, eq. 2.1).
+
+    It is the p below the mean at which size * KL(mean, p) = -log(tail). It holds for a U-statistic too, with `size`
+    the number of disjoint subsets of its arguments.
     """
-    (l1, u1), (l2, u2) = wilson(mean, n, confidence), wilson(other, m, confidence)
-    d = mean - other
-    return d - math.hypot(mean - l1, u2 - other), d + math.hypot(u1 - mean, other - l2)
+    if mean <= 0:
+        return 0.0
+    least = -math.log(tail) / size
+    if mean >= 1:
+        return math.exp(-least)
+
+    def excess(p: float) -> float:
+        return float(xlogy(mean, mean / p) + xlogy(1 - mean, (1 - mean) / (1 - p))) - least
+
+    return float(brentq(excess, _LEAST_MEAN, mean, xtol=1e-12)) if excess(_LEAST_MEAN) > 0 else 0.0
 
 
-def difference_to_all(part: np.ndarray, rest: np.ndarray) -> tuple[float, float, float] | None:
-    """The accuracy on a part of the items less that on all of them, with its 95% interval.
+def _lower_of_bounded(x: np.ndarray, tail: float) -> float:
+    mean = float(x.mean())
+    bentkus, _ = clopper_pearson(math.floor(x.sum() + 1e-9), x.size, tail / math.e)
+    return min(mean, max(bentkus, hoeffding_limit(mean, x.size, tail)))
+
+
+def difference_to_all(
+    part: np.ndarray, rest: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES
+) -> tuple[float, float, float] | None:
+    """The accuracy on a part of the items less that on all of them, with its interval.
 
     The part is among all items, so the two accuracies depend on each other. What does not is part and rest: with w the
-    share of the part, part - all = (1 - w) (part - rest), and the interval is 1 - w times Newcombe's. It speaks of
-    items like these, of which so many are in the part.
+    share of the part, part - all = (1 - w) (part - rest). With (l1, u1) and (l2, u2) the `share_interval` of part and
+    rest, each with half of the error, the interval is (1 - w) times l1 - u2 to u1 - l2. It is of items like these, of
+    which so many are in the part.
 
     Args:
         part: results on the part's items, in [0, 1].
         rest: results on the others.
+        confidence: in (0, 1).
 
     Returns:
         the difference and the ends of its interval; None without a part; zeros without a rest, as it is then all.
@@ -72,9 +90,8 @@ def difference_to_all(part: np.ndarray, rest: np.ndarray) -> tuple[float, float,
     if not rest.size:
         return 0.0, 0.0, 0.0
     share = rest.size / (part.size + rest.size)
-    one, other = float(part.mean()), float(rest.mean())
-    low, high = newcombe(one, part.size, other, rest.size)
-    return share * (one - other), share * low, share * high
+    (l1, u1), (l2, u2) = (share_interval(values, (1 + confidence) / 2) for values in (part, rest))
+    return share * float(part.mean() - rest.mean()), share * (l1 - u2), share * (u1 - l2)
 
 
 def paired_difference(
@@ -82,10 +99,11 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """The accuracy of one model less that of another on the same items, with its interval.
 
-    Bonett & Price (2012) for paired shares: with a the sum of what the first is ahead by where it is ahead, b the same
-    of the other, p1 = (a + 1) / (n + 2) and p2 = (b + 1) / (n + 2), the interval is p1 - p2 -+ z sqrt((p1 + p2 -
-    (p1 - p2)^2) / (n + 2)). For results between 0 and 1 it is on the safe side, as a difference d in [-1, 1] has d^2
-    of at most |d|.
+    Of results that are 0 or 1 the difference is r (2 s - 1), with r the rate of items on which the results differ and
+    s the share of these on which the first is right. Given how many items differ, both counts are binomial: r has the
+    interval of Clopper and Pearson with a fifth of the error, s with the rest, and the limits are the least and the
+    largest value of r (2 s - 1) in both. Of other results the limits are l1 - u2 and u1 - l2, with (l1, u1) and
+    (l2, u2) the `share_interval` of what the first and the second is ahead by, each with half of the error.
 
     Args:
         one: results of the first model, in [0, 1], at least one.
@@ -93,14 +111,10 @@ def paired_difference(
         confidence: in (0, 1).
     """
     d = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    size = d.size + 2
-    ahead, behind = (float(np.maximum(sign * d, 0).sum()) + 1 for sign in (1, -1))
-    centre = (ahead - behind) / size
-    spread = max(0.0, (ahead + behind) / size - centre**2)
-    reach = _quantile(confidence) * math.sqrt(spread / size)
-    mean = float(d.mean())
-    return mean, max(-1.0, min(mean, centre - reach)), min(1.0, max(mean, centre + reach))
-
-
-def _quantile(confidence: float) -> float:
-    return float(ndtri((1 + confidence) / 2))
+    mean, error = float(d.mean()), 1 - confidence
+    if not np.all((d == 0) | (abs(d) == 1)):
+        (l1, u1), (l2, u2) = (share_interval(np.maximum(sign * d, 0), 1 - error / 2) for sign in (1, -1))
+        return mean, l1 - u2, u1 - l2
+    least, most = share_interval(d != 0, 1 - _OF_RATE * error)
+    low, high = (2 * share - 1 for share in share_interval(d[d != 0] > 0, 1 - (1 - _OF_RATE) * error))
+    return mean, low * (least if low > 0 else most), high * (most if high > 0 else least)

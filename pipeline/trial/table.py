@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Column, Table
 
-from pipeline.audit.detection import UNDEFINED
+from pipeline.audit.detection import UNDEFINED, too_few_untrained
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
@@ -253,6 +253,14 @@ def detector_title(rows: Sequence[Row]) -> str:
     models = sorted({row["models"] for row in rows})
     given = "this model" if models == [1] else f"these {' or '.join(map(str, models))} models"
     return f"Trained against untrained documents, 95% intervals over documents, {given}"
+
+
+def detector_caption(rows: Sequence[Row]) -> str | None:
+    """Which figures of the detectors' table have no interval, and why; None where all have one."""
+    if not rows:
+        return None
+    count, models = min(row["untrained"] for row in rows), max(row["models"] for row in rows)
+    return " ".join(too_few_untrained(count, "untrained documents", models)) or None
 
 
 def _deviation(value: float | None) -> str:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from rich.table import Table
 
 from pipeline import __version__
-from pipeline.audit.detection import detection, roc
+from pipeline.audit.detection import DetectorScores, detection, roc
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
 from pipeline.audit.stages import stages_of
@@ -299,7 +299,7 @@ class _Trial:
             if keys[place] in keys[:place]:
                 continue
             detections = {
-                column: detection([_by_training(audit.pool, column) for audit in audits], self.base.seed)
+                column: detection([_sample(audit.pool, column) for audit in audits])
                 for column in audits[0].pool.scores.columns
             }
             settings = {path: point.settings[path] for path in paths}
@@ -316,8 +316,10 @@ class _Trial:
         detectors, varied = self.detectors(points, audited)
         settings, selections = list(points[0].settings), repeated["selections"]
         audits = [row for audit in self.audits.values() for row in audit.rows]
+        of_detectors = detector_table(detectors, varied, table.detector_title(detectors))
+        of_detectors.caption = table.detector_caption(detectors)
         tables = [
-            detector_table(detectors, varied, table.detector_title(detectors)),
+            of_detectors,
             table.audit_table(audits),
             table.selection_table(selections, settings),
             *([table.model_table(repeated["by_model"], settings)] if repeated["by_model"] else []),
@@ -358,7 +360,8 @@ class _Trial:
         if varied:
             return [figures.detector_figure(rows, varied)]
         areas = {row["detector"]: row["auc"] for row in rows}
-        curves = {column: roc(*_by_training(pool, column)) for column, area in areas.items() if area is not None}
+        samples = {column: _sample(pool, column) for column, area in areas.items() if area is not None}
+        curves = {column: roc(sample.trained, sample.untrained) for column, sample in samples.items()}
         return roc_figures(curves, areas, ("trained", "untrained"))
 
     def show_step(self, step: TrainingStep) -> None:
@@ -368,10 +371,11 @@ class _Trial:
             self.say(f"  step {step.step}/{step.steps}  loss {step.loss:.2f}  {duration(remaining)} left")
 
 
-def _by_training(pool: Pool, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """A detector's scores of the trained and of the untrained documents."""
-    scores = pool.scores.columns[column]
-    return scores[pool.scored & pool.trained], scores[pool.scored & ~pool.trained]
+def _sample(pool: Pool, column: str) -> DetectorScores:
+    """A detector's scores of the trained and of the untrained documents; near copies are no independent documents."""
+    trained, untrained = (np.flatnonzero(pool.scored & kind) for kind in (pool.trained, ~pool.trained))
+    scores, both = pool.scores.columns[column], np.concatenate([trained, untrained])
+    return DetectorScores(scores[trained], scores[untrained], pool.family[both], pool.scores.keys[both])
 
 
 def _digest(value: Any) -> str:

@@ -136,7 +136,6 @@ def write_evaluation_page(folder: Path) -> Path:
         limit=None,
         seed=0,
         confidence=0.95,
-        resamples=100,
         documents=documents,
         n_shared=0,
         notices=[f"A notice that quotes {script('notice')}."],

@@ -240,6 +240,22 @@ def test_scores_of_two_detectors_are_held_against_each_other(
     assert (pair["detector_a"], pair["detector_b"]) == ("loss", "zlib")
 
 
+def test_documents_of_another_selection_are_refused_by_the_name_of_their_file(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command that reads them: 0.9.0 ended in a traceback of a KeyError."""
+    a, b = runs["a"], tmp_path / "b"
+    shutil.copytree(runs["b"], b)
+    other = copied(runs["b"], tmp_path / "zlib", SEEN_BY_B, 9, "model b", ["selections.0.detectors=[zlib]"])
+    files = b / "selection/clean/documents"
+    shutil.rmtree(files)
+    shutil.copytree(other / "selection/clean/documents", files)
+    for question in ("compare", "joint"):
+        error = refusal(capsys, question, a, b, "--output", tmp_path / "x")
+        assert f"{files}/" in error
+        assert "seenset select" in error
+
+
 def test_what_cannot_be_compared_is_one_line(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
