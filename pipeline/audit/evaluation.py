@@ -23,7 +23,7 @@ from pipeline.audit.blind import (
     sampled,
     settled_by,
 )
-from pipeline.audit.detection import CONFIDENCE, RATES, Estimate, DetectorScores, detection, roc, too_few_untrained
+from pipeline.audit.detection import CONFIDENCE, RATES, DetectorScores, Estimate, detection, roc, too_few_untrained
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
