@@ -63,6 +63,20 @@ class StopError(UserError):
         self.exit_code = exit_code
 
 
+def instead_of_exit(error: BaseException) -> BaseException:
+    """The error itself, or what stands for a SystemExit: code that a run calls must not end the process.
+
+    A SystemExit that another thread or process passed on would end the command with the exit code of that code, which
+    is 0 where it called `sys.exit()`.
+    """
+    if not isinstance(error, SystemExit):
+        return error
+    return IncompleteError(
+        f"code of a plugin, a model or a library called sys.exit({error.code!r}), so the run is not complete; finished "
+        "shards are kept: correct that code and rerun the command"
+    )
+
+
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     """A tail for an error message: the nearest known name if one is near, and all of them."""
     names = list(known)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from pipeline.audit.places import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import IncompleteError, LostDeviceError, UserError
+from pipeline.errors import IncompleteError, LostDeviceError, UserError, instead_of_exit
 from pipeline.models.devices import ENVIRONMENT
 from pipeline.models.libraries import collect_rarely, give_back, keep_memory
 from pipeline.models.memory import cap_memory
@@ -87,8 +87,11 @@ class ShardActor:
                 check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
-        except UserError as error:  # a node lacks a model or a plugin: one line, not the trace of a dead actor
-            board.broken.remote(f"{_node_here()}: {error}")
+        except (
+            UserError,
+            SystemExit,
+        ) as error:  # a node lacks a model or a plugin: one line, not the trace of an actor
+            board.broken.remote(f"{_node_here()}: {instead_of_exit(error)}")
         else:
             board.ready.remote()
 
@@ -155,7 +158,7 @@ class ShardActor:
             self.ask(self.board.give_up, portion.attempt)
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
             os._exit(1)
-        except Exception as error:  # an error here would end the whole job: report the shard, go on with the rest
+        except (Exception, SystemExit) as error:  # it would end the whole job: report the shard, go on with the rest
             self.ask(self.board.end, portion.attempt, "failure", json.dumps(asdict(failure_of(shard, error))))
         else:
             self.ask(self.board.end, portion.attempt, "receipt", json.dumps(receipt.to_dict()))

@@ -31,7 +31,7 @@ from pipeline.audit.work import Work, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
-from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError
+from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
 from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.devices import CPU, Device
 from pipeline.models.sharing import SharedModels
@@ -72,6 +72,8 @@ class Outcome:
     @property
     def exit_code(self) -> ExitCode:
         """Of the command."""
+        if self.status.state != "complete":
+            return ExitCode.INCOMPLETE
         return ExitCode(self.status.exit_code or ExitCode.DONE)
 
     @property
@@ -232,6 +234,10 @@ def _scoring(
             state: RunState = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
             status.end(state, error.exit_code, str(error))
             raise
+        except SystemExit as error:
+            left = instead_of_exit(error)
+            status.end("incomplete", ExitCode.INCOMPLETE, str(left))
+            raise left from None
         except BaseException as error:
             status.end("failed", 1, f"{type(error).__name__}: {error}")
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from pipeline.errors import ExitCode, UserError
+from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage
 from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, series, terminal
@@ -272,6 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TyperException as error:
         exit_codes.begin_codes()  # a misspelt command is never given as done
         ending.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
+    except SystemExit as error:  # nothing of this package raises it in a command
+        ending.fail(str(instead_of_exit(error)), int(ExitCode.INCOMPLETE))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
     except Exception as error:

@@ -302,7 +302,7 @@ def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
         return known.arguments[argument].check(value)
     except (TypeError, ValueError) as error:
         raise UserError(f"detector {name}: {argument} {error}, got {value!r}") from None
-    except Exception as error:  # a plugin's check may raise anything
+    except (Exception, SystemExit) as error:  # a plugin's check may raise anything
         raise _broken(name, f"the check of {argument}", error, f", got {value!r}") from None
 
 
@@ -312,12 +312,12 @@ def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[
         read = needs(**{argument: arguments[argument] for argument in inspect.signature(needs).parameters})
     except UserError:
         raise
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise _broken(name, "its function of needs", error) from None
     return measurable(read, f"detector {name}")
 
 
-def _broken(name: str, what: str, error: Exception, tail: str = "") -> UserError:
+def _broken(name: str, what: str, error: BaseException, tail: str = "") -> UserError:
     """An error in the code of a detector, which is its author's to mend."""
     text = " ".join(str(error).split())
     where = display_module(_registry.modules[name])

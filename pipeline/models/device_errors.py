@@ -13,7 +13,7 @@ _LOST = re.compile(r"\A(CUDA|HIP|cuDNN|XPU) error|device-side assert")
 _NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was too little memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
@@ -21,7 +21,7 @@ def out_of_memory(error: Exception) -> bool:
     return any(mark in message for mark in _NO_MEMORY)
 
 
-def check_lost(error: Exception) -> None:
+def check_lost(error: BaseException) -> None:
     """Tell an error of one computation from one after which a device refuses all further work of this process.
 
     A GPU keeps such an error (a failed assertion in a kernel, an access outside its memory) until the process ends.
@@ -41,7 +41,7 @@ def check_lost(error: Exception) -> None:
     ) from error
 
 
-def _is_lost(error: Exception) -> bool:
+def _is_lost(error: BaseException) -> bool:
     """By what the devices say that this process uses; where torch can ask none, by the error."""
     if torch.cuda.is_initialized():
         return not all(map(_answers, range(torch.cuda.device_count())))

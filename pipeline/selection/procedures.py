@@ -260,7 +260,7 @@ def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callabl
         def guarded(counts: RankCounts, alpha: Fraction) -> Decision:
             try:
                 result = function(counts, alpha)
-            except Exception as error:  # a plugin may raise anything
+            except (Exception, SystemExit) as error:  # a plugin may raise anything
                 text = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise UserError(f"procedure {name} ({display_module(module)}) raised {text}") from None
             if not isinstance(result, Decision):

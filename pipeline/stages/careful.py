@@ -72,8 +72,10 @@ def nearest_control(journal: Journal, length: int, others: Iterable[tuple[int, C
     return min(fit, key=lambda pair: (pair[1].name not in journal.survivors, abs(pair[0] - length)))[1]
 
 
-def refusal_of(error: Exception) -> tuple[str, str]:
+def refusal_of(error: BaseException) -> tuple[str, str]:
     """Reason and message of a document whose work ends in an error."""
+    if isinstance(error, SystemExit):
+        return "model_error", f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
     message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
     return "out_of_memory" if out_of_memory(error) else "model_error", message
 
@@ -145,7 +147,7 @@ class CarefulReader:
             return self.worker.prepare(documents, self.inputs, self.output)
         except UserError:  # of the settings, which no other document would change
             raise
-        except Exception as error:  # whatever a tokenizer raises on a text is that text's fault until it stands alone
+        except (Exception, SystemExit) as error:  # what a tokenizer raises on a text is that text's fault
             check_lost(error)
             if len(documents) == 1:
                 self.output.refuse(documents[0], *refusal_of(error))

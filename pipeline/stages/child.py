@@ -25,6 +25,7 @@ from typing import IO, Any, TypeVar, cast
 
 import cloudpickle
 
+from pipeline.errors import instead_of_exit
 from pipeline.models.libraries import collect_rarely, import_models, keep_memory
 
 Answer = TypeVar("Answer")
@@ -305,7 +306,7 @@ def _serve(reading: int, writing: int) -> None:
             function, arguments = pickle.loads(message)
             answer = cloudpickle.dumps((_ANSWER, function(*arguments)))
         except BaseException as error:
-            answer = cloudpickle.dumps((_ERROR, _able_to_travel(error)))
+            answer = cloudpickle.dumps((_ERROR, _able_to_travel(instead_of_exit(error))))
         with contextlib.suppress(OSError):  # nobody waits for it any more
             _send(_answers, answer)
 

@@ -270,7 +270,7 @@ def _finish(shard: Shard, store_url: str, driver: str) -> Receipt | Failure:
         receipt = process(stage, worker, shard, Store(store_url), driver, on_batch)
     except (FullError, LostDeviceError):  # no other shard could be filed or finished either
         raise
-    except Exception as error:  # of one shard: the others go on
+    except (Exception, SystemExit) as error:  # of one shard: the others go on
         return failure_of(shard, error)
     _finished += 1
     if _finished % GIVING_BACK == 0:

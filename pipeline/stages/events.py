@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, instead_of_exit
 from pipeline.store.receipts import Receipt
 
 
@@ -46,7 +46,8 @@ class Tick:
 Event = Receipt | Failure | Advance | Answered | Ready | Tick
 
 
-def failure_of(shard: Shard, error: Exception) -> Failure:
+def failure_of(shard: Shard, raised: Exception | SystemExit) -> Failure:
     """Why a shard could not be finished."""
+    error = instead_of_exit(raised)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")

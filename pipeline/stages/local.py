@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pipeline.corpus.shard import Shard
-from pipeline.errors import FullError, LostDeviceError
+from pipeline.errors import FullError, LostDeviceError, instead_of_exit
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
@@ -121,7 +121,7 @@ class _Pool:
                 self.ready.set()
                 self.events.put(Ready())
         except BaseException as error:  # raised by the driver's thread
-            self.events.put(error)
+            self.events.put(instead_of_exit(error))
             return
         name = threading.current_thread().name
         others = [
@@ -147,7 +147,7 @@ class _Pool:
         except _Stopped:
             return
         except BaseException as error:  # as above
-            self.events.put(error)
+            self.events.put(instead_of_exit(error))
 
     def next_shard(self, crew: _Crew) -> Shard | None:
         """The next in line; none is read ahead that another worker may soon begin at once."""
@@ -170,7 +170,7 @@ class _Pool:
         except (_Stopped, FullError, LostDeviceError):  # no other shard could be finished or filed either
             self.stop.set()  # before the turn ends: whoever waits for it begins no work
             raise
-        except Exception as error:  # of one shard: the others go on
+        except (Exception, SystemExit) as error:  # of one shard: the others go on
             return failure_of(shard, error)
 
 

@@ -373,7 +373,7 @@ def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
         return
     except UserError:  # of the settings, which no other document would change
         raise
-    except Exception as error:  # whatever a model raises on a text is that text's fault until it stands alone
+    except (Exception, SystemExit) as error:  # what a model or a detector raises on a text is that text's fault
         check_lost(error)
         reason, message = refusal_of(error)
     if len(batch) == 1:
