@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from pipeline.audit.blind import (
     Blind,
     blind,
     blind_diagnostic,
+    blocks_of_documents,
     sample_documents,
     word_counts,
     word_model,
 )
+from pipeline.audit.halvings import Compared
 from pipeline.audit.plan import Plan
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import (
@@ -162,9 +165,9 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
 
 def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
     """What weights would leave of the calibration documents and repair, by a sample."""
-    learnt, seed, total = _weigh(known, audit, plan.config.seed), plan.config.seed, plan.documents(role)[0]
+    learnt, seed, total = _weigh(known, audit, plan.config), plan.config.seed, plan.documents(role)[0]
     effective = effective_number(np.minimum(learnt.odds, learnt.weigher.largest)[~learnt.audited])
-    after = weighted_diagnostic(blind_after(learnt.counts, learnt.audited, learnt.keys, seed), role)
+    after = weighted_diagnostic(blind_after(learnt.counts, learnt.compared, learnt.keys, seed), role)
     outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after)
     return [f"warning: {each.sentence}" if each.ok is False else each.sentence for each in (outlook, after)]
 
@@ -180,17 +183,23 @@ class _Learnt:
     weigher: Weigher
     odds: np.ndarray  # float64, (documents,)
     counts: Any  # sparse, (documents, features)
-    audited: np.ndarray  # bool, (documents,)
+    compared: Compared
     keys: np.ndarray  # int64, (documents,)
 
+    @property
+    def audited(self) -> np.ndarray:
+        """Which documents are audited, bool, (documents,)."""
+        return self.compared.audited
 
-def _weigh(known: _Sampled, audit: _Sampled, seed: int) -> _Learnt:
-    documents = [document for _, document in (*known, *audit)]
+
+def _weigh(known: _Sampled, audit: _Sampled, config: AuditConfig) -> _Learnt:
+    documents, seed = [document for _, document in (*known, *audit)], config.seed
     counts = word_counts([document.text for document in documents])
     audited = np.arange(len(documents)) >= len(known)
+    compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
     keys = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
     weigher = fit_weigher(counts, audited, keys, seed)
-    return _Learnt(weigher, weigher.odds(counts, keys), counts, audited, keys)
+    return _Learnt(weigher, weigher.odds(counts, keys), counts, compared, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +265,12 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     seed = plan.config.seed
     tested = halves(np.array([id_key(document.doc_id) for _, document in audit], dtype=np.int64), seed)
     taught = [audit[place] for place in np.flatnonzero(~tested).tolist()]
-    learnt = _weigh(known, taught, seed)
+    learnt = _weigh(known, taught, plan.config)
     certain = _certain(learnt, seed)
     path = os.path.join(folder, f"{role}.parquet")
     part = Path(folder, f".{role}.{uuid.uuid4().hex[:8]}.part")
     total, kept = 0, 0
-    sample: list[tuple[int, str]] = []
+    sample: list[tuple[int, str, str | None]] = []
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with whole(part):
@@ -272,19 +281,29 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
                     total, kept = total + len(some), kept + len(table)
                     keys = np.array([id_key(name) for name in table["id"].to_pylist()])
                     hashes = shuffled(keys, seed, _TEST).tolist()
-                    sample = sorted([*sample, *zip(hashes, table["text"].to_pylist(), strict=True)])[:SAMPLE]
+                    rows = zip(hashes, table["text"].to_pylist(), table["group"].to_pylist(), strict=True)
+                    sample = sorted([*sample, *rows], key=itemgetter(0, 1))[:SAMPLE]
             part.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
-    audit_texts = [audit[place][1].text for place in np.flatnonzero(tested).tolist()]
-    texts = [text for _, text in sample]
-    before = blind([document.text for _, document in known], audit_texts, seed)
-    return Matched(role, path, kept, total, before, blind(texts, audit_texts, seed))
+    others = [audit[place][1] for place in np.flatnonzero(tested).tolist()]
+    matched = [Document(0, "", text, group) for _, text, group in sample]
+    tests = [_tested(some, others, plan.config) for some in ([document for _, document in known], matched)]
+    return Matched(role, path, kept, total, *tests)
+
+
+def _tested(known: Sequence[Document], audit: Sequence[Document], config: AuditConfig) -> Blind | None:
+    """The blind test of documents; None with too few to calibrate on."""
+    if min(len(known), len(audit)) < LEAST:
+        return None
+    documents = [*known, *audit]
+    block = blocks_of_documents(documents, np.arange(len(documents)) >= len(known), config.near_copies)
+    return blind([document.text for document in known], [document.text for document in audit], config.seed, block)
 
 
 def _certain(learnt: _Learnt, seed: int) -> float:
     """The odds from which on a document is kept for certain: the least with which words tell nothing, or the most."""
-    odds, counts, audited = learnt.odds, learnt.counts, learnt.audited
+    odds, audited = learnt.odds, learnt.audited
     strictest = float(np.max(odds[~audited]))
     best = strictest
     for share in KEPT_SHARES:
@@ -292,7 +311,8 @@ def _certain(learnt: _Learnt, seed: int) -> float:
         kept = np.minimum(odds / limit, 1.0)
         if effective_number(kept[~audited]) < 2:
             continue
-        if blind_weighted(counts, audited, kept, seed).auc > 0.5 + TOLERANCE:
+        test = blind_weighted(learnt.counts, learnt.compared, kept, seed)
+        if test is None or test.auc > 0.5 + TOLERANCE:
             break
         best = limit
     return best

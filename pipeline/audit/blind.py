@@ -1,18 +1,30 @@
-"""Can the guarantee be believed here? Tests of its assumptions on the documents at hand."""
+"""The blind test: can a classifier that never saw the model tell calibration documents from audited ones?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from pipeline.audit.blind_pictures import PictureLooks, caption_features, looks_of, picture_model
+from pipeline.audit.halvings import (
+    LEAST_BLOCKS,
+    Z99,
+    Compared,
+    HeldOut,
+    blocks_among,
+    held_out,
+    interval_of,
+)
 from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
+from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.keys import contents_of
+from pipeline.corpus.near_copies import near_families, sketches_of_texts, stack_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.selection.digits import beside
 
@@ -28,19 +40,21 @@ PASSING = 0.05
 CERTAINTY = 1.2815515655446004
 """Standard errors: nine of ten tests are decided with as many documents as the sentence says."""
 
-Z99 = 2.5758293035489004
 LEAST = 20
+"""Documents of each role without which no weights are learned, and no scores of single documents are stated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blind:
     """How well the words alone tell calibration documents from audited ones."""
 
-    auc: float  # held out, in [0, 1]
+    auc: float  # held out, in [0, 1]: mean over the halves
     low: float  # of the 99% interval
     high: float
     n_calibration: int  # documents that were compared
     n_audit: int
+    n_calibration_blocks: int | None = None  # sets of dependent documents among these; None: all count singly
+    n_audit_blocks: int | None = None
 
     @property
     def outcome(self) -> BlindOutcome:
@@ -68,40 +82,54 @@ def shown_of(document: Document) -> Shown:
     return document.text if document.picture is None else looks_of(document.picture, document.text)
 
 
-def blind(calibration: Sequence[Shown], audit: Sequence[Shown], seed: int) -> Blind | None:
+def blind(
+    calibration: Sequence[Shown], audit: Sequence[Shown], seed: int, block: np.ndarray | None = None
+) -> Blind | None:
     """A classifier that never saw the model tries to tell calibration from audited documents.
 
-    Hashed bag of words, logistic regression, AUC of out-of-fold predictions, 99% interval by Hanley & McNeil (1982).
-    Members and non-members that differ in words only by chance leave it at 0.5, whatever the share of members.
-    None with fewer than 20 documents on either side: such a test could not fail. Pictures are told apart by
-    `picture_features`, and `caption_features` where all have captions, and boosted trees.
+    Hashed bag of words, logistic regression; AUC of documents that the classifier was not trained on, and its 99%
+    interval, from random halvings (`halvings.held_out`). Members and non-members that differ in words only by chance
+    leave it at 0.5, whatever the share of members. Pictures are told apart by `picture_features`, and
+    `caption_features` where all have captions, and boosted trees.
 
     Args:
-        calibration: texts, or files of pictures, of the null role.
+        calibration: texts, or looks of pictures, of the null role.
         audit: those of the audited documents.
-        seed: of the folds.
+        seed: of the halvings.
+        block: int64, (calibration + audit,), from `blocks_among`; None: documents are independent.
+
+    Returns:
+        None with fewer than `halvings.LEAST_BLOCKS` blocks of either role.
     """
-    guesses = blind_scores(calibration, audit, seed)
-    return None if guesses is None else auc_interval(guesses[: len(calibration)], guesses[len(calibration) :])
+    audited = np.arange(len(calibration) + len(audit)) >= len(calibration)
+    held = hold_out([*calibration, *audit], Compared.of(audited, block), seed)
+    return None if held is None else blind_of(held)
 
 
-def auc_interval(calibration: np.ndarray, audit: np.ndarray) -> Blind:
-    """The AUC of guesses, larger for audited ones, with its 99% interval by Hanley & McNeil (1982).
+def hold_out(documents: Sequence[Shown], compared: Compared, seed: int) -> HeldOut | None:
+    """Scores of documents by classifiers that were trained on others; None with too few blocks.
 
     Args:
-        calibration: guesses of the null role, float64, (n,), of independent documents or blocks of them.
-        audit: guesses of the audited ones, float64, (m,).
+        documents: texts, or looks of pictures.
+        compared: the role and block of each.
+        seed: of the halvings.
     """
-    from sklearn.metrics import roc_auc_score
+    if not compared.enough:
+        return None
+    features, model = _known(documents)
+    return held_out(features, compared, seed, model)
 
-    labels = np.r_[np.zeros(len(calibration), dtype=int), np.ones(len(audit), dtype=int)]
-    auc = float(roc_auc_score(labels, np.r_[calibration, audit]))
-    return Blind(auc, *interval_of(auc, len(audit), len(calibration)), len(calibration), len(audit))
+
+def blind_of(held: HeldOut) -> Blind:
+    """The AUC of held-out scores, with its 99% interval."""
+    auc, error = held.auc()
+    audited, block = held.compared.audited, held.compared.block
+    counts = int((~audited).sum()), int(audited.sum())
+    blocks = np.unique(block[~audited]).size, np.unique(block[audited]).size
+    return Blind(auc, *interval_of(auc, error), *counts, *(blocks if blocks != counts else (None, None)))
 
 
-def blind_scores(
-    first: Sequence[Shown], second: Sequence[Shown], seed: int, blocks: Sequence[int] | None = None
-) -> np.ndarray | None:
+def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> np.ndarray | None:
     """How much the words of each text look like those of the second kind, by a classifier that never read that text.
 
     Of pictures, how much their `picture_features` do.
@@ -110,21 +138,18 @@ def blind_scores(
         first: texts, or files of pictures, of one kind.
         second: those of the other.
         seed: of the folds.
-        blocks: of each document of both kinds, if there are any; then it never read one of the same block either.
 
     Returns:
-        float64, (first + second,), larger for the second kind; None with fewer than 20 documents (blocks) of either.
+        float64, (first + second,), larger for the second kind; None with fewer than 20 documents of either.
     """
-    numbers = range(len(first) + len(second)) if blocks is None else blocks
-    if min(len(set(numbers[: len(first)])), len(set(numbers[len(first) :]))) < LEAST:
+    if min(len(first), len(second)) < LEAST:
         return None
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, cross_val_predict
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
     labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
     known, model = _known([*first, *second])
-    kind = StratifiedKFold if blocks is None else StratifiedGroupKFold
-    folds = kind(FOLDS, shuffle=True, random_state=seed % 2**32)
-    guesses = cross_val_predict(model, known, labels, groups=blocks, cv=folds, method="decision_function")
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
+    guesses = cross_val_predict(model, known, labels, cv=folds, method="decision_function")
     return np.asarray(guesses)
 
 
@@ -159,20 +184,6 @@ def word_model(strength: float = 10.0) -> Any:
     return LogisticRegression(C=strength, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
 
 
-def interval_of(auc: float, positives: int, negatives: int) -> tuple[float, float]:
-    """The 99% interval of an AUC (Hanley & McNeil 1982), within [0, 1]."""
-    error = Z99 * _hanley_mcneil(auc, positives, negatives)
-    return max(0.0, auc - error), min(1.0, auc + error)
-
-
-def _hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
-    """Standard error of an AUC (Hanley & McNeil 1982, eq. 1), at least that of an AUC one document from the end."""
-    a = min(max(auc, 1 / (positives + negatives)), 1 - 1 / (positives + negatives))
-    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
-    spread = a * (1 - a) + (positives - 1) * (q1 - a * a) + (negatives - 1) * (q2 - a * a)
-    return math.sqrt(max(spread, 0.0) / (positives * negatives))
-
-
 def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:
     """What summary.json and the report say of the test of a role.
 
@@ -183,10 +194,10 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
     """
     if test is None:
         sentence = (
-            f"Fewer than {LEAST} {role} or audited documents: whether their {by} differ could not be tested. "
-            f"{settled_by(role, by=by)}"
+            f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
+            f"near-duplicates count once: whether their {by} differ could not be tested. {settled_by(role, by=by)}"
         )
-        return BlindDiagnostic(ok=None, by=by, sentence=sentence, n_to_settle=to_settle())
+        return BlindDiagnostic(ok=None, by=by, outcome="inconclusive", sentence=sentence, n_to_settle=to_settle())
     interval = interval_text(test)
     limit, outcome = 0.5 + TOLERANCE, test.outcome
     if outcome == "passed":
@@ -196,9 +207,9 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
         )
     elif outcome == "inconclusive":
         sentence = (
-            f"Inconclusive: whether a classifier that knows only their {by} tells the {role} documents from the "
-            f"audited ones cannot be said from so few ({interval}). It would take an AUC above {limit:.2f} or at most "
-            f"{0.5 + PASSING:.2f} at 99% confidence. {settled_by(role, by=by)}"
+            f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
+            f'differ ({interval}). "Different" needs a lower limit above {limit:.2f}, "alike" an upper limit of at '
+            f"most {0.5 + PASSING:.2f}. {settled_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
         )
     else:
         sentence = (
@@ -216,42 +227,125 @@ def interval_text(test: Blind) -> str:
     return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"
 
 
-def settled_by(first: str, second: str = "audited", by: str = WORDS) -> str:
-    """How many documents of two kinds would decide the test, in words."""
+def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
+    """How many documents of two kinds would decide the test, in words.
+
+    Args:
+        first: the one kind.
+        second: the other.
+        by: what the classifier knows of documents.
+        blocks: whether some of the documents are of one group, or near-duplicates.
+    """
+    once = " (documents of one group and near-duplicates count once)" if blocks else ""
     return (
-        f"About {to_settle():,} {first} and as many {second} documents would settle it: if their {by} are alike, nine "
-        "of ten tests then pass."
+        f"About {to_settle():,} {first} and as many {second} documents{once} would settle it: if their {by} are alike, "
+        "nine of ten tests then pass."
     )
 
 
 @cache
 def to_settle() -> int:
-    """The fewest documents of each kind with which nine of ten tests pass where the words are alike.
+    """About how many documents of each kind let nine of ten tests pass where the words are alike.
 
-    A test passes if the AUC and 2.58 standard errors are at most 0.55. An AUC of 0.5 is drawn above itself by more than
-    1.28 standard errors in one of ten tests.
+    A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,
+    DeLong's standard error of a half is sqrt(1 / (3 n)) where the words are alike. The mean AUC varies by that over
+    sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add next
+    to nothing. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
     """
-    count = LEAST
-    while (Z99 + CERTAINTY) * _hanley_mcneil(0.5, count, count) > PASSING:
-        count += 1
-    return count
+    errors = Z99 + CERTAINTY / math.sqrt(2)
+    needed = (errors / PASSING) ** 2 / 3
+    digits = 10 ** (math.floor(math.log10(needed)) - 1)
+    return round(needed / digits) * digits
 
 
-def blind_test(shards: Sequence[Shard], role: str, seed: int, texts: int = SAMPLED_TEXTS) -> BlindDiagnostic:
-    """The test of a role against the audited documents.
+def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: int = SAMPLED_TEXTS) -> BlindDiagnostic:
+    """The test of a role against the audited documents, in blocks of groups and families of near-duplicates.
 
     Args:
         shards: of all roles.
         role: whose documents calibrate.
-        seed: of the folds.
+        config: of the audit.
         texts: most texts of each side.
 
     Raises:
         UserError: a file is gone or damaged.
     """
-    calibration, audit = ([shard for shard in shards if shard.role == r] for r in (role, "audit"))
-    test = blind(sample_shown(calibration, texts), sample_shown(audit, texts), seed)
-    return blind_diagnostic(test, role, known_of(shards, role))
+    sample = draw_sample(shards, role, config.near_copies, texts)
+    held = hold_out(sample.shown, sample.compared, config.seed)
+    diagnostic = blind_diagnostic(None if held is None else blind_of(held), role, known_of(shards, role))
+    audited = sample.compared.audited
+    counts = {"n_calibration": int((~audited).sum()), "n_audit": int(audited.sum())}
+    return diagnostic.model_copy(update=counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlindSample:
+    """The documents that the test compares, those that calibrate before the audited ones."""
+
+    shown: list[Shown]
+    compared: Compared
+
+
+def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: int = SAMPLED_TEXTS) -> BlindSample:
+    """Up to `texts` documents of a role and as many audited ones, with their blocks; pictures one in memory at a time.
+
+    Args:
+        shards: of all roles.
+        role: whose documents calibrate.
+        near_copies: the share of common runs from which documents are near-duplicates.
+        texts: most texts of each role.
+
+    Raises:
+        UserError: a file is gone or damaged.
+    """
+    shown: list[Shown] = []
+    kinds: list[bool] = []
+    groups: list[str | None] = []
+    sketches: list[bytes | None] = []
+    for kind in (role, "audit"):
+        for _, document in _sampled([shard for shard in shards if shard.role == kind], texts):
+            shown.append(shown_of(document))
+            kinds.append(kind == "audit")
+            groups.append(document.group)
+            if document.picture is not None:
+                sketches += sketches_at_start([document])
+    if not sketches:
+        sketches = list(sketches_of_texts([text[:CHARACTERS] for text in shown if isinstance(text, str)]))
+    audited = np.array(kinds, dtype=bool)
+    return BlindSample(shown, Compared.of(audited, dependent_blocks(sketches, groups, audited, near_copies)))
+
+
+def dependent_blocks(
+    sketches: Sequence[bytes | None], groups: Sequence[str | None], audited: np.ndarray, near_copies: float
+) -> np.ndarray:
+    """`blocks_among` documents by their sketches and groups.
+
+    Args:
+        sketches: of the documents, from `sketches_at_start`.
+        groups: of the documents.
+        audited: bool, (documents,).
+        near_copies: the share of common runs from which documents are near-duplicates.
+    """
+    family = np.arange(len(sketches))
+    read = [place for place, sketch in enumerate(sketches) if sketch is not None]
+    if read:
+        families = near_families(stack_sketches([sketch for sketch in sketches if sketch is not None]), near_copies)
+        family[read] = np.asarray(read)[np.unique(families, return_index=True)[1]][families]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups)) if name is not None}
+    group = np.array([-1 if name is None else numbers[name] for name in groups], dtype=np.int64)
+    return blocks_among(np.unique(family, return_inverse=True)[1], group, audited)
+
+
+def blocks_of_documents(documents: Sequence[Document], audited: np.ndarray, near_copies: float) -> np.ndarray:
+    """`dependent_blocks` documents that are all texts or all pictures."""
+    groups = [document.group for document in documents]
+    return dependent_blocks(sketches_at_start(documents), groups, audited, near_copies)
+
+
+def sketches_at_start(documents: Sequence[Document]) -> list[bytes | None]:
+    """Sketches of what the classifier reads of documents, all texts or all pictures; None of a damaged picture."""
+    cut = [replace(document, text=document.text[:CHARACTERS]) for document in documents]
+    return [None if content is None else content[1] for content in contents_of(cut)]
 
 
 def known_of(shards: Sequence[Shard], role: str) -> str:

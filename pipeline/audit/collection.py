@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,21 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_FILE, training_index
-from pipeline.audit.blind import (
-    Blind,
-    Shown,
-    auc_interval,
-    blind_diagnostic,
-    blind_scores,
-    known_of,
-    sampled,
-)
-from pipeline.audit.diagnostics import run_blind_test
-from pipeline.audit.records import parse_part
 from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Each
-from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.verdict import BlockKind
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import id_key
@@ -53,7 +41,6 @@ class Collection:
     scores: np.ndarray  # float64, (documents, columns)
     audited: np.ndarray  # bool, (documents,)
     block: np.ndarray  # int64, (documents,)
-    places: dict[str, dict[int, int]]  # shard -> row -> position
 
     def blocks(self, seed: int) -> Blocks:
         """The blocks that can be moved."""
@@ -114,17 +101,12 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     if kind == "group":
         keys = np.concatenate([part.group for part in every])[grouped]
         group[grouped] = np.unique(keys, return_inverse=True)[1]
-    starts = np.cumsum([0, *(part.row.size for part in every)])
     return Collection(
         columns=columns,
         kind=kind,
         scores=np.concatenate([part.scores for part in every]),
         audited=np.arange(family.size) < sum(part.row.size for part in parts["audit"]),
         block=joined_blocks(family, group),
-        places={
-            part.shard: dict(zip(part.row.tolist(), range(start, start + part.row.size), strict=True))
-            for part, start in zip(every, starts.tolist(), strict=False)
-        },
     )
 
 
@@ -160,65 +142,3 @@ def _group_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     keys = np.array([id_key(name) for name in encoded.dictionary.to_pylist()], dtype=np.int64)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
     return np.where(grouped, keys[codes] if keys.size else 0, 0).astype(np.int64), grouped
-
-
-def blind_collection(collection: Collection, scored: Scored, seed: int) -> BlindDiagnostic:
-    """Whether the words alone tell the unseen documents from the audited ones, in blocks where these are groups.
-
-    Documents of one author are alike in words. A classifier that reads some of them and guesses the others would
-    know the author and not the role, so the blocks that it guesses are never among those that it read, and count once.
-
-    Raises:
-        UserError: the file of an earlier test is damaged.
-    """
-    if collection.kind == "family":
-        return run_blind_test(scored, "unseen", seed)
-    name = "diagnostics/blind-unseen-groups.json"
-    if (earlier := scored.store.read_json(name)) is not None:
-        return parse_part(BlindDiagnostic, earlier, f"{scored.store.url}/{name}")
-    try:
-        test = _blind_groups(collection, scored, seed)
-    except UserError as error:
-        sentence = f"Whether the words of unseen and audited documents differ was not tested: {error}."
-        return BlindDiagnostic(ok=None, sentence=sentence)
-    diagnostic = blind_diagnostic(test, "unseen", known_of(list(scored.shards.values()), "unseen"))
-    scored.store.write_json(name, diagnostic.plain())
-    return diagnostic
-
-
-def _blind_groups(collection: Collection, scored: Scored, seed: int) -> Blind | None:
-    """The test of block means of guesses; None with too few blocks.
-
-    Raises:
-        UserError: a file is gone or damaged.
-    """
-    mixed = _mixed(collection)
-    texts: dict[str, list[Shown]] = {}
-    blocks: dict[str, list[int]] = {}
-    for role in ("unseen", "audit"):
-        shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        places = [(collection.places[s.id].get(row), shown) for s, row, shown in sampled(shards)]
-        kept = [(int(collection.block[at]), text) for at, text in places if at is not None]
-        blocks[role] = [block for block, _ in kept if not mixed[block]]
-        texts[role] = [text for block, text in kept if not mixed[block]]
-    guesses = blind_scores(texts["unseen"], texts["audit"], seed, [*blocks["unseen"], *blocks["audit"]])
-    if guesses is None:
-        return None
-    ends = len(texts["unseen"])
-    unseen, audit = _means(guesses[:ends], blocks["unseen"]), _means(guesses[ends:], blocks["audit"])
-    return auc_interval(unseen, audit)
-
-
-def _mixed(collection: Collection) -> np.ndarray:
-    """Which blocks stand in both roles, bool, (blocks,)."""
-    in_role = [
-        np.bincount(collection.block[mask], minlength=collection.block.max() + 1) > 0
-        for mask in (collection.audited, ~collection.audited)
-    ]
-    return np.asarray(in_role[0] & in_role[1])
-
-
-def _means(values: np.ndarray, blocks: Iterable[int]) -> np.ndarray:
-    """The mean of each block's values."""
-    _, block = np.unique(np.fromiter(blocks, dtype=np.int64), return_inverse=True)
-    return np.asarray(np.bincount(block, values) / np.bincount(block))

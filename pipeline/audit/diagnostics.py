@@ -18,6 +18,8 @@ from pipeline.audit.summary import (
     ShareDiagnostic,
     SymmetryDiagnostic,
 )
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
 from pipeline.errors import UserError
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
@@ -76,7 +78,7 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
     )
 
 
-def run_blind_test(scored: Scored, role: str, seed: int) -> BlindDiagnostic:
+def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindDiagnostic:
     """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
 
     Raises:
@@ -87,9 +89,9 @@ def run_blind_test(scored: Scored, role: str, seed: int) -> BlindDiagnostic:
     if earlier is not None:
         return parse_part(BlindDiagnostic, earlier, f"{scored.store.url}/{name}")
     shards = list(scored.shards.values())
-    before = filed_precheck(scored.store, shards, seed)
+    before = filed_precheck(scored.store, shards, config.seed)
     try:
-        diagnostic = before.blind[role] if before and role in before.blind else blind_test(shards, role, seed)
+        diagnostic = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
         sentence = f"Whether the words of {role} and audited documents differ was not tested: {error}."
         return BlindDiagnostic(ok=None, sentence=sentence)

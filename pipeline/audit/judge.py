@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipeline.audit.collection import blind_collection, read_collection
+from pipeline.audit.collection import read_collection
+from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.history import answer_names
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Each
@@ -64,7 +65,7 @@ def judge_collection(
     names = answer_names(scored.store, config)
     summaries = [summary for name in names if (summary := read_summary(scored.store, name)) is not None]
     counts = [count for summary in summaries if (count := count_of(summary)) is not None]
-    blind = blind_collection(collection, scored, config.seed)
+    blind = run_blind_test(scored, "unseen", config)
     return _verdict(config, scored.store, limit, counts, test, blind, _direction(result))
 
 

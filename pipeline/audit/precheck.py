@@ -39,6 +39,7 @@ NOTE, WARNING = "note: ", "warning: "
 """Before a line of a check that did not pass."""
 
 _TOGETHER, _TOGETHER_CHARACTERS = 256, 1 << 20  # documents of which sketches are made together
+_FORM = 2  # of the checks: a file of an earlier form is not read
 _ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
 
 
@@ -107,7 +108,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     blind_tests: dict[Role, BlindDiagnostic] = {}
     for role in known:
         try:
-            blind_tests[role] = blind_test(plan.shards, role, config.seed, effort.texts)
+            blind_tests[role] = blind_test(plan.shards, role, config, effort.texts)
         except UserError as error:
             damaged.append(str(error))
     return Precheck(
@@ -161,11 +162,11 @@ def check_weighable(checked: Precheck, config: AuditConfig) -> None:
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
         test = checked.blind.get(role)
-        if selection.calibration == "weighted" and test is not None and test.auc is None:
-            counts = f"{checked.documents.get(role, 0)} and {checked.documents.get('audit', 0)}"
+        counts = None if test is None else (test.n_calibration or 0, test.n_audit or 0)
+        if selection.calibration == "weighted" and counts is not None and min(counts) < LEAST:
             raise UserError(
                 f"selection {selection.name}: calibration weighted needs at least {LEAST} {role} and {LEAST} audited "
-                f"documents to learn how their words differ, got {counts}"
+                f"documents to learn how their words differ, got {counts[0]} and {counts[1]}"
             )
 
 
@@ -213,9 +214,9 @@ def file_precheck(checked: Precheck, store: Store, shards: Sequence[Shard], seed
 
 
 def _file(shards: Sequence[Shard], seed: int) -> str:
-    """The name says what was read, so a corpus that was mended is read again."""
+    """The name says what was read and by which form of the checks, so a corpus that was repaired is read again."""
     content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
-    digest = hashlib.sha256(json.dumps([seed, content], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([_FORM, seed, content], sort_keys=True).encode()).hexdigest()
     return f"diagnostics/documents-{digest[:12]}.json"
 
 

@@ -129,9 +129,9 @@ def _questions(
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = find_span(scored, roles, columns, each)
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
-    blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config.seed) for role in overlaps}
+    blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
-    weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config.seed, each) for role in sorted(weighted)}
+    weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
     copies: dict[Role, Future[NearCopies]] = {}
     for role in roles:
         sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)

@@ -65,6 +65,12 @@ class BlindDiagnostic(Diagnostic):
     high: float | None = Field(None, description="Upper end of the 99% interval of the area.")
     n_calibration: int | None = Field(None, description="Calibration documents that were compared.")
     n_audit: int | None = Field(None, description="Audited documents that were compared.")
+    n_calibration_blocks: int | None = Field(
+        None,
+        description="Sets of dependent calibration documents among these, which count once: groups, families of "
+        "near-duplicates, single documents; null where all documents are independent.",
+    )
+    n_audit_blocks: int | None = Field(None, description="The same for the audited documents.")
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, Blind, interval_of, interval_text, word_counts, word_model
+from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, Blind, interval_text, word_counts, word_model
+from pipeline.audit.halvings import Compared, held_out, interval_of
 from pipeline.audit.summary import BlindDiagnostic, WeightingDiagnostic
 from pipeline.errors import UserError
 from pipeline.selection.digits import beside
@@ -121,63 +122,83 @@ def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]
     return slope * model.coef_[0], slope * float(model.intercept_[0]) + level
 
 
-def blind_weighted(words: Any, audited: np.ndarray, weights: np.ndarray, seed: int, model: Any = None) -> Blind:
+def blind_weighted(
+    words: Any, compared: Compared, weights: np.ndarray, seed: int, model: Any = None
+) -> WeightedTest | None:
     """The blind test over again, with calibration documents that count by their weights.
 
-    The classifier is taught with the weights and its AUC, held out, counts pairs by them. The interval takes the
-    effective number of calibration documents for their number.
+    The classifier is trained with the weights, and its AUC, held out, counts pairs by them.
 
     Args:
         words: (documents, features), sparse, or dense `blind_pictures.picture_features`.
-        audited: bool, (documents,); the others calibrate.
+        compared: roles and blocks of the documents.
         weights: float, (documents,), > 0; those of audited documents are not read.
-        seed: of the folds.
-        model: classifier that is taught, by default `blind.word_model()`.
-    """
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+        seed: of the halvings.
+        model: classifier that is trained, by default `blind.word_model()`.
 
+    Returns:
+        None with too few blocks of a role.
+    """
+    audited = compared.audited
     counted = np.ones(audited.size)
     counted[~audited] = weights[~audited] * ((~audited).sum() / weights[~audited].sum())
-    labels = audited.astype(int)
-    folds = StratifiedKFold(PARTS, shuffle=True, random_state=seed % 2**32)
-    taught = {"sample_weight": counted}
-    model = word_model() if model is None else model
-    guesses = cross_val_predict(model, words, labels, cv=folds, method="decision_function", params=taught)
-    auc = float(roc_auc_score(labels, guesses, sample_weight=counted))
-    n, m = effective_number(counted[~audited]), int(audited.sum())
-    effective = max(2, math.floor(n))
-    return Blind(auc, *interval_of(auc, m, effective), effective, m)
+    weighed = Compared.of(audited, compared.block, counted)
+    held = held_out(words, weighed, seed, word_model() if model is None else model, weighted=True)
+    if held is None:
+        return None
+    auc, error = held.auc()
+    return WeightedTest(auc, error, max(2, math.floor(effective_number(counted[~audited]))), int(audited.sum()))
 
 
-def blind_after(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> Blind | None:
+@dataclass(frozen=True, slots=True)
+class WeightedTest:
+    """The AUC of a blind test with weights, and its standard error."""
+
+    auc: float
+    error: float
+    n_calibration: int  # effective number
+    n_audit: int
+
+    @property
+    def blind(self) -> Blind:
+        """The test with its 99% interval."""
+        return Blind(self.auc, *interval_of(self.auc, self.error), self.n_calibration, self.n_audit)
+
+
+def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> Blind | None:
     """Whether words tell the two kinds apart after weighting, by documents that taught the weights nothing.
 
-    Each half of the documents weighs the other, and `blind_weighted` tests that other half; the AUC is the mean of the
-    two. Tested on what taught them, weights look better than they are: in simulations the AUC then lay below 0.5.
+    Each half of the blocks weighs the other, and `blind_weighted` tests that other half; the AUC and its standard error
+    are the means of the two. Tested on what taught them, weights look better than they are: in simulations the AUC then
+    lay below 0.5.
 
     Args:
         words: sparse, (documents, features).
-        audited: bool, (documents,); the others calibrate.
+        compared: roles and blocks of the documents.
         keys: int64, (documents,), of their ids.
-        seed: of the halves and folds.
+        seed: of the halves and halvings.
 
     Returns:
         the test, with the effective number of calibration documents for their number; None with fewer than 20
-        documents of either kind in a half.
+        documents, or fewer than `halvings.LEAST_BLOCKS` blocks, of either kind in a half.
     """
-    first = halves(keys, seed)
-    tests = []
+    audited = compared.audited
+    order = np.lexsort((keys, compared.block))
+    firsts = order[np.unique(compared.block[order], return_index=True)[1]]
+    first = halves(keys[firsts], seed)[compared.block]
+    tests: list[WeightedTest] = []
     for taught, tested in ((first, ~first), (~first, first)):
-        if min((audited & half).sum() for half in (taught, tested)) < LEAST:
-            return None
-        if min((~audited & half).sum() for half in (taught, tested)) < LEAST:
+        if min((role & half).sum() for role in (audited, ~audited) for half in (taught, tested)) < LEAST:
             return None
         weigher = fit_weigher(words[taught], audited[taught], keys[taught], seed)
         weights = np.minimum(weigher.odds(words[tested], keys[tested]), weigher.largest)
-        tests.append(blind_weighted(words[tested], audited[tested], weights, seed))
-    auc, n, m = (float(np.mean([t.auc for t in tests])), *(sum(getattr(t, k) for t in tests) for k in _COUNTS))
-    return Blind(auc, *interval_of(auc, m, max(2, n)), n, m)
+        test = blind_weighted(words[tested], compared.part(tested), weights, seed)
+        if test is None:
+            return None
+        tests.append(test)
+    auc, error = (float(np.mean([getattr(test, name) for test in tests])) for name in ("auc", "error"))
+    counts = (sum(getattr(test, name) for test in tests) for name in _COUNTS)
+    return WeightedTest(auc, error, *counts).blind
 
 
 def effective_number(weights: np.ndarray) -> float:

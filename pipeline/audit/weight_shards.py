@@ -11,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import SAMPLED_TEXTS, sample_documents, word_counts
+from pipeline.audit.blind import SAMPLED_TEXTS, blocks_of_documents, sample_documents, word_counts
+from pipeline.audit.halvings import Compared
 from pipeline.audit.records import Record, parse_part
 from pipeline.audit.scored import Scored
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import Weigher, blind_after, fit_weigher, weighted_diagnostic
+from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.corpus.documents import id_key, read_shard, text_key
+from pipeline.corpus.documents import Document, id_key, read_shard, text_key
 from pipeline.errors import UserError
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
@@ -27,6 +29,7 @@ AT_ONCE = 1_000
 
 WEIGHTS_SCHEMA = pa.schema([("row", pa.int64()), ("weight", pa.int64())])
 
+_FORM = 2  # by halvings
 _Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 
 
@@ -35,6 +38,7 @@ class Weighting(Record):
 
     seed: int = Field(description="Seed of the run when they were weighed.")
     blind: BlindDiagnostic = Field(description="The blind test with the weights.")
+    form: int = Field(1, description="Form of the test; weights with a test of another form are made again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class RunWeights:
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
-def weigh_run(scored: Scored, role: Role, seed: int, each: _Each) -> RunWeights:
+def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> RunWeights:
     """Weigh the audited documents of a run and those of a known role, once; a later selection reads the files.
 
     The classifier is taught here, with the texts of the blind test; every shard is then weighed by it alone. So the
@@ -71,20 +75,20 @@ def weigh_run(scored: Scored, role: Role, seed: int, each: _Each) -> RunWeights:
     Args:
         scored: the score shards.
         role: whose documents calibrate.
-        seed: of the run.
+        config: of the run.
         each: a function of every shard.
 
     Raises:
         UserError: fewer than 20 documents of either role, or texts that are gone or changed since they were scored.
     """
-    name = _record(role)
+    name, seed = _record(role), config.seed
     earlier = scored.store.read_json(name)
     if earlier is not None:
         weighting = parse_part(Weighting, earlier, f"{scored.store.url}/{name}")
-        if weighting.seed == seed:
+        if (weighting.seed, weighting.form) == (seed, _FORM):
             return RunWeights(scored, role, weighting.blind)
         scored.store.remove(name)
-    weigher, blind = _learn(scored, role, seed)
+    weigher, blind = _learn(scored, role, config)
 
     def weigh(receipt: Receipt) -> int:
         table = _weights_of(scored, receipt, weigher)
@@ -93,7 +97,7 @@ def weigh_run(scored: Scored, role: Role, seed: int, each: _Each) -> RunWeights:
 
     for _ in each([*scored.of("audit"), *scored.of(role)], weigh):
         pass
-    scored.store.write_json(name, Weighting(seed=seed, blind=blind).plain())
+    scored.store.write_json(name, Weighting(seed=seed, blind=blind, form=_FORM).plain())
     return RunWeights(scored, role, blind)
 
 
@@ -105,20 +109,20 @@ def _file(role: Role, receipt: Receipt) -> str:
     return f"weights/{role}/{receipt.shard}.parquet"
 
 
-def _learn(scored: Scored, role: Role, seed: int) -> tuple[Weigher, BlindDiagnostic]:
+def _learn(scored: Scored, role: Role, config: AuditConfig) -> tuple[Weigher, BlindDiagnostic]:
     """The weigher, and the blind test with its weights, from a sample of the texts."""
-    shards = list(scored.shards.values())
-    texts: list[str] = []
+    shards, seed = list(scored.shards.values()), config.seed
+    documents: list[Document] = []
     kinds: list[bool] = []
-    keys: list[int] = []
     for kind in (role, "audit"):
         sample = sample_documents([shard for shard in shards if shard.role == kind], SAMPLED_TEXTS)
-        texts += [document.text for _, document in sample]
-        keys += [id_key(document.doc_id) for _, document in sample]
+        documents += [document for _, document in sample]
         kinds += [kind == "audit"] * len(sample)
-    words, audited, ids = word_counts(texts), np.array(kinds, dtype=bool), np.array(keys, dtype=np.int64)
+    words, audited = word_counts([document.text for document in documents]), np.array(kinds, dtype=bool)
+    ids = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
+    compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
     weigher = fit_weigher(words, audited, ids, seed)
-    return weigher, weighted_diagnostic(blind_after(words, audited, ids, seed), role)
+    return weigher, weighted_diagnostic(blind_after(words, compared, ids, seed), role)
 
 
 def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:

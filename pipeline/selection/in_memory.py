@@ -25,6 +25,14 @@ class Scores:
     weights: Mapping[Role, np.ndarray] | None = None
     """Of calibration weighted: null role -> int64, (documents,), from `weighted.weight_levels`."""
 
+    @property
+    def group_numbers(self) -> np.ndarray:
+        """The group of each document, int64, (documents,), from 0; -1 for none."""
+        if self.groups is None:
+            return np.full(self.keys.size, -1, dtype=np.int64)
+        codes = self.groups.dictionary_encode().indices
+        return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+
     def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
         """The documents at these positions, with the columns that a selection reads."""
         matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)

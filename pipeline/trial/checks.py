@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import LEAST, word_counts
+from pipeline.audit.blind import blind_of, word_counts, word_model
 from pipeline.audit.blind_pictures import picture_features, picture_model
-from pipeline.audit.weighing import blind_after, blind_weighted, fit_weigher, weighted_diagnostic
+from pipeline.audit.halvings import Compared, blocks_among, held_out
+from pipeline.audit.weighing import blind_after, fit_weigher, weighted_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.in_memory import Scores, Verdict
@@ -52,7 +53,12 @@ def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None) -
 
 
 def weigh_repeat(
-    scores: Scores, words: Any, roles: Mapping[Role, np.ndarray], selections: Sequence[SelectionConfig], seed: int
+    scores: Scores,
+    words: Any,
+    family: np.ndarray,
+    roles: Mapping[Role, np.ndarray],
+    selections: Sequence[SelectionConfig],
+    seed: int,
 ) -> tuple[Scores, WordChecks]:
     """The scores of a repeat with the weights that its selections need, and what the words say of it.
 
@@ -61,6 +67,7 @@ def weigh_repeat(
     Args:
         scores: of all documents.
         words: from `known_of_documents`, of all documents.
+        family: int64, of all documents: near-duplicates have one number.
         roles: role -> int64 positions.
         selections: of the trial.
         seed: of this repeat.
@@ -78,13 +85,15 @@ def weigh_repeat(
         places = np.concatenate([roles[role], roles["audit"]])
         audited = np.arange(places.size) >= roles[role].size
         some, keys = words[places], scores.keys[places]
-        if min(roles[role].size, roles["audit"].size) >= LEAST:
-            model = picture_model() if isinstance(some, np.ndarray) else None
-            plain[role] = blind_weighted(some, audited, np.ones(places.size), seed, model).ok
+        compared = Compared.of(audited, blocks_among(family[places], scores.group_numbers[places], audited))
+        model = picture_model() if isinstance(some, np.ndarray) else word_model()
+        held = held_out(some, compared, seed, model)
+        if held is not None:
+            plain[role] = blind_of(held).ok
         if role in weighted:
             weigher = fit_weigher(some, audited, keys, seed)
             levels = weight_levels(weigher.odds(some, keys), weigher.largest)
             weights[role] = np.ones(scores.keys.size, dtype=np.int64)
             weights[role][places] = levels
-            repaired[role] = weighted_diagnostic(blind_after(some, audited, keys, seed), role).ok
+            repaired[role] = weighted_diagnostic(blind_after(some, compared, keys, seed), role).ok
     return replace(scores, weights=weights or None), WordChecks(plain, repaired)

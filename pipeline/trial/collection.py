@@ -49,7 +49,7 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
     """
     seeking = next(selection for selection in config.selections if selection.direction == "members")
     columns = np.stack([pool.scores.columns[column] for column in sorted(pool.scores.columns)], axis=1)
-    block = joined_blocks(pool.family, _groups(pool))
+    block = joined_blocks(pool.family, pool.scores.group_numbers)
     rows = []
     for repeat in repeats(pool, config, model):
         unseen = repeat.split.unseen[pool.scored[repeat.split.unseen]]
@@ -77,14 +77,6 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
                 }
             )
     return pa.Table.from_pylist(rows, schema=COLLECTIONS_SCHEMA)
-
-
-def _groups(pool: Pool) -> np.ndarray:
-    """The group of each document, int64, -1 for none."""
-    if pool.scores.groups is None:
-        return np.full(pool.family.size, -1, dtype=np.int64)
-    codes = pool.scores.groups.dictionary_encode().indices
-    return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def collection_rows(settings: Mapping[str, Any], measured: pa.Table) -> list[Row]:

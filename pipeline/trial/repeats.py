@@ -87,7 +87,7 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
         quarantined = drawn.audit.size - roles["audit"].size
         scores, checks, seed = pool.scores, NO_CHECKS, config.seed + number
         if pool.words is not None and config.reads_words:
-            scores, checks = weigh_repeat(scores, pool.words, roles, config.selections, seed)
+            scores, checks = weigh_repeat(scores, pool.words, pool.family, roles, config.selections, seed)
         verdicts = answer_all(config.selections, scores, roles, quarantined, seed)
         yield Repeat(number, drawn, roles["audit"], quarantined, verdicts, checks)
 

@@ -79,7 +79,7 @@ def test_a_file_that_is_no_picture_has_features_too() -> None:
 
 
 def test_too_few_pictures_are_not_tested() -> None:
-    assert blind(looks(collection(1)[:10]), looks(collection(2)[:50]), 0) is None
+    assert blind(looks(collection(1)[:3]), looks(collection(2)[:50]), 0) is None
 
 
 def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def planned(tmp_path: Path, audit: Sequence[str], unseen: Sequence[str], **setti
     return make_plan(build_config(described))
 
 
+WHOLE = {"shard_bytes": 1 << 20}
+"""Shards whose documents are all compared by the blind test."""
+
+
+def dated(word: str) -> list[str]:
+    """100 texts that end with a word."""
+    return [f"{text(i)} {word} {word}" for i in range(200, 300)]
+
+
 def said(plan: Plan) -> list[str]:
     lines: list[str] = []
     check_before_scoring(plan, Store(plan.config.run), lines.append)
@@ -163,32 +172,32 @@ def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_w
     many = [{"name": "members", "detectors": ["loss"], "alpha": 0.9}]
     plain = planned(tmp_path, list(map(text, range(100))), list(map(text, range(200, 400))), selections=many)
     (unsettled,) = said(plain)
-    assert unsettled.startswith("note: Inconclusive: whether a classifier that knows only their words")
+    assert unsettled.startswith("note: Inconclusive: too few documents to determine whether the words")
     alike = planned(
         tmp_path, list(map(text, range(1000))), list(map(text, range(2000, 3000))), selections=many, resources={}
     )
     assert said(alike) == []
-    dated = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
-    (blind,) = said(dated)
+    later = planned(tmp_path, list(map(text, range(100))), dated("quartz"), resources=WHOLE)
+    (blind,) = said(later)
     assert blind.startswith("warning: A classifier that knows only their words tells the unseen documents")
     hopeless = [{"name": "members", "detectors": ["loss"], "alpha": 0.001}]
     strict = planned(tmp_path, list(map(text, range(60))), list(map(text, range(200, 260))), selections=hopeless)
     unsettled, resolution = said(strict)
     assert unsettled.startswith("note: Inconclusive")
     assert resolution.startswith("warning: selection members: With 60 unseen documents to calibrate on")
-    dated = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
-    assert plan_checks(dated)["blind"]["unseen"]["ok"] is False
+    later = planned(tmp_path, list(map(text, range(100))), dated("quartz"), resources=WHOLE)
+    assert plan_checks(later)["blind"]["unseen"]["ok"] is False
 
 
 def test_a_resume_reads_what_is_filed_and_a_mended_corpus_is_read_again(tmp_path: Path) -> None:
-    plan = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} quartz" for i in range(200, 260)])
+    plan = planned(tmp_path, list(map(text, range(100))), dated("quartz"), resources=WHOLE)
     first = said(plan)
     (name,) = (tmp_path / "run/diagnostics").iterdir()
     value = json.loads(name.read_text())
     value["blind"]["unseen"]["sentence"] = "As it was filed."
     name.write_text(json.dumps(value))
     assert said(plan)[0] == "warning: As it was filed."
-    mended = planned(tmp_path, list(map(text, range(60))), [f"{text(i)} zephyr" for i in range(200, 260)])
+    mended = planned(tmp_path, list(map(text, range(100))), dated("zephyr"), resources=WHOLE)
     assert said(mended) == first, "of the same size and with other words"
 
 

@@ -159,7 +159,7 @@ def test_looks_place_dark_and_bright_pictures_apart_and_a_repeat_that_mixes_them
     def supported(calibration: np.ndarray) -> bool | None:
         audited = np.setdiff1d(np.arange(80), calibration)
         roles: dict[Role, np.ndarray] = {"unseen": calibration, "audit": audited}
-        return weigh_repeat(scores, known, roles, config.selections, 0)[1].plain["unseen"]
+        return weigh_repeat(scores, known, np.arange(80), roles, config.selections, 0)[1].plain["unseen"]
 
     assert supported(np.flatnonzero(bright)) is False
     assert supported(np.arange(0, 80, 2)) is not False

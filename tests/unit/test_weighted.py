@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import seenset
 from pipeline.audit.blind import blind, blind_diagnostic, word_counts
 from pipeline.audit.description import build_config
+from pipeline.audit.halvings import Compared
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
@@ -128,7 +129,7 @@ def test_weights_repair_a_shift_that_words_show() -> None:
     before = blind(known, audit, 0)
     words, audited, keys = sample(known, audit)
     weights = fit_weigher(words, audited, keys, 0).weigh([*known, *audit], keys)
-    after = blind_after(words, audited, keys, 0)
+    after = blind_after(words, Compared.of(audited), keys, 0)
     assert before is not None
     assert after is not None
     assert not before.ok
@@ -144,8 +145,10 @@ def test_the_test_after_weighting_is_not_fooled_by_the_documents_that_taught_the
     known, audit = texts(1, 250, 0.0), texts(2, 250, 0.35)
     words, audited, keys = sample(known, audit)
     weigher = fit_weigher(words, audited, keys, 0)
-    lenient = blind_weighted(words, audited, np.minimum(weigher.odds(words, keys), weigher.largest), 0)
-    after = blind_after(words, audited, keys, 0)
+    weights = np.minimum(weigher.odds(words, keys), weigher.largest)
+    lenient = blind_weighted(words, Compared.of(audited), weights, 0)
+    assert lenient is not None
+    after = blind_after(words, Compared.of(audited), keys, 0)
     assert after is not None
     assert lenient.auc < after.auc - 0.05
 
@@ -164,7 +167,7 @@ def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     words, audited, keys = sample(known, audit)
     weights = fit_weigher(words, audited, keys, 0).weigh([*known, *audit], keys)
     effective = effective_number(weights[~audited])
-    after = weighted_diagnostic(blind_after(words, audited, keys, 0), "unseen")
+    after = weighted_diagnostic(blind_after(words, Compared.of(audited), keys, 0), "unseen")
     assert weighting_diagnostic(effective, 300, "unseen").ok is False or after.ok is False
     assert after.ok is not True
 

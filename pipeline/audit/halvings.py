@@ -1,0 +1,184 @@
+"""Held-out scores of two roles by random halvings, and the AUC that they give, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.selection.collection import joined_blocks
+
+HALVINGS = 5
+LEAST_BLOCKS = 4
+"""Of each role: two in each half, the fewest between which a variance can be estimated."""
+
+Z99 = 2.5758293035489004
+_HALVE = 1  # the stream of random numbers that halves are drawn from
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compared:
+    """Documents of two roles. A block is a set of dependent documents, which no halving divides."""
+
+    audited: np.ndarray  # bool, (documents,); the others calibrate
+    block: np.ndarray  # int64, (documents,), in 0..blocks - 1
+    weights: np.ndarray  # float64, (documents,), > 0
+
+    @classmethod
+    def of(cls, audited: np.ndarray, block: np.ndarray | None = None, weights: np.ndarray | None = None) -> Compared:
+        """Documents that are their own blocks and have equal weights where none are given."""
+        numbers = np.arange(audited.size) if block is None else np.unique(block, return_inverse=True)[1]
+        return cls(audited, numbers.astype(np.int64), np.ones(audited.size) if weights is None else weights)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Roles of each block, int64, (blocks,): 1 calibration, 2 audited, 3 both."""
+        count = int(self.block.max(initial=-1)) + 1
+        has = [np.bincount(self.block[mask], minlength=count) > 0 for mask in (~self.audited, self.audited)]
+        return np.asarray(has[0] + 2 * has[1], dtype=np.int64)
+
+    @property
+    def enough(self) -> bool:
+        """Whether each role has the blocks that the test requires."""
+        kinds = self.kinds
+        return all(int(np.count_nonzero(kinds == kind)) >= LEAST_BLOCKS for kind in (1, 2))
+
+    def part(self, inside: np.ndarray) -> Compared:
+        """Some of the documents, bool or positions."""
+        return Compared.of(self.audited[inside], self.block[inside], self.weights[inside])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOut:
+    """Scores of all documents, in each halving by the classifier that was trained on the other half."""
+
+    compared: Compared
+    scores: np.ndarray  # float64, (HALVINGS, documents), larger for audited ones
+    second: np.ndarray  # bool, (HALVINGS, documents): whether the document is in the second half
+
+    def halves(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Positions and scores of the documents of each half, two for each halving."""
+        for scores, second in zip(self.scores, self.second, strict=True):
+            for inside in (~second, second):
+                yield np.flatnonzero(inside), scores[inside]
+
+    def auc(self) -> tuple[float, float]:
+        """Mean AUC of the halves, and its standard error.
+
+        The standard error is the mean of those of the halves, which is valid whatever their correlation (Minkowski).
+        """
+        figures = [auc_with_error(self.compared.part(places), scores) for places, scores in self.halves()]
+        return float(np.mean([auc for auc, _ in figures])), float(np.mean([error for _, error in figures]))
+
+
+def held_out(features: Any, compared: Compared, seed: int, model: Any, weighted: bool = False) -> HeldOut | None:
+    """Score every document by classifiers that were trained on the other half of the blocks, in HALVINGS halvings.
+
+    Args:
+        features: (documents, features), sparse or dense.
+        compared: the documents.
+        seed: of the halvings.
+        model: classifier with `fit` and `decision_function`.
+        weighted: whether the classifier is trained with the weights of the documents.
+
+    Returns:
+        None with fewer than LEAST_BLOCKS blocks of a role alone.
+    """
+    if not compared.enough:
+        return None
+    labels = compared.audited.astype(int)
+    scores = np.empty((HALVINGS, labels.size))
+    second = np.stack(list(_halvings(compared, seed)))
+    for halving, drawn in enumerate(second):
+        for tested in (drawn, ~drawn):
+            more = {"sample_weight": compared.weights[~tested]} if weighted else {}
+            model.fit(features[~tested], labels[~tested], **more)
+            scores[halving, tested] = model.decision_function(features[tested])
+    return HeldOut(compared, scores, second)
+
+
+def _halvings(compared: Compared, seed: int) -> Iterator[np.ndarray]:
+    """Whether each document is in the second half: half of the blocks of each kind."""
+    kinds = compared.kinds
+    rng = np.random.default_rng([seed, _HALVE])
+    for _ in range(HALVINGS):
+        second = np.zeros(kinds.size, dtype=bool)
+        for kind in (1, 2, 3):
+            blocks = rng.permutation(np.flatnonzero(kinds == kind))
+            second[blocks[: blocks.size // 2]] = True
+        yield second[compared.block]
+
+
+def auc_with_error(compared: Compared, scores: np.ndarray) -> tuple[float, float]:
+    """The AUC of scores and DeLong's standard error, with placement values summed within blocks (Obuchowski 1997).
+
+    The standard error is at least that of an AUC half a pair below 1. Scores that are all equal rank nothing, and have
+    the largest standard error that an AUC can have.
+
+    Args:
+        compared: the documents, at least two blocks of each role.
+        scores: float64, (documents,), of one classifier, larger for audited ones.
+    """
+    roles = compared.audited, ~compared.audited
+    above, below = (_placed(scores[role], compared.weights[role]) for role in roles)
+    placement = below(scores[roles[0]]), 1 - above(scores[roles[1]])
+    shares = [compared.weights[role] / compared.weights[role].sum() for role in roles]
+    auc = float(shares[0] @ placement[0])
+    count = int(compared.block.max()) + 1
+    sums, variance = [], 0.0
+    for role, share, placed in zip(roles, shares, placement, strict=True):
+        sums.append(np.bincount(compared.block[role], share * (placed - auc), minlength=count))
+        blocks = np.unique(compared.block[role]).size
+        variance += float(sums[-1] @ sums[-1]) * blocks / (blocks - 1)
+    variance += 2 * float(sums[0] @ sums[1]) * count / (count - 1)
+    worth = [_effective_blocks(compared, role) for role in roles]
+    extreme = 1 - 1 / (2 * worth[0] * worth[1])
+    if scores.size and (scores == scores[0]).all():
+        extreme = 0.5
+    return auc, math.sqrt(max(variance, extreme * (1 - extreme) / min(worth)))
+
+
+def _placed(scores: np.ndarray, weights: np.ndarray) -> Any:
+    """The weighted share of scores below a value, those equal to it by half, as a function of values."""
+    order = np.argsort(scores, kind="stable")
+    ordered, mass = scores[order], np.r_[0.0, np.cumsum(weights[order])]
+
+    def share(values: np.ndarray) -> np.ndarray:
+        ends = [mass[np.searchsorted(ordered, values, side)] for side in ("left", "right")]
+        return np.asarray((ends[0] + ends[1]) / (2 * mass[-1]))
+
+    return share
+
+
+def _effective_blocks(compared: Compared, role: np.ndarray) -> float:
+    """Blocks of a role; with unequal weights (sum w)^2 / sum w^2 of their mean weights."""
+    block = np.unique(compared.block[role], return_inverse=True)[1]
+    weights = np.bincount(block, compared.weights[role]) / np.bincount(block)
+    return float(weights.sum() ** 2 / (weights @ weights))
+
+
+def blocks_among(family: np.ndarray, group: np.ndarray, audited: np.ndarray) -> np.ndarray:
+    """Number the blocks of dependent documents: families of near-duplicates, groups, and what both join.
+
+    A group with documents of both roles joins none: such groups are strata, as of `calibration: by_group`.
+
+    Args:
+        family: int64, (documents,), from `near_families`.
+        group: int64, (documents,), from 0; -1 for none.
+        audited: bool, (documents,).
+
+    Returns:
+        int64, (documents,).
+    """
+    count = int(group.max(initial=-1)) + 1
+    in_role = [np.bincount(group[role & (group >= 0)], minlength=count) > 0 for role in (audited, ~audited)]
+    shared = np.r_[in_role[0] & in_role[1], False]  # the last: of no group
+    return joined_blocks(family, np.where(shared[group], -1, group))
+
+
+def interval_of(auc: float, error: float) -> tuple[float, float]:
+    """The 99% interval of an AUC, within [0, 1]."""
+    return max(0.0, auc - Z99 * error), min(1.0, auc + Z99 * error)
