@@ -245,7 +245,9 @@ def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(
     assert "can be larger than any of them promises" in page
     assert "and not for the one of several that was picked" in report.selections[0].answer.sentence
     whens = [entry.when for entry in read_history(store)]
-    assert not any(when in page or when in json.dumps(report.plain()) for when in whens), "times stand in the history"
+    assert report.answered_at == whens[-1]
+    others = json.dumps(report.model_copy(update={"answered_at": None}).plain())
+    assert not any(when in page or when in others for when in whens), "the page has the date of its answers alone"
 
 
 def test_several_questions_of_one_configuration_were_asked_at_once(audit: Path, store: Store) -> None:
