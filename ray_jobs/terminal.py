@@ -280,6 +280,8 @@ def print_comparison(comparison: Comparison, page: str) -> None:
     from pipeline.compare.tables import comparison_table, differences_table
 
     screen = console()
+    for side in comparison.sides():
+        screen.print(side, markup=False, highlight=False, soft_wrap=True)
     for notice in comparison.notices:
         screen.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
     screen.print(comparison_table(comparison))

@@ -59,8 +59,8 @@ class ChangedDocument(Record):
     """A document that one run selected and the other did not."""
 
     doc_id: str = Field(description="Its id, without the folder of the corpus.")
-    p_value_a: float = Field(description="In the first run; 1 in quarantine.")
-    p_value_b: float = Field(description="In the second run; 1 in quarantine.")
+    p_value_a: float = Field(description="In run A, the first one; 1 in quarantine.")
+    p_value_b: float = Field(description="In run B, the second one; 1 in quarantine.")
 
 
 class SelectionSide(Concluded):
@@ -78,8 +78,8 @@ class SelectionSide(Concluded):
 class ScorePair(Record):
     """The scores of the same documents in both runs."""
 
-    detector_a: str = Field(description="Score column of the first run.")
-    detector_b: str = Field(description="Score column of the second run.")
+    detector_a: str = Field(description="Score column of run A.")
+    detector_b: str = Field(description="Score column of run B.")
     n_documents: int = Field(description="Documents with both scores that were compared.")
     sampled: bool = Field(description="Whether they are a sample, drawn by a hash of the texts.")
     spearman: float | None = Field(
@@ -92,27 +92,31 @@ class SelectionChange(Record):
 
     name: str = Field(description="Name of the selection.")
     direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
-    a: SelectionSide = Field(description="In the first run.")
-    b: SelectionSide = Field(description="In the second run.")
+    a: SelectionSide = Field(description="In run A.")
+    b: SelectionSide = Field(description="In run B.")
     n_kept: int = Field(description="Shared documents that both runs selected.")
-    n_gained: int = Field(description="Shared documents that only the second run selected.")
-    n_lost: int = Field(description="Shared documents that only the first run selected.")
+    n_gained: int = Field(description="Shared documents that only B selected.")
+    n_lost: int = Field(description="Shared documents that only A selected.")
     n_neither: int = Field(description="Shared documents that neither selected.")
-    gained: list[ChangedDocument] = Field(description=f"The first {LISTED} gained, by p-value in the second run.")
-    lost: list[ChangedDocument] = Field(description=f"The first {LISTED} lost, by p-value in the first run.")
+    gained: list[ChangedDocument] = Field(description=f"The first {LISTED} gained, by p-value in B.")
+    lost: list[ChangedDocument] = Field(description=f"The first {LISTED} lost, by p-value in A.")
     scores: list[ScorePair] = Field(description="Scores against each other, a detector each.")
 
 
 class Comparison(VersionedRecord):
     """Two runs side by side: `comparison.json`."""
 
-    a: RunRecord = Field(description="The first run.")
-    b: RunRecord = Field(description="The second run.")
+    a: RunRecord = Field(description="Run A, the first one that was given.")
+    b: RunRecord = Field(description="Run B, the second one.")
     documents: Shared = Field(description="How many documents the runs have in common.")
     selections: list[SelectionChange] = Field(description="The selections that both runs have.")
     differences: list[Difference] = Field(description="Settings, model, data and versions that differ.")
     notices: list[str] = Field(description="What a reader must know, a line each.")
     caution: str = Field(NO_TEST, description="What a difference of two lists is not.")
+
+    def sides(self) -> list[str]:
+        """Which run is A and which is B, a line each."""
+        return [f"{side}: {run.run}, model {run.model}" for side, run in (("A", self.a), ("B", self.b))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

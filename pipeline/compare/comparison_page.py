@@ -31,6 +31,7 @@ def write_comparison(store: Store, comparison: Comparison, scores: Mapping[str, 
         figures={name: density_figure(paired) for name, paired in scores.items()},
         changes_file=CHANGES_FILE,
         plain=_plain,
+        folder_names=[run.run.rstrip("/").rpartition("/")[2] for run in (comparison.a, comparison.b)],
     )
     store.write(PAGE_FILE, page.encode("utf-8", "replace"))
     return f"{store.url}/{PAGE_FILE}"

@@ -63,7 +63,7 @@ def density_figure(paired: PairedScores) -> DensityFigure | None:
     return DensityFigure(
         title=f"Scores of {pair.n_documents:,} documents{some} in both runs; darker: more documents",
         alt=(
-            f"{pair.detector_a} in the first run against {pair.detector_b} in the second, {pair.n_documents:,} "
+            f"{pair.detector_a} in A against {pair.detector_b} in B, {pair.n_documents:,} "
             f"documents{some}; rank correlation {pair.spearman:.3f}."
         ),
         cells=cells,
@@ -71,8 +71,8 @@ def density_figure(paired: PairedScores) -> DensityFigure | None:
         cell=round(side, 2),
         x_ticks=_ticks(*spans[0]),
         y_ticks=[(round(SIZE - place, 1), text) for place, text in _ticks(*spans[1])],
-        x_label=f"first run: {pair.detector_a}",
-        y_label=f"second run: {pair.detector_b}",
+        x_label=f"A: {pair.detector_a}",
+        y_label=f"B: {pair.detector_b}",
     )
 
 

@@ -22,8 +22,8 @@ class Difference(Record):
 
     part: str = Field(description="configuration, selection, fingerprint, model, version or input.")
     key: str = Field(description="What differs, as a dotted path.")
-    a: JsonValue = Field(description=f"In the first run; {ABSENT} where it has none.")
-    b: JsonValue = Field(description=f"In the second run; {ABSENT} where it has none.")
+    a: JsonValue = Field(description=f"In run A, the first one; {ABSENT} where it has none.")
+    b: JsonValue = Field(description=f"In run B, the second one; {ABSENT} where it has none.")
 
 
 def differences(a: FinishedRun, b: FinishedRun, selections: list[str]) -> list[Difference]:

@@ -114,7 +114,7 @@ def _score(store: Store, shards: list[str], m: int, n: int) -> None:
             reasons={"empty": 3, "model_error": 1} if bad else {},
             fingerprint={},
             files={f"scores/{shard}-a.parquet": FileRecord(0, 0, ""), "quarantine/audit-000000-a.parquet": refused},
-            documents="",
+            documents=f"{shard} {size}",
             tokens=1000,
             n_truncated=2,
         )

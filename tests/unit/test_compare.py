@@ -194,6 +194,15 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
     assert "no tested claim of change" in comparison["caution"]
     page = (tmp_path / "x/comparison.html").read_text()
     assert comparison["caution"] in page
+    for side in ("A", "B"):
+        run = comparison[side.lower()]
+        line = f"<dt>{side}</dt><dd>{run['model']}, run <bdi>{runs[side.lower()].name}</bdi></dd>"
+        assert line in page[: page.index("1. The selections")]
+    assert "first run" not in page
+    assert "second run" not in page
+    _, out, _ = command(capsys, "compare", runs["a"], runs["b"], "--output", tmp_path / "y")
+    assert f"A: {runs['a']}, model {comparison['a']['model']}" in out
+    assert f"B: {runs['b']}, model {comparison['b']['model']}" in out
 
 
 def test_the_page_of_a_comparison_needs_nothing_else_and_shows_ids_as_text(
@@ -207,7 +216,7 @@ def test_the_page_of_a_comparison_needs_nothing_else_and_shows_ids_as_text(
     assert not re.search(r"<script|<link|<iframe|<object|src=|href=|url\(", page)
     assert "&lt;script&gt;" in page
     assert re.search(r'<svg [^>]*role="img" aria-labelledby="scores-1-title scores-1-alt"', page)
-    assert "loss in the first run against loss in the second, 59 documents; rank correlation" in page
+    assert "loss in A against loss in B, 59 documents; rank correlation" in page
 
 
 def test_settings_data_and_selections_that_differ_are_listed_and_no_others(
