@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DamagedError, UserError
-from pipeline.models.checkpoints import ADAPTER_WEIGHTS
+from pipeline.models.fit import refuse_misfit
 from pipeline.models.libraries import BUILDING
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
@@ -80,13 +80,12 @@ def check_base(folder: Path, base: str, model_path: str) -> None:
 
 
 def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
-    """The model with an adapter over it; every weight of the adapter has a layer in the model.
+    """The model with an adapter over it: the weights of the file are those that its settings give it, one for one.
 
     Raises:
-        UserError: the adapter is for another base model.
+        UserError: the adapter is for another base model, or its file lacks weights or has others.
     """
     import peft
-    from safetensors import safe_open
 
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
@@ -98,16 +97,11 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
         if "size mismatch" in str(error) or "not found in the base model" in str(error):
             raise UserError(f"{problem}: {lines[-1]}") from None
         raise
-    file = folder / ADAPTER_WEIGHTS
-    if file.is_file():
-        with safe_open(file, framework="pt") as weights:
-            written = set(weights.keys())
-            # Never "auto", which would ask the hub whether the vocabulary has grown.
-            least, most = (
-                peft.get_peft_model_state_dict(adapted, save_embedding_layers=with_embedding).keys()
-                for with_embedding in (False, True)
-            )
-            unlike = sorted((least - written) | (written - most))
-        if unlike:
-            raise UserError(f"{problem}: only one of them has {unlike[0]}")
+    written = peft.load_peft_weights(str(folder), device="cpu").keys()
+    # Never "auto", which would ask the hub whether the vocabulary has grown.
+    least, most = (
+        peft.get_peft_model_state_dict(adapted, save_embedding_layers=with_embedding).keys()
+        for with_embedding in (False, True)
+    )
+    refuse_misfit(f"{problem}, or is not whole", least - written, written - most)
     return adapted

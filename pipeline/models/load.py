@@ -33,6 +33,7 @@ from pipeline.models.checkpoints import (
     seq2seq_class,
     weight_files,
 )
+from pipeline.models.fit import refuse_misfit
 from pipeline.models.libraries import BUILDING, import_models, quieten
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.models.processors import load_processor
@@ -311,12 +312,17 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
         settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     with BUILDING, in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
-        model = _auto_class(loaded, kind).from_pretrained(
+        model, info = _auto_class(loaded, kind).from_pretrained(
             source.folder,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             **settings,
         )
+    what = f"model {config.shown}: its weights do not fit {type(model).__name__}"
+    mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
+    refuse_misfit(what, info["missing_keys"], info["unexpected_keys"], mismatched)
     if source.gguf and hasattr(model, "hf_quantizer"):  # its weights are those of any other model now
         model.hf_quantizer.remove_quantization_config(model)
     return model
