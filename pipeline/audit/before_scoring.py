@@ -18,6 +18,7 @@ from pipeline.audit.precheck import (
     filed_precheck,
     remarks,
 )
+from pipeline.audit.undecodable import check_decodable
 from pipeline.config.corpus import Role
 from pipeline.errors import UserError
 from pipeline.store.files import Store
@@ -40,10 +41,12 @@ def check_before_scoring(
         check: `check_documents`, or `check_apart` beside a thread of this process that imports libraries for seconds.
 
     Raises:
-        UserError: calibration documents are near copies of audited ones, and the config does not say `overlap: drop`.
+        UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
+            config does not say `overlap: drop`.
     """
     earlier = filed_precheck(store, plan.shards, plan.config.seed)
     checked = earlier or check(plan, RUN)
+    check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
     if earlier is None:

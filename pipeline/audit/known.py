@@ -29,7 +29,12 @@ class KnownInput(InputRecord):
 
 def known_record(config: AuditConfig, inputs: Sequence[InputFile]) -> dict[str, Any]:
     """What `finished.json` says of the inputs of a run: `sources` and `inputs`."""
-    return {"sources": _sources(config), "inputs": [KnownInput.model_validate(asdict(entry)) for entry in inputs]}
+    return {"sources": _sources(config), "inputs": [KnownInput(**_plain(entry)) for entry in inputs]}
+
+
+def _plain(entry: InputFile) -> dict[str, Any]:
+    """An input without what its source says, which `find_inputs` adds."""
+    return {name: value for name, value in asdict(entry).items() if name != "dialect"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.audit.score_shards import KnownTexts, repeated
 from pipeline.audit.summary import BlindDiagnostic, CopyPair, CountDiagnostic, Diagnostic, OverlapDiagnostic
+from pipeline.audit.undecodable import DecodingTally, Undecodable, check_decodable
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
@@ -77,6 +78,7 @@ class Precheck(VersionedRecord):
         "read is missing."
     )
     damaged: list[str] = Field(description="The first inputs that could not be read to their end, a line each.")
+    undecodable: list[Undecodable] = Field([], description="Inputs with documents of another encoding.")
 
     @property
     def scope(self) -> str:
@@ -104,7 +106,8 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     damaged: list[str] = []
     quarter = effort.characters // 4
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
-    read = {role: _read(plan.shards, role, amounts[role], config.seed, damaged) for role in roles}
+    sample = _Sample(plan.shards, config.seed, damaged, DecodingTally())
+    read = {role: _read(sample, role, amounts[role]) for role in roles}
     blind_tests: dict[Role, BlindDiagnostic] = {}
     for role in known:
         try:
@@ -119,6 +122,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
+        undecodable=sample.tally.undecodable(),
     )
 
 
@@ -128,9 +132,10 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     "words" are those that tell a known role from the audited documents, where such a test failed.
 
     Raises:
-        UserError: as `check_shared` and `check_weighable`.
+        UserError: as `check_decodable`, `check_shared` and `check_weighable`.
     """
     checked = check_documents(plan, PLAN)
+    check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
     scope = f"{checked.scope}, words of at most {PLAN.texts:,} of each role"
@@ -186,7 +191,8 @@ def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
         if role == "audit" or role in calibrating(config):
             line = counted(copies, "audited documents" if role == "audit" else f"{role} documents")
             lines.append(f"{NOTE if copies.n_copies else ''}{line}")
-    return [*(f"{WARNING}{line}" for line in checked.damaged), *lines]
+    inputs = [*checked.damaged, *(one.sentence for one in checked.undecodable)]
+    return [*(f"{WARNING}{line}" for line in inputs), *lines]
 
 
 def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
@@ -248,10 +254,20 @@ class _RoleKeys:
         raise UserError(f"{self.shards[index].name} changed while it was read")
 
 
-def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damaged: list[str]) -> _RoleKeys:
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Where documents are drawn from, and what is noted while they are read."""
+
+    shards: Sequence[Shard]
+    seed: int
+    damaged: list[str]  # a line an input
+    tally: DecodingTally
+
+
+def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
     """Read the documents of a role: all, or shards drawn at random until so many characters are read."""
-    candidates = [shard for shard in shards if shard.role == role]
-    order = np.random.default_rng([seed, _ORDER]).permutation(len(candidates)).tolist()
+    candidates = [shard for shard in sample.shards if shard.role == role]
+    order = np.random.default_rng([sample.seed, _ORDER]).permutation(len(candidates)).tolist()
     parts: dict[int, array[int]] = {}
     sketches: dict[int, bytearray] = {}
     whole = True
@@ -262,7 +278,7 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
         parts[index] = part = array("q")
         sketches[index] = bytearray()
         try:
-            for keys, bits, size in _keys(candidates[index]):
+            for keys, bits, size in _keys(candidates[index], sample.tally):
                 part.extend(keys)
                 sketches[index] += bits
                 characters -= size + DOCUMENT_COST
@@ -270,7 +286,7 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
                     whole = False
                     break
         except UserError as error:  # of one file; the run finishes the others, and says so
-            damaged.append(str(error))
+            sample.damaged.append(str(error))
     read = sorted(parts)
     rows = [np.frombuffer(parts[index], dtype=np.int64).reshape(-1, 3) for index in read]
     table = np.concatenate([np.empty((0, 3), dtype=np.int64), *rows])
@@ -283,9 +299,9 @@ def _read(shards: Sequence[Shard], role: Role, characters: int, seed: int, damag
     return _RoleKeys([candidates[index] for index in read], ends, table[:, 0], drawn, repeats, compared, whole)
 
 
-def _keys(shard: Shard) -> Iterator[tuple[tuple[int, int, int], bytes, int]]:
+def _keys(shard: Shard, tally: DecodingTally) -> Iterator[tuple[tuple[int, int, int], bytes, int]]:
     """((key, id key, whether it is compared), sketch, characters) of every readable document: not texts of one word."""
-    for documents in _together(document for document in read_shard(shard) if document.problem is None):
+    for documents in _together(tally.readable(shard)):
         for document, content in zip(documents, contents_of(documents), strict=True):
             # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
             name = document.doc_id if shard.id_column else f"{shard.id} {document.doc_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,8 @@ def source_settings(source: Source) -> list[Written]:
     """The settings of a source, with what was guessed of its columns."""
     files, paths = source.files[0], source.paths
     settings = [Written("path", paths[0] if len(paths) == 1 else paths)]
+    for name, value in files.dialect.differing().items():
+        settings.append(Written(name, value, ("Guessed from the beginning of the first file.",)))
     if files.image is not None:
         settings.append(Written("image", files.image, ("Guessed: it holds pictures.",)))
         if files.caption is not None:
@@ -162,17 +165,17 @@ def source_settings(source: Source) -> list[Written]:
 
 def source_notes(source: Source) -> list[str]:
     """Why documents have their role, and what was left out."""
-    notes = [source.reason]
+    notes = [source.reason, *([f"Warning: {files.warning}"] if (files := source.files[0]).warning else [])]
     for files in source.left_out:
-        notes.append(f"Left out, because their columns differ: {files.shown} ({_columns(files)}).")
+        notes.append(f"Left out, because their columns or encodings differ: {files.shown} ({_columns(files)}).")
     return notes
 
 
 def joined(files: Sequence[DataFiles], reason: str) -> Source:
     """One source of files: those that have the columns of the first that are tables, if any is."""
     first = next((one for one in files if one.text is not None or one.id is not None), files[0])
-    columns = first.text, first.id, first.image, first.caption
-    same = tuple(one for one in files if (one.text, one.id, one.image, one.caption) == columns)
+    columns = first.text, first.id, first.image, first.caption, first.dialect
+    same = tuple(one for one in files if (one.text, one.id, one.image, one.caption, one.dialect) == columns)
     return Source(same, reason, tuple(one for one in files if one not in same))
 
 
@@ -275,9 +278,11 @@ def _other_roles(role: Role) -> str:
 def _columns(files: DataFiles) -> str:
     if files.image is not None:
         return f"pictures: {files.image}, captions: {files.caption or 'none'}"
+    dialect = "".join(f", {name}: {json.dumps(value)}" for name, value in files.dialect.differing().items())
     if files.text is None:
-        return "one document a file"
-    return f"text: {files.text}, id: {files.id or 'file#row'}"
+        return f"one document a file{dialect}"
+    warning = f"; warning: {files.warning}" if files.warning else ""
+    return f"text: {files.text}, id: {files.id or 'file#row'}{dialect}{warning}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 
+from pipeline.config.dialect import PLAIN, Dialect, checked_delimiter, checked_encoding
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section
 
@@ -48,11 +49,19 @@ class SourceConfig(Section):
     caption: str | None = Field(None, description="Column that holds what is written of the picture.")
     id: str | None = Field(None, description="Column that holds the id; without one ids are file#row.")
     group: str | None = Field(None, description="Column that holds the group.")
+    encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
+        PLAIN.encoding, description="Encoding of CSV, JSONL and .txt files, such as cp1252 or utf-16."
+    )
+    delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
+        PLAIN.delimiter, description="Character between the fields of CSV files."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> SourceConfig:
         if (self.path is None) == (self.dataset is None):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
+        if self.dataset is not None and self.dialect != PLAIN:
+            raise ValueError("encoding and delimiter apply to files, not to a dataset on the hub")
         return self
 
     @model_validator(mode="after")
@@ -67,6 +76,11 @@ class SourceConfig(Section):
     def content(self) -> str:
         """The column that holds the documents themselves, texts or pictures."""
         return self.text if self.image is None else self.image
+
+    @property
+    def dialect(self) -> Dialect:
+        """How text files are encoded and separated."""
+        return Dialect(self.encoding, self.delimiter)
 
     @property
     def paths(self) -> list[str]:

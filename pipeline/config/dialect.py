@@ -6,7 +6,7 @@ import codecs
 import difflib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from encodings.aliases import aliases
 
 _ASCII = "".join(map(chr, range(128)))
@@ -22,6 +22,10 @@ class Dialect:
 
     encoding: str = "utf-8"  # as `codecs` names it
     delimiter: str = ","
+
+    def differing(self) -> dict[str, str]:
+        """The fields that differ from the defaults, which were all that earlier versions knew."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(PLAIN, name)}
 
     @property
     def is_wide(self) -> bool:

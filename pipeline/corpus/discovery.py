@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LIMITS, Role
-from pipeline.corpus.formats import SUFFIXES, Format, first_columns, format_of, open_plain, open_saved_dataset
+from pipeline.config.dialect import PLAIN, Dialect
+from pipeline.corpus.dialects import detected, single_column_note
+from pipeline.corpus.formats import ENCODED, SUFFIXES, Format, first_columns, format_of, open_plain, open_saved_dataset
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_records
 from pipeline.corpus.picture_discovery import CAPTIONS, captions_beside, image_column, picture_groups
 from pipeline.corpus.picture_files import IMAGE, KEY, samples_of
@@ -76,6 +78,8 @@ class DataFiles:
     image: str | None = None  # column of the pictures; None of texts
     caption: str | None = None  # column, or ending of the files, of what is written of them
     count: int = 1  # of files
+    dialect: Dialect = PLAIN
+    warning: str = ""  # about the columns
 
     @property
     def shown(self) -> str:
@@ -119,9 +123,11 @@ def discover_data(folder: str) -> FolderData:
         place, name = os.path.split(path)
         pattern = path if form == "dataset" else _INDEX.sub("*", name)
         try:
-            columns = _columns_of(os.path.join(folder, path), path, form)
-            key: tuple[Any, ...] = (place, pattern, form, columns)
-            rows = samples.get(key) or _first_rows(os.path.join(folder, path), path, form)
+            where = os.path.join(folder, path)
+            dialect = detected(where, form) if form in ENCODED else PLAIN
+            columns = _columns_of(where, path, form, dialect)
+            key: tuple[Any, ...] = (place, pattern, form, columns, dialect)
+            rows = samples.get(key) or _first_rows(where, path, form, dialect)
         except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
             unread.append(f"{path} (not readable as {form})")
             continue
@@ -133,13 +139,16 @@ def discover_data(folder: str) -> FolderData:
         samples.setdefault(key[:-1], rows)
     for key, paths in groups.items():
         named = _as_named(folder, paths, key[1])
-        files.append(_described(named, key[2], key[3], samples[key[:-1]], image=key[4]))
+        described = _described(named, key[2], key[3], samples[key[:-1]], image=key[-1])
+        warning = single_column_note(key[3]) if key[2] == "csv" else ""
+        files.append(replace(described, dialect=key[4], warning=warning))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
         role, word = role_of(names[0])
         beside = captions_beside(folder, paths)
         files.append(DataFiles(names, "picture", None, "", None, (), role, word, IMAGE, beside, len(paths)))
     for place, paths in texts.items():
-        files += _text_files(place, paths, alone=not groups)
+        dialect = detected(os.path.join(folder, paths[0]), "txt")
+        files += (replace(one, dialect=dialect) for one in _text_files(place, paths, alone=not groups))
     return FolderData(tuple(files), tuple(unread), len(entries) <= MOST_ENTRIES)
 
 
@@ -272,19 +281,19 @@ def _is_output(folder: Path) -> bool:
     return is_model_folder(folder) or any((folder / name).is_file() for name in OUTPUT_MARKS)
 
 
-def _columns_of(path: str, name: str, form: Format) -> tuple[str, ...]:
+def _columns_of(path: str, name: str, form: Format, dialect: Dialect) -> tuple[str, ...]:
     """The columns of a file or dataset, from its metadata or its first row."""
     if form == "parquet":
         return tuple(pq.read_schema(path).names)
     if form == "dataset":
         return tuple(open_saved_dataset(path, None, name).column_names)
     if form == "tar":
-        names = dict.fromkeys(key for sample in _first_rows(path, name, form) for key in sample)
+        names = dict.fromkeys(key for sample in _first_rows(path, name, form, dialect) for key in sample)
         return tuple(key for key in names if key != KEY)
-    return tuple(first_columns(form, path, name))
+    return tuple(first_columns(form, path, name, dialect=dialect))
 
 
-def _first_rows(path: str, name: str, form: Format) -> list[Mapping[str, Any]]:
+def _first_rows(path: str, name: str, form: Format, dialect: Dialect) -> list[Mapping[str, Any]]:
     """The first rows of a file or dataset; at least one."""
     rows: list[Any] = []
     if form == "parquet":
@@ -299,12 +308,12 @@ def _first_rows(path: str, name: str, form: Format) -> list[Mapping[str, Any]]:
     else:
         with open_plain(path) as file:
             if form == "csv":
-                records = csv_records(file, LIMITS.document_bytes)
+                records = csv_records(file, LIMITS.document_bytes, dialect)
                 rows = [row for row in itertools.islice(records, SAMPLED_ROWS) if not isinstance(row, Overlong)]
             else:
                 lines = bounded_lines(file, LIMITS.document_bytes)
                 texts = (line for line in lines if not isinstance(line, Overlong) and line.strip())
-                rows = [json.loads(line.decode("utf-8-sig")) for line in itertools.islice(texts, SAMPLED_ROWS)]
+                rows = [json.loads(line.decode(dialect.codec)) for line in itertools.islice(texts, SAMPLED_ROWS)]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError("no rows with named fields")
     return rows

@@ -20,6 +20,9 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
 
+_DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
+"""What reading a damaged file raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -67,7 +70,7 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
             yield _checked(shard, row, text, identity, group, caption)
             if watch(row + 1, True):
                 raise UserError(f"{shard.name} cannot be read beyond row {row}: that killed its reader again and again")
-    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+    except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
 
 
@@ -85,7 +88,7 @@ def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]
                 text = caption
             if row in wanted and isinstance(text, str):
                 yield row, text if shard.transform is None else transform(text, shard.transform)
-    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+    except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
@@ -121,7 +124,7 @@ def pictures_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, by
         for row, value, *_ in rows_of(shard, unwatched):
             if row in wanted and isinstance(picture := _picture(shard, value), bytes):
                 yield row, picture
-    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+    except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
@@ -207,7 +210,7 @@ def read_labels(shard: Shard) -> Iterator[Any]:
     try:
         for *_, label, _ in every_row(shard, unwatched):
             yield label
-    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+    except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import fsspec
 import pyarrow as pa
 
+from pipeline.config.dialect import Dialect
 from pipeline.corpus.formats import compression_of, read_beginning
 from pipeline.corpus.inputs import InputFile
 from pipeline.corpus.picture_files import tar_rows
@@ -48,15 +49,17 @@ def extent_of(entry: InputFile) -> Extent:
             samples, counted_all = tar_rows(entry.path, entry.size)
             return Extent(samples, counted_all, entry.size)
         data, whole, packing = read_beginning(entry.path, _COMPRESSED_HEAD if compressed else _PLACES * _EDGE)
-        counted = _csv_rows_in(data) if entry.format == "csv" else _lines_in(data)
+        is_csv, dialect = entry.format == "csv", entry.dialect
+        text = data.decode(dialect.codec, "replace") if is_csv else ""
+        counted = _csv_rows_in(text, dialect) if is_csv else _lines_in(data)
         if whole and counted is not None:
             return Extent(counted, True, len(data))
-        parts = [data] if whole or compressed else list(_places(entry))
+        parts = [data] if whole or compressed or dialect.is_wide else list(_places(entry))
     except (OSError, EOFError, pa.ArrowException) as error:
         raise UserError(f"{entry.name} is damaged: {' '.join(str(error).split())}") from None
     size = len(data) if whole else round(entry.size * packing)
-    columns = len(next(csv.reader([data.split(b"\n")[0].decode("utf-8-sig", "replace")]), []))
-    ends = sum(_csv_ends_in(part, columns) if entry.format == "csv" else _ends_in(part) for part in parts)
+    columns = len(next(csv.reader([text.split("\n")[0]], delimiter=dialect.delimiter), []))
+    ends = sum(_csv_ends_in(part, columns, dialect) if is_csv else _ends_in(part) for part in parts)
     return Extent(max(1, round(size * ends / sum(map(len, parts)))), False, size)
 
 
@@ -78,21 +81,22 @@ def _ends_in(data: bytes) -> int:
     return sum(1 for line in data.split(b"\n")[:-1] if line.strip())
 
 
-def _csv_rows_in(data: bytes) -> int | None:
+def _csv_rows_in(text: str, dialect: Dialect) -> int | None:
     """Rows below the first; None where they cannot be told apart."""
     try:
-        return sum(1 for _ in csv.DictReader(io.StringIO(data.decode("utf-8-sig", "replace"), newline="")))
+        return sum(1 for _ in csv.DictReader(io.StringIO(text, newline=""), delimiter=dialect.delimiter))
     except csv.Error:
         return None
 
 
-def _csv_ends_in(data: bytes, columns: int) -> int:
+def _csv_ends_in(data: bytes, columns: int, dialect: Dialect) -> int:
     """Rows that end in a part of a CSV file. It may begin inside quotes: the reading with more whole rows is taken."""
-    text = data.decode("utf-8", "replace")
+    text = data.decode(dialect.encoding, "replace")
     readings = []
     for start in ("", '"') if '"' in text else ("",):
         try:
-            rows = [len(row) for row in csv.reader(io.StringIO(start + text, newline="")) if row]
+            lines = io.StringIO(start + text, newline="")
+            rows = [len(row) for row in csv.reader(lines, delimiter=dialect.delimiter) if row]
         except csv.Error:
             continue
         readings.append((-rows[1:-1].count(columns) / max(1, len(rows) - 2), len(rows)))

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from fsspec.spec import AbstractBufferedFile
 
 from pipeline.config.corpus import LIMITS, LimitsConfig
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.lines import Overlong, bounded_lines, csv_columns
 from pipeline.corpus.parquet import chunks_of
 from pipeline.corpus.picture_files import PICTURE_SUFFIXES, is_picture
@@ -144,7 +145,19 @@ def read_beginning(path: str, count: int) -> tuple[bytes, bool, float]:
         return data, whole, len(data) / max(1, packed)
 
 
-def first_columns(form: str, path: str, name: str, limits: LimitsConfig = LIMITS) -> list[str]:
+ENCODED: tuple[Format, ...] = ("csv", "jsonl", "txt")
+"""Formats to which the setting `encoding` applies; `delimiter` applies to CSV."""
+
+
+def dialect_of(form: Format, dialect: Dialect) -> Dialect:
+    """The part of a dialect that applies to files of a format."""
+    encoding = dialect.encoding if form in ENCODED else PLAIN.encoding
+    return Dialect(encoding, dialect.delimiter if form == "csv" else PLAIN.delimiter)
+
+
+def first_columns(
+    form: str, path: str, name: str, limits: LimitsConfig = LIMITS, dialect: Dialect = PLAIN
+) -> list[str]:
     """The column names of a JSONL or CSV file, from its first row; lines that are too long are passed over.
 
     Raises:
@@ -155,12 +168,12 @@ def first_columns(form: str, path: str, name: str, limits: LimitsConfig = LIMITS
     try:
         with open_plain(path, limits.unpacked_bytes) as file:
             if form == "csv":
-                return csv_columns(file, most)
+                return csv_columns(file, most, dialect)
             for line in bounded_lines(file, most, _HEAD, _HEAD):
                 if isinstance(line, Overlong):
                     overlong = True
                 elif line.strip():
-                    value = json.loads(line.decode("utf-8-sig", "surrogateescape"), object_pairs_hook=tuple)
+                    value = json.loads(line.decode(dialect.codec, dialect.errors), object_pairs_hook=tuple)
                     if isinstance(value, tuple):  # the pairs of an object, among which a name may stand twice
                         return [name for name, _ in value]
                     break

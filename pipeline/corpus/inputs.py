@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, Role, SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.paths import irregular_kind, origin_of, written
+from pipeline.corpus.dialects import check_applies, columns_of
 from pipeline.corpus.formats import (
     HUB_SPLIT,
     Format,
     compression_of,
-    first_columns,
+    dialect_of,
     format_of,
     hub_dataset_info,
     open_saved_dataset,
@@ -52,6 +54,7 @@ class InputFile:
     files: tuple[str, ...] = ()  # of a folder of text files
     text_bytes: int = 0  # of the text column, decompressed, where the metadata say
     stamp: str = ""  # digest of when its files were written last, as the file system says; empty of a dataset's name
+    dialect: Dialect = PLAIN
 
     @property
     def splittable(self) -> bool:
@@ -84,7 +87,10 @@ def find_inputs(
             raise UserError(
                 f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
             )
-        inputs.extend(entry if entry.stamp else replace(entry, stamp=stamp_of(entry)) for entry in entries)
+        check_applies(key, source, (entry.format for entry in entries))
+        for entry in entries:
+            dialect = dialect_of(entry.format, source.dialect)
+            inputs.append(replace(entry, dialect=dialect, stamp=entry.stamp or stamp_of(entry)))
     return inputs
 
 
@@ -309,8 +315,7 @@ def _file(
     elif form == "tar":
         _check_columns(source, name, tar_columns(path, name, limits.document_bytes))
     else:
-        columns = first_columns(form, path, name, limits)
-        _check_columns(source, name, columns)
+        _check_columns(source, name, columns_of(form, path, name, source, limits))
     return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes, stamp=stamp)
 
 

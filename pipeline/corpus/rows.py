@@ -129,7 +129,7 @@ def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
         if row == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
         try:
-            value = json.loads(line.decode("utf-8", "surrogateescape"))
+            value = json.loads(line.decode(shard.encoding, "surrogateescape"))
             repeated = _repeated_field(line, shard)
         except (ValueError, RecursionError) as error:
             yield row, Unreadable("undecodable", f"not a JSON line: {error}"), *_NOTHING
@@ -150,16 +150,17 @@ def _jsonl_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
 def _repeated_field(line: bytes, shard: Shard) -> str | None:
     """A field of a JSON object that is read and stands in it twice, so that nobody knows which is meant."""
     wanted = {name for name in (shard.text, *_columns(shard)) if name is not None}
-    if all(line.count(json.dumps(name, ensure_ascii=False).encode()) < 2 for name in wanted):
+    text = line.decode(shard.encoding, "surrogateescape")
+    if all(text.count(json.dumps(name, ensure_ascii=False)) < 2 for name in wanted):
         return None
-    pairs = json.loads(line.decode("utf-8", "surrogateescape"), object_pairs_hook=tuple)
+    pairs = json.loads(text, object_pairs_hook=tuple)
     names = [name for name, _ in pairs] if isinstance(pairs, tuple) else []
     return next((name for name in names if name in wanted and names.count(name) > 1), None)
 
 
 def _csv_rows(shard: Shard, watch: Watch) -> Iterator[Row]:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for row, value in enumerate(csv_records(file, shard.limits.document_bytes)):
+        for row, value in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
             if isinstance(value, Overlong):
                 yield row, overlong(value, "characters", shard), *_NOTHING
             else:
@@ -180,9 +181,9 @@ def _text_of_file(shard: Shard, inner: str) -> Any:
             size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
             return overlong(Overlong(size), "bytes", shard)
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(shard.dialect.codec)
     except UnicodeDecodeError as error:
-        return Unreadable("undecodable", f"byte {error.start} is not UTF-8")
+        return Unreadable("undecodable", f"byte {error.start} is not {shard.dialect.label}")
 
 
 def _picture_rows(shard: Shard, watch: Watch) -> Iterator[Row]:

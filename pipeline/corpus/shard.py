@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.config.corpus import LIMITS, LimitsConfig, Role, TransformConfig
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.formats import Format, compression_of
 
 
@@ -36,13 +37,17 @@ class Shard:
     limits: LimitsConfig = LIMITS
     pictures: bool = False  # whether `text` is the column of pictures
     caption_column: str | None = None  # of their captions
+    encoding: str = PLAIN.encoding
+    delimiter: str = PLAIN.delimiter
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
         value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
-        del value["limits"]
-        return value if self.limits == LIMITS else {**value, "limits": self.limits.model_dump()}
+        for name in ("limits", *_DIALECT):
+            del value[name]
+        limits = {} if self.limits == LIMITS else {"limits": self.limits.model_dump()}
+        return {**value, **limits, **self.dialect.differing()}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Shard:
@@ -56,12 +61,18 @@ class Shard:
         return cls(**{**value, **shared, "files": files, "transform": text_transform, "limits": limits})
 
     @property
+    def dialect(self) -> Dialect:
+        """How the file is encoded and separated."""
+        return Dialect(self.encoding, self.delimiter)
+
+    @property
     def by_bytes(self) -> bool:
         """Whether start and stop count bytes (uncompressed JSONL) and not rows."""
         return self.format == "jsonl" and compression_of(self.path) is None
 
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
+_DIALECT = ("encoding", "delimiter")
 _SHARED = frozenset(
     {
         "role",
@@ -75,6 +86,7 @@ _SHARED = frozenset(
         "subset",
         "split",
         "caption_column",
+        *_DIALECT,
     }
 )
 
@@ -91,4 +103,4 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     if shard.pictures:
         columns += ["captions", shard.caption_column]
         limited |= {"pixels": shard.limits.picture_pixels}
-    return {**fingerprint, "rows": rows, "columns": columns, **limited}
+    return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

@@ -130,6 +130,8 @@ def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | 
         limits=limits,
         pictures=source.image is not None,
         caption_column=source.caption,
+        encoding=entry.dialect.encoding,
+        delimiter=entry.dialect.delimiter,
     )
 
 

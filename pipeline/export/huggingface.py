@@ -109,7 +109,9 @@ def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
         return pa.schema([("file", pa.string()), (shard.text, pa.string())])
     if shard.format == "csv":
         with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-            return pa.schema([(name, pa.string()) for name in csv_columns(file, shard.limits.document_bytes)])
+            return pa.schema(
+                [(name, pa.string()) for name in csv_columns(file, shard.limits.document_bytes, shard.dialect)]
+            )
     schema = pa.schema([])
     for first, rows in _blocks(_rows(source, marks_of(source), LeftOut())):
         names = dict.fromkeys(name for row in rows for name in row)
@@ -169,7 +171,7 @@ def _jsonl_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, di
             continue
         try:
             data = (line or b"").removeprefix(b"\xef\xbb\xbf" if number == 0 else b"")
-            row = json.loads(data.decode("utf-8", "surrogateescape"))
+            row = json.loads(data.decode(source.first.encoding, "surrogateescape"))
         except (ValueError, RecursionError, MemoryError):
             row = None
         yield number, row if isinstance(row, dict) else None
@@ -178,7 +180,7 @@ def _jsonl_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, di
 def _csv_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
     shard = source.first
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for number, record in enumerate(csv_records(file, shard.limits.document_bytes)):
+        for number, record in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
             if marks.following(1)[0]:
                 if not isinstance(record, Overlong) and None in record:
                     raise UserError(f"record {number} of {shard.name} has more fields than the first one names")
@@ -190,7 +192,12 @@ def _text_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dic
     for number, (inner, kept) in enumerate(zip(source.files, marks.following(len(source.files)), strict=True)):
         if kept:
             with fsspec.open(f"{shard.path}/{inner}" if inner else shard.path, "rb") as file:
-                text = file.read(shard.limits.document_bytes + 1).decode("utf-8-sig", "surrogateescape")
+                data = file.read(shard.limits.document_bytes + 1)
+            try:
+                text = data.decode(shard.dialect.codec)
+            except UnicodeDecodeError:
+                yield number, None
+                continue
             problem = problem_of(text)
             readable = (problem is None or problem.reason == "empty") and len(text) <= shard.limits.document_bytes
             yield number, {"file": inner or source.name, shard.text: text} if readable else None

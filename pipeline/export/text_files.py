@@ -12,6 +12,7 @@ from typing import IO, BinaryIO, TypeVar, cast
 import fsspec
 import pyarrow as pa
 
+from pipeline.config.dialect import mark_of
 from pipeline.corpus.formats import compression_of, open_plain
 from pipeline.corpus.lines import csv_pieces
 from pipeline.corpus.shard import Shard
@@ -19,7 +20,7 @@ from pipeline.export.verdicts import RowMarks
 
 _PIECE = 1 << 20
 _AHEAD = 1 << 12  # rows whose marks are looked up together
-_MARK = b"\xef\xbb\xbf"
+_LONGEST_MARK = 4
 
 Piece = TypeVar("Piece")
 
@@ -91,9 +92,12 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def _records(shard: Shard, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as other:
-        if other.read(len(_MARK)) == _MARK:
-            yield -1, _MARK
-    yield from csv_pieces(file, shard.limits.document_bytes)
+        encoding, mark = mark_of(other.read(_LONGEST_MARK)) or ("", b"")
+    if encoding != shard.encoding:
+        mark = b""
+    elif mark:
+        yield -1, file.read(len(mark))
+    yield from csv_pieces(file, shard.limits.document_bytes, shard.dialect.reversible(mark))
 
 
 class _Unclosed(io.RawIOBase):

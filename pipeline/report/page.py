@@ -189,8 +189,8 @@ def _unchanged(shard: Shard) -> bool:
     """Whether the input still is what was scored: the text of another document must never be shown as selected."""
     if shard.format == "hub":
         return True
-    content = {"image" if shard.pictures else "text": shard.text}
-    audit = SourceConfig(path=shard.path, id=shard.id_column, group=shard.group_column, split=shard.split, **content)
+    settings = {"image" if shard.pictures else "text": shard.text, **shard.dialect.differing()}
+    audit = SourceConfig(path=shard.path, id=shard.id_column, group=shard.group_column, split=shard.split, **settings)
     inputs = find_inputs(CorpusConfig(audit=audit))
     return any(entry.path == shard.path and entry.content == shard.content for entry in inputs)
 

@@ -1,0 +1,150 @@
+"""Which encoding and delimiter a text file has, from its beginning."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect, mark_of
+from pipeline.corpus.formats import ENCODED, Format, first_columns, open_plain
+from pipeline.errors import UserError
+
+_HEAD = 1 << 20
+_DELIMITERS = ",;\t|"
+_RECORDS = 50
+_ENCODINGS = "CSV, JSONL and .txt files"
+
+
+def encoding_of(data: bytes) -> str | None:
+    """The encoding of the beginning of a file: by its byte order mark, else UTF-8 or cp1252; None where it is neither.
+
+    A file in which at least half of the lines that tell are UTF-8 is UTF-8: the others are damaged documents.
+    """
+    if (marked := mark_of(data)) is not None:
+        return marked[0]
+    lines = [line for line in data.splitlines() if not line.isascii()]
+    if 2 * sum(_decodes(line, "utf-8") for line in lines) >= len(lines):
+        return "utf-8"
+    return "cp1252" if all(_decodes(line, "cp1252") for line in lines) else None
+
+
+def delimiter_of(text: str) -> str | None:
+    """The delimiter with which all records of the beginning of a CSV file have equally many fields, at least two.
+
+    A comma is preferred, then the one with the most fields; None where no delimiter fits.
+    """
+    counts = {delimiter: _fields(text, delimiter) for delimiter in _DELIMITERS}
+    if counts[","] > 1:
+        return ","
+    best = max(counts, key=lambda delimiter: counts[delimiter])
+    return best if counts[best] > 1 else None
+
+
+def detected(path: str, form: Format) -> Dialect:
+    """The dialect of a text file, from its beginning; the default where nothing else is recognised.
+
+    Raises:
+        OSError: the file is damaged.
+    """
+    data = head_of(path)
+    encoding = encoding_of(data) or PLAIN.encoding
+    if form != "csv":
+        return Dialect(encoding if form in ENCODED else PLAIN.encoding)
+    text = data.decode(Dialect(encoding).codec, "replace")
+    return Dialect(encoding, delimiter_of(text) or PLAIN.delimiter)
+
+
+def suggested_encoding(path: str, dialect: Dialect) -> str | None:
+    """The encoding of a file that is not of the one that is set; None where that fits, or none is recognised."""
+    try:
+        data = head_of(path)
+    except (OSError, EOFError, UserError):
+        return None
+    encoding = encoding_of(data)
+    misfit = not _decodes(data, dialect.codec) or (dialect.is_wide and b"\0" not in data)
+    return encoding if misfit and encoding != dialect.encoding else None
+
+
+def head_of(path: str) -> bytes:
+    """The beginning of a file, decompressed."""
+    with open_plain(path) as file:
+        return file.read(_HEAD)
+
+
+def columns_of(form: Format, path: str, name: str, source: SourceConfig, limits: LimitsConfig) -> list[str]:
+    """`first_columns` of a JSONL or CSV file.
+
+    Raises:
+        UserError: as `first_columns`, or a column is missing that another encoding or delimiter gives.
+    """
+    dialect = source.dialect
+    if form == "jsonl" and dialect.is_wide:
+        raise UserError(f"{name}: encoding {source.encoding} applies to CSV and .txt files; convert {name} to UTF-8")
+    try:
+        columns = first_columns(form, path, name, limits, dialect)
+    except UserError as error:
+        if encoding := suggested_encoding(path, dialect):
+            remedy = "convert it to UTF-8" if Dialect(encoding).is_wide else f"set encoding: {encoding}"
+            raise UserError(f"{error}; it is not {dialect.label}: {remedy}") from None
+        raise
+    missing = next((column for column in source.columns if column not in columns), None)
+    if missing is None:
+        return columns
+    if encoding := suggested_encoding(path, dialect):
+        raise UserError(f"no column {missing!r} in {name}, which is not {dialect.label}; set encoding: {encoding}")
+    if form == "csv" and len(columns) == 1:
+        delimiter = delimiter_of(head_of(path).decode(dialect.codec, "replace"))
+        if delimiter not in (None, dialect.delimiter):
+            raise UserError(
+                f"no column {missing!r} in {name}, whose single column is {columns[0]!r}; set delimiter: "
+                f"{shown_delimiter(delimiter)}"
+            )
+    return columns
+
+
+def shown_delimiter(delimiter: str | None) -> str:
+    """A delimiter as a configuration has it."""
+    return '"\\t"' if delimiter == "\t" else f'"{delimiter}"'
+
+
+def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> None:
+    """Check that encoding and delimiter apply to some file of a role.
+
+    Raises:
+        UserError: one is set that applies to none.
+    """
+    present = sorted(set(formats))
+    kinds = ", ".join(present)
+    if source.encoding != PLAIN.encoding and not set(present) & set(ENCODED):
+        raise UserError(f"{key}: encoding applies to {_ENCODINGS}, and these are {kinds}; leave it out")
+    if source.delimiter != PLAIN.delimiter and "csv" not in present:
+        raise UserError(f"{key}: delimiter applies to CSV files, and these are {kinds}; leave it out")
+
+
+def single_column_note(columns: Sequence[str]) -> str:
+    """A warning of a CSV file with one column whose name holds a delimiter; empty where it is not so."""
+    if len(columns) != 1 or not any(delimiter in columns[0] for delimiter in _DELIMITERS):
+        return ""
+    return f"It has a single column named {columns[0]!r}: set delimiter if these are several columns."
+
+
+def _fields(text: str, delimiter: str) -> int:
+    """Fields of each of the first records; 0 where their numbers differ."""
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        counts = [len(record) for _, record in zip(range(_RECORDS), reader, strict=False) if record]
+    except csv.Error:
+        return 0
+    counts = counts if len(counts) < 2 or len(text) < _HEAD else counts[:-1]
+    return counts[0] if len(set(counts)) == 1 else 0
+
+
+def _decodes(data: bytes, encoding: str) -> bool:
+    """Whether data are of an encoding; their last character may be cut."""
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError as error:
+        return error.start > 0 and error.start >= len(data) - 3 and not encoding.startswith("cp")
+    return True
