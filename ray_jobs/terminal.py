@@ -218,13 +218,15 @@ def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:
 
 def print_verdict(verdict: CollectionVerdict) -> None:
     """The verdict on a collection: the answer, why nobody should act on it, and the numbers that it rests on."""
+    from pipeline.audit.conclusion import STYLES, WARNING
+
     screen = console()
     head, *others = verdict.sentences
-    screen.print(Text(head, style="bold red" if verdict.answer == "not supported" else "bold"), soft_wrap=True)
-    mark = "NOT SUPPORTED: " if verdict.supported is False else "not tested: "
+    style = STYLES[verdict.conclusion]
+    screen.print(Text(head, style="bold" if verdict.answer == "not shown" else f"bold {style}"), soft_wrap=True)
+    mark = WARNING if verdict.conclusion == "contradicted" else "inconclusive"
     for reason in verdict.reasons:
-        inconclusive = verdict.blind.outcome == "inconclusive" and reason == verdict.blind.sentence
-        screen.print(f"{'' if inconclusive else mark}{reason}", markup=False, highlight=False, soft_wrap=True)
+        screen.print(Text(f"{mark}: {reason}", style=style), soft_wrap=True)
     for sentence in others:
         screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if verdict.blind.ok:

@@ -159,7 +159,7 @@ def verdict(run: str | PathLike[str] | Run, *, blocks: str | None = None) -> Col
 
     Returns:
         The verdict. `UnsupportedWarning` where one of both says that the collection was trained on, and a check
-        contradicts it or could not be made.
+        contradicts it.
 
     Raises:
         UserError: no unseen documents, too few for the test, or not a finished run.

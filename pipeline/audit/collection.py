@@ -20,7 +20,7 @@ from pipeline.corpus.documents import id_key
 from pipeline.corpus.near_copies import SKETCH, near_families, sketches_of
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.selection.collection import Blocks, joined_blocks, make_blocks
+from pipeline.selection.collection import Blocks, DrawnBlocks, draw_blocks, joined_blocks, make_blocks
 from pipeline.store.receipts import Receipt
 
 MOST_DOCUMENTS = 200_000
@@ -41,10 +41,21 @@ class Collection:
     scores: np.ndarray  # float64, (documents, columns)
     audited: np.ndarray  # bool, (documents,)
     block: np.ndarray  # int64, (documents,)
+    keys: np.ndarray  # int64, (documents,), hashes of the ids
 
     def blocks(self, seed: int) -> Blocks:
         """The blocks that can be moved."""
         return make_blocks(self.scores, self.block, self.audited, seed)
+
+    def drawn(self, columns: Sequence[str], seed: int) -> DrawnBlocks:
+        """The blocks by the mean of equally many of their documents, of some of the columns."""
+        chosen = self.scores[:, [self.columns.index(column) for column in columns]]
+        return draw_blocks(chosen, self.block, self.audited, self.keys, seed)
+
+    @property
+    def single(self) -> bool:
+        """Whether every document is a block of its own."""
+        return int(self.block.max(initial=-1)) + 1 == self.block.size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +63,7 @@ class _Part:
     """The documents of one score shard."""
 
     shard: str
-    row: np.ndarray  # int64, (documents,), as the keys
+    key: np.ndarray  # int64, (documents,), of the id
     sketch: np.ndarray  # uint8, (documents, 128)
     group: np.ndarray  # key of the group
     grouped: np.ndarray  # bool, (documents,): has a group
@@ -89,7 +100,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     parts = {role: _read(scored, role, columns, each, config.near_copies) for role in ("audit", "unseen")}
     for role, read in parts.items():
-        if not sum(part.row.size for part in read):
+        if not sum(part.key.size for part in read):
             raise UserError(f"no {role} document of {scored.store.url} has scores that can be compared")
     every = [*parts["audit"], *parts["unseen"]]
     grouped = np.concatenate([part.grouped for part in every])
@@ -105,8 +116,9 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
         columns=columns,
         kind=kind,
         scores=np.concatenate([part.scores for part in every]),
-        audited=np.arange(family.size) < sum(part.row.size for part in parts["audit"]),
+        audited=np.arange(family.size) < sum(part.key.size for part in parts["audit"]),
         block=joined_blocks(family, group),
+        keys=np.concatenate([part.key for part in every]),
     )
 
 
@@ -120,7 +132,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
         trained = training_index(scored.store.read_table(KEYS_FILE), near_copies)
 
     def part_of(receipt: Receipt) -> _Part:
-        table = scored.table(receipt, ["row", "sketch", "group", *columns])
+        table = scored.table(receipt, ["id_key", "sketch", "group", *columns])
         sketches = sketches_of(table["sketch"])
         group, grouped = _group_keys(table["group"])
         keep = np.ones(len(sketches), dtype=bool) if trained is None else ~trained.matches(sketches)
@@ -128,7 +140,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
             by_group = group.view(np.uint64) < np.uint64(share * 2**64)
             keep &= np.where(grouped, by_group, sketches[:, SKETCH - 1] < max(1, int(256 * share)))
         matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
-        arrays = (table["row"].to_numpy(), sketches, group, grouped, matrix)
+        arrays = (table["id_key"].to_numpy(), sketches, group, grouped, matrix)
         return _Part(receipt.shard, *(array[keep] for array in arrays))
 
     order = {receipt.shard: place for place, receipt in enumerate(receipts)}

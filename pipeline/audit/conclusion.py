@@ -37,6 +37,11 @@ def conclude(checks: Iterable[bool | None]) -> Conclusion:
     return "inconclusive" if None in results else "supported"
 
 
+def supported_of(conclusion: Conclusion) -> bool | None:
+    """The published truth value of a conclusion; None where it is inconclusive."""
+    return {"supported": True, "inconclusive": None, "contradicted": False}[conclusion]
+
+
 def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
     """Whether a bound may be stated, and the condition to state with it. No other function decides this.
 

@@ -13,7 +13,7 @@ from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import VersionedRecord, parse_part
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import HISTORY
+from pipeline.config.selection import HISTORY, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
@@ -107,6 +107,18 @@ def answer_names(store: Store, config: AuditConfig) -> list[str]:
     """
     history = read_history(store)
     return [one.name for one in (history[-1].questions if history else config.selections)]
+
+
+def answered_selections(store: Store, config: AuditConfig) -> list[SelectionConfig]:
+    """The selections of `answer_names` with their settings.
+
+    Raises:
+        UserError: a damaged history.
+    """
+    history = read_history(store)
+    if not history:
+        return list(config.selections)
+    return [SelectionConfig.model_validate(question.settings) for question in history[-1].questions]
 
 
 def count_questions(history: Sequence[HistoryEntry]) -> int:

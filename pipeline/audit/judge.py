@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeline.audit.collection import read_collection
+import numpy as np
+
+from pipeline.audit.collection import MOST_DOCUMENTS, Collection, read_collection
+from pipeline.audit.conclusion import CONTRADICTED, Conclusion, bound_condition, conclude, supported_of
+from pipeline.audit.counting import count_of, counts_of, other_failures, summaries_of
 from pipeline.audit.diagnostics import run_blind_test
-from pipeline.audit.history import answer_names
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Each
-from pipeline.audit.summary import BlindDiagnostic, Diagnostic, read_summary
-from pipeline.audit.verdict import (
-    LEVEL,
-    BlockKind,
-    BlockTest,
-    CollectionVerdict,
-    MemberCount,
-    Statement,
-    count_of,
-)
+from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettled
+from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, display_name
-from pipeline.selection.collection import PERMUTATIONS, SPLITS, PermutationTest, permutation_test
+from pipeline.config.selection import SelectionConfig
+from pipeline.selection.collection import FOLDS, PERMUTATIONS, Blocks, PermutationTest, permutation_test
 from pipeline.selection.digits import beside, decimal, percentage
-from pipeline.store.files import Store
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
+NO_TEST = (
+    "No permutation test was made: only labels of blocks of like size are permuted, and no class of size has blocks of "
+    "both roles."
+)
 
 
 def judge_collection(
@@ -49,9 +49,109 @@ def judge_collection(
     collection = read_collection(config, scored, each, blocks)
     made = collection.blocks(config.seed)
     result = permutation_test(made, config.seed)
-    test = BlockTest(
+    blind = run_blind_test(scored, "unseen", config)
+    answers = summaries_of(scored.store, config)
+    evidence = _Evidence(
+        test=None if result is None else _test_record(result, collection, made),
+        blind=blind,
+        first=next(iter(answers), None),
+        counts=counts_of(answers, collection, blind.ok, config.seed),
+        withheld=_withheld(answers, collection, blind, config.seed),
+    )
+    conclusion, reasons = evidence.conclude()
+    answer: Statement = "not shown"
+    if evidence.shown:
+        answer = "not supported" if conclusion == "contradicted" else "trained on"
+    elif conclusion == "contradicted" and evidence.withheld:
+        answer = "not supported"
+    sampled = sum(receipt.n_scored for receipt in scored.of("audit")) > MOST_DOCUMENTS
+    return CollectionVerdict(
+        run=scored.store.url,
+        model=_model_name(config),
+        limit=limit,
+        seed=config.seed,
+        answer=answer,
+        supported=supported_of(conclusion),
+        reasons=reasons,
+        sentences=[
+            *_sentences(_model_name(config), answer, evidence, limit, sampled),
+            *([OUTSIDE] if config.series is not None else []),
+        ],
+        level=LEVEL,
+        counts=evidence.counts,
+        test=evidence.test,
+        blind=blind,
+        direction=_direction(made.differences),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What a verdict is made of."""
+
+    test: BlockTest | None
+    blind: BlindDiagnostic
+    first: tuple[SelectionConfig, Summary] | None  # the first selection that seeks members
+    counts: list[MemberCount]  # that may be stated
+    withheld: bool  # whether the count of the first selection is above zero and may not be stated
+
+    @property
+    def by_test(self) -> bool:
+        return self.test is not None and self.test.p_value <= LEVEL
+
+    @property
+    def count(self) -> MemberCount | None:
+        """The count that the verdict reads: that of the first selection, where it may be stated."""
+        named = self.first[0].name if self.first else None
+        return next((count for count in self.counts if count.selection == named), None)
+
+    @property
+    def by_count(self) -> bool:
+        return self.count is not None and self.count.at_least > 0
+
+    @property
+    def shown(self) -> bool:
+        return self.by_test or self.by_count
+
+    @property
+    def condition(self) -> str | None:
+        """The condition under which the verdict is stated, as `bound_condition` gives it."""
+        return bound_condition(self.conclude()[0], self.blind.outcome != "not tested")
+
+    def conclude(self) -> tuple[Conclusion, list[str]]:
+        """The conclusion of the checks of the verdict, and the reasons why it is not supported.
+
+        The test is for whole blocks, so near copies take nothing from it; what else contradicts the first selection
+        contradicts the verdict.
+        """
+        others = [] if self.first is None else other_failures(self.first[1])
+        if self.blind.ok is False:
+            return "contradicted", [self.blind.sentence]
+        if others:
+            return "contradicted", others
+        if self.withheld and not self.by_test and self.first is not None:
+            return "contradicted", [f"A check contradicts selection {self.first[0].name}: see its answer."]
+        supported: bool | None = self.blind.ok
+        if self.by_count and not self.by_test and self.count is not None:
+            supported = self.count.supported
+        conclusion = conclude([supported])
+        return conclusion, [unsettled(self.blind)] if conclusion == "inconclusive" else []
+
+
+def _withheld(
+    answers: Sequence[tuple[SelectionConfig, Summary]], collection: Collection, blind: BlindDiagnostic, seed: int
+) -> bool:
+    """Whether the first selection counts some, and the count may not be stated."""
+    if not answers:
+        return False
+    count = count_of(*answers[0], collection, blind.ok, seed)
+    return count is not None and count.conclusion == "contradicted" and count.at_least > 0
+
+
+def _test_record(result: PermutationTest, collection: Collection, made: Blocks) -> BlockTest:
+    return BlockTest(
         p_value=result.p_value,
-        p_values=result.p_values,
+        p_values=[result.p_value],
         permutations=PERMUTATIONS,
         auc=result.auc,
         blocks=collection.kind,
@@ -60,52 +160,7 @@ def judge_collection(
         n_audit_blocks=int(made.audited.sum()),
         n_unseen_blocks=int((~made.audited).sum()),
         n_mixed=made.n_mixed,
-        differences=dict(zip(collection.columns, result.differences, strict=True)),
-    )
-    names = answer_names(scored.store, config)
-    summaries = [summary for name in names if (summary := read_summary(scored.store, name)) is not None]
-    counts = [count for summary in summaries if (count := count_of(summary)) is not None]
-    blind = run_blind_test(scored, "unseen", config)
-    return _verdict(config, scored.store, limit, counts, test, blind, _direction(result))
-
-
-def _verdict(
-    config: AuditConfig,
-    store: Store,
-    limit: int | None,
-    counts: Sequence[MemberCount],
-    test: BlockTest,
-    blind: BlindDiagnostic,
-    direction: Diagnostic,
-) -> CollectionVerdict:
-    count = counts[0] if counts else None
-    by_test, by_count = test.p_value <= LEVEL, count is not None and count.at_least > 0
-    reasons = [] if blind.ok else [blind.sentence]
-    if by_test and not by_count and direction.ok is False:
-        reasons.append(direction.sentence)
-    if by_count and not by_test and count is not None and count.supported is False and blind.ok:
-        reasons.append(f"A check of selection {count.selection}, which counts, failed: see its answer.")
-    supported = False if blind.ok is False or (reasons and blind.ok) else blind.ok
-    answer: Statement = "not shown"
-    if by_test or by_count:
-        answer = "trained on" if supported else "not supported"
-    return CollectionVerdict(
-        run=store.url,
-        model=_model_name(config),
-        limit=limit,
-        seed=config.seed,
-        answer=answer,
-        supported=supported,
-        reasons=reasons,
-        sentences=[
-            *_sentences(_model_name(config), answer, count, test, limit),
-            *([OUTSIDE] if config.series is not None else []),
-        ],
-        level=LEVEL,
-        counts=list(counts),
-        test=test,
-        blind=blind,
-        direction=direction,
+        differences=dict(zip(collection.columns, made.differences.tolist(), strict=True)),
     )
 
 
@@ -117,32 +172,34 @@ def _model_name(config: AuditConfig) -> str:
     )
 
 
-def _direction(result: PermutationTest) -> Diagnostic:
-    """A fitted score may find any difference; only that to higher scores is one that training makes."""
-    mean = sum(result.differences) / len(result.differences)
+def _direction(differences: np.ndarray) -> Diagnostic:
+    """Training raises scores: a difference to lower ones has another cause."""
+    mean = float(differences.mean())
     if mean > 0:
         sentence = f"Audited documents score higher than unseen ones, by {mean:.2f} standard deviations on average."
     else:
         sentence = (
             f"Audited documents do not score higher than unseen ones ({mean:+.2f} standard deviations on average over "
-            "the detectors): training raises scores, so a difference that the test finds is another."
+            "the detectors): training raises scores, so the test gives p = 1."
         )
     return Diagnostic(ok=mean > 0, sentence=sentence)
 
 
-def _sentences(
-    model: str, answer: Statement, count: MemberCount | None, test: BlockTest, limit: int | None
-) -> list[str]:
+def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | None, sampled: bool) -> list[str]:
+    condition = f", {evidence.condition}" if evidence.condition else ""
     heads = {
-        "trained on": f"{model} was trained on documents of this collection.",
+        "trained on": f"{model} was trained on documents of this collection{condition}.",
         "not shown": f"It is not shown that {model} was trained on this collection. That is no proof that it was not.",
         "not supported": (
-            f"Not supported: the audited documents differ from the unseen ones, and that {model} was trained on them "
-            "is not shown by it."
+            f"Contradicted: the audited documents differ from the unseen ones; this does not show that {model} was "
+            "trained on them."
         ),
     }
-    lines = [heads[answer], _count_sentence(count), _test_sentence(test)]
-    if count is not None and answer != "not supported":
+    count, test = evidence.count, evidence.test
+    stated = "contradicted" not in (conclude([evidence.blind.ok]), evidence.conclude()[0])
+    lines = [heads[answer], *(_count_sentences(count, sampled, evidence) if stated else [CONTRADICTED])]
+    lines.append(_test_sentence(test) if test is not None else NO_TEST)
+    if count is not None and test is not None and stated:
         wrong, level = 1 - Fraction(repr(count.confidence)), Fraction(repr(LEVEL))
         lines.append(
             f"Of collections without a trained document the count is wrong for at most {decimal(wrong)} and "
@@ -157,18 +214,36 @@ def _sentences(
     return lines
 
 
-def _count_sentence(count: MemberCount | None) -> str:
+def _count_sentences(count: MemberCount | None, sampled: bool, evidence: _Evidence) -> list[str]:
+    if count is None and evidence.withheld:
+        return [CONTRADICTED]
     if count is None:
-        return "No selection of this run says how many documents were trained on at least."
-    by = f"(selection {count.selection}, {', '.join(count.detectors)})"
+        return ["No selection of this run states how many documents were trained on at least."]
+    by = f"selection {count.selection}, {', '.join(count.detectors)}"
     sure = f"{percentage(Fraction(repr(count.confidence)))} confidence"
+    units = {"document": "documents", "group": "groups", "family": "families of near copies"}[count.unit]
+    of = f"{count.n_units:,} {'sampled ' * sampled}audited {units}"
     if not count.at_least:
-        return f"The count shows none: {by[1:-1]} at {sure}, {count.n_audit:,} audited."
-    condition = "" if count.supported else ", if what the selection rests on holds"
-    return (
-        f"With {sure} at least {count.at_least:,} of the {count.n_audit:,} audited "
-        f"documents were trained on {by}{condition}."
-    )
+        return [f"The count shows none: {by} at {sure}, {of}."]
+    checked = evidence.blind.outcome != "not tested"
+    condition = bound_condition(count.conclusion, checked)
+    ending = f", {condition}." if condition else "."
+    if count.unit == "document":
+        were = "was" if count.at_least == 1 else "were"
+        return [f"With {sure} at least {count.at_least:,} of the {of} {were} trained on ({by}){ending}"]
+    contain = "contains" if count.at_least == 1 else "contain"
+    noun = "group" if count.unit == "group" else "family"
+    single = "" if count.unit == "group" else "A document without near copies is a family of its own. "
+    drawn = "one of its documents, drawn by a hash of its id"
+    if count.documents_of_each > 1:
+        drawn = f"the mean over {count.documents_of_each:,} of its documents, drawn by a hash of their ids"
+    mixed = ""
+    if count.n_mixed:
+        mixed = f" {count.n_mixed:,} documents are left out, because their {units} stand in both roles."
+    return [
+        f"With {sure} at least {count.at_least:,} of the {of} {contain} a document that was trained on ({by}){ending}",
+        f"{single}The score of a {noun} is {drawn}; its size is assumed to carry no information on its score.{mixed}",
+    ]
 
 
 def _test_sentence(test: BlockTest) -> str:
@@ -177,7 +252,7 @@ def _test_sentence(test: BlockTest) -> str:
     read = f"{number} detector{'' if number == 1 else 's'}"
     return (
         f"The permutation test gives p = {beside(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
-        f"fitted on half of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
-        f"({kinds[test.blocks]}; {test.n_audit:,} and {test.n_unseen:,} documents) and tried on the other half "
-        f"({PERMUTATIONS:,} permutations of whole blocks, {SPLITS} splits, AUC {test.auc:.2f})."
+        f"cross-fitted in {FOLDS} folds of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
+        f"({kinds[test.blocks]}; {test.n_audit:,} and {test.n_unseen:,} documents; {PERMUTATIONS:,} permutations of "
+        f"whole blocks, refitted for each; AUC {test.auc:.2f})."
     )

@@ -15,6 +15,7 @@ from pipeline.audit.conclusion import (
     bound_condition,
     conclude,
     standing,
+    supported_of,
 )
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.records import Record, VersionedRecord, read_record
@@ -195,7 +196,7 @@ class Diagnostics(Record):
 
     def support(self) -> bool | None:
         """The conclusion as a truth value; None where it is inconclusive."""
-        return {"supported": True, "inconclusive": None, "contradicted": False}[self.conclusion()]
+        return supported_of(self.conclusion())
 
 
 class SeriesPlace(Record):

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import VERDICT_FILE, Record, VersionedRecord, read_record
-from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary
+from pipeline.audit.summary import BlindDiagnostic, Diagnostic
 from pipeline.errors import ExitCode
 from pipeline.store.files import Store
 
@@ -15,31 +16,37 @@ LEVEL = 0.05
 """Largest share of collections without a trained document for which the permutation test may say that there is one."""
 
 BlockKind = Literal["group", "family"]
+CountUnit = Literal["document", "group", "family"]
 Statement = Literal["trained on", "not shown", "not supported"]
 
 
-class MemberCount(Record):
-    """How many of the audited documents were trained on at least, by one selection."""
+class MemberCount(Concluded):
+    """How many of the audited documents, or of blocks of them, were trained on at least, by one selection."""
 
     selection: str = Field(description="Name of the selection.")
     detectors: list[str] = Field(description="Score columns that it reads.")
     confidence: float = Field(description="The count is too high with at most one less this probability.")
-    at_least: int = Field(description="So many of the audited documents were trained on, at least.")
-    n_audit: int = Field(description="Audited documents, quarantined ones included.")
-    supported: bool | None = Field(
-        description="False: a check contradicts what the count rests on; true: none does; null: not tested."
+    unit: CountUnit = Field(
+        "document",
+        description="What is counted: documents, or, where documents depend on each other, the blocks that contain a "
+        "document that was trained on.",
     )
+    at_least: int = Field(description="So many of these were trained on, or contain such a document, at least.")
+    n_units: int = Field(0, description="Audited documents, or blocks of audited documents, of which they are.")
+    documents_of_each: int = Field(1, description="Documents of each block whose mean score is its score.")
+    n_mixed: int = Field(0, description="Documents of blocks that stand in both roles; they are left out.")
+    n_audit: int = Field(description="Audited documents, quarantined ones included.")
 
 
 class BlockTest(Record):
     """The permutation test of a linear score over whole blocks of documents."""
 
-    p_value: float = Field(description="Twice the median over the splits, at most 1; exact.")
-    p_values: list[float] = Field(description="Of each split.")
-    permutations: int = Field(description="Permutations of the labels in each split.")
+    p_value: float = Field(description="Exact; 1 where audited documents do not score higher.")
+    p_values: list[float] = Field(description="The p-value alone; of version 0.9.0 one for each of ten splits.")
+    permutations: int = Field(description="Permutations of the labels.")
     auc: float = Field(
         description="Area under the ROC curve of the fitted score on blocks that it was not fitted on, mean over the "
-        "splits; 0.5 is chance."
+        "folds; 0.5 is chance."
     )
     blocks: BlockKind = Field(description="What moves whole: groups (and near copies), or families of near copies.")
     n_audit: int = Field(description="Audited documents that were compared.")
@@ -52,30 +59,33 @@ class BlockTest(Record):
     )
 
 
-class CollectionVerdict(VersionedRecord):
+class CollectionVerdict(Concluded, VersionedRecord):
     """Was this collection trained on: `verdict.json`."""
 
     run: str = Field(description="The run directory.")
     model: str = Field(description="The model that was asked.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
-    seed: int = Field(description="Seed of the splits, the permutations and the classifier's folds.")
+    seed: int = Field(description="Seed of the draws, the folds and the permutations.")
     answer: Statement = Field(
-        description="trained on: the count or the test shows it, and the checks passed; not shown: neither does, which "
-        "is no proof that it was not; not supported: one does, and a check failed or could not be made."
+        description="trained on: the count or the test shows it, and no check contradicts it; not shown: neither does, "
+        "which is no proof that it was not; not supported: one does, and a check contradicts it. Whether the checks "
+        "support it or are inconclusive, `conclusion` states."
     )
-    supported: bool | None = Field(
-        description="False: a check contradicts what the verdict rests on; true: none does, which is no proof; null: "
-        "not tested."
+    reasons: list[str] = Field(
+        description="Why the verdict is contradicted or inconclusive, one line each; empty where it is supported."
     )
-    reasons: list[str] = Field(description="Why the verdict is not supported, one line each; empty where it is.")
     sentences: list[str] = Field(
         description="The verdict in words: the answer, the count, the test, what they rest on."
     )
     level: float = Field(description="Largest p-value of the test that counts as shown.")
     counts: list[MemberCount] = Field(
-        description="What the selections that seek members say, in their order; the verdict reads the first alone."
+        description="The counts of the selections that seek members, in their order, as far as they may be stated; the "
+        "verdict reads the first alone."
     )
-    test: BlockTest = Field(description="The permutation test.")
+    test: BlockTest | None = Field(
+        description="The permutation test; null where no class of size has blocks of both roles, so that no labels "
+        "can be permuted."
+    )
     blind: BlindDiagnostic = Field(
         description="Whether the words alone tell the unseen documents from the audited ones."
     )
@@ -83,24 +93,9 @@ class CollectionVerdict(VersionedRecord):
 
     @property
     def exit_code(self) -> ExitCode:
-        """How a command ends that fails where the collection was trained on."""
+        """How a command ends that fails where the collection was trained on; inconclusive ends as supported does."""
         codes = {"trained on": ExitCode.SELECTED, "not supported": ExitCode.UNSUPPORTED, "not shown": ExitCode.DONE}
         return codes[self.answer]
-
-
-def count_of(summary: Summary) -> MemberCount | None:
-    """How many documents were trained on at least, as a selection says; None where it bounds no such number."""
-    bound = summary.bound
-    if bound is None or summary.direction != "members":
-        return None
-    return MemberCount(
-        selection=summary.name,
-        detectors=summary.detectors,
-        confidence=bound.confidence,
-        at_least=bound.members_at_least,
-        n_audit=summary.n_audit,
-        supported=summary.supported,
-    )
 
 
 def write_verdict(store: Store, verdict: CollectionVerdict) -> None:

@@ -1,21 +1,30 @@
-"""Was a collection trained on? A permutation test of a linear score, over whole blocks of documents."""
+"""Was a collection trained on? A permutation test of a linear score, and a count, over whole blocks of documents."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from pipeline.errors import UserError
+from pipeline.selection.conformal import mix
 
 PERMUTATIONS = 9_999
-SPLITS = 10
+FOLDS = 5
+RIDGE = 0.1
+"""Added to the diagonal of the covariance of the standardised columns."""
+
 LEAST_BLOCKS = 20
-"""Of each role. Half of them are permuted: 20 blocks of one size in 184,756 ways."""
+"""Of each role: with fewer no permutation test is made."""
 
 MOST_BLOCKS = 5_000
-"""Of each role; more are drawn from, which costs no level and next to no power."""
+"""Of each role; of more, so many are drawn, which costs no level and next to no power."""
+
+REACHED = Fraction(4, 5)
+"""Of the blocks of either role, so many have at least as many documents as are drawn of each for the count."""
 
 _AT_ONCE = 500
 """Permutations in memory at a time."""
@@ -23,7 +32,7 @@ _AT_ONCE = 500
 _ROUNDING = 1e-9
 """A permuted statistic this close to the observed one counts as a tie."""
 
-_BLOCKS, _SPLIT, _PERMUTE = 1, 2, 3
+_BLOCKS, _FOLDS, _PERMUTE = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +44,34 @@ class Blocks:
     audited: np.ndarray  # bool, (blocks,)
     n_mixed: int  # documents of blocks that stand in both roles, which nothing can move; they are left out
 
+    @property
+    def differences(self) -> np.ndarray:
+        """By column, mean of audited less mean of unseen blocks, in standard deviations of all: (columns,)."""
+        scale = self.scores.std(axis=0)
+        apart = self.scores[self.audited].mean(axis=0) - self.scores[~self.audited].mean(axis=0)
+        return np.asarray(apart / np.where(scale > 0, scale, 1.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnBlocks:
+    """Blocks of one role each, by the mean of equally many of their documents."""
+
+    each: int  # documents that were drawn of each block
+    scores: np.ndarray  # float64, (blocks, columns)
+    keys: np.ndarray  # int64, (blocks,): the smallest key of the block's documents
+    audited: np.ndarray  # bool, (blocks,)
+    n_audited: int  # audited blocks, smaller ones included
+    n_smaller: int  # of these, blocks with fewer documents, which have no score
+    n_dropped: int  # unseen blocks with fewer documents
+    n_mixed: int  # documents of blocks of both roles; they are left out
+
 
 @dataclass(frozen=True, slots=True)
 class PermutationTest:
-    """What ten splits of the blocks say against: audited and unseen blocks are exchangeable."""
+    """The evidence against the hypothesis that audited and unseen blocks are exchangeable."""
 
-    p_value: float  # twice the median over the splits, at most 1
-    p_values: list[float]  # of the splits, each in (0, 1]
-    auc: float  # of the fitted score on the blocks that it was not fitted on, mean over the splits
-    differences: list[float]  # by column: mean of audited less mean of unseen blocks, in standard deviations
+    p_value: float  # in (0, 1], exact
+    auc: float  # of the fitted score on the blocks that it was not fitted on, mean over the folds
 
 
 def joined_blocks(family: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -92,10 +120,10 @@ def make_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, seed
 
 
 def check_blocks(blocks: Blocks) -> None:
-    """Check that the blocks suffice for a permutation test that could find something.
+    """Check that there are enough blocks of each role for a permutation test.
 
     Raises:
-        UserError: too few blocks of a role, or too few of like size: says how many it takes.
+        UserError: there are not: says how many it takes.
     """
     counts = {"audited": int(blocks.audited.sum()), "unseen": int((~blocks.audited).sum())}
     for role, count in counts.items():
@@ -111,61 +139,164 @@ def check_blocks(blocks: Blocks) -> None:
                 f"{LEAST_BLOCKS} of unseen documents, and has {count:,} {role} ones (a block is a group, or documents "
                 f"that are near copies){mixed}"
             )
-    ways = sum(
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for n, k in _tested(_strata(blocks), blocks)
-    )
-    if ways < math.log(PERMUTATIONS + 1):
-        sizes = " and ".join(
-            f"{role} ones {int(np.median(blocks.sizes[mask])):,}"
-            for role, mask in (("audited", blocks.audited), ("unseen", ~blocks.audited))
-        )
-        raise UserError(
-            "too few documents for the permutation test: only blocks of like size are exchanged, at least "
-            f"{LEAST_BLOCKS} of each role are needed, and here {sizes} documents at the median"
-        )
 
 
-def permutation_test(
-    blocks: Blocks, seed: int, splits: int = SPLITS, permutations: int = PERMUTATIONS
-) -> PermutationTest:
-    """Are audited blocks like unseen ones? A linear score fitted on half of the blocks is tried on the other half.
+def permutation_test(blocks: Blocks, seed: int, permutations: int = PERMUTATIONS) -> PermutationTest | None:
+    """Are audited blocks like unseen ones? A cross-fitted linear score, refitted for every permutation of the labels.
 
-    The blocks are split at random, evenly in each role and each class of size (1, 2 to 3, 4 to 7, ... documents).
-    On one half a linear discriminant of audited against unseen is fitted, with a covariance shrunk as Ledoit and Wolf
-    do; on the other T is its mean over audited less that over unseen blocks. Labels are permuted within the classes of
-    size, 9,999 times: p = (1 + #{T* >= T}) / 10,000. Ten splits give p = min(1, twice the median)
-    (docs/methods.md, section 3.13).
+    Columns are standardised over all blocks; folds and covariance are made without labels. T is the sum over folds of
+    the difference of the means of a linear discriminant that is fitted on the other folds. Labels are permuted within
+    classes of size (1, 2 to 3, 4 to 7, ... documents): p = (1 + #{T* >= T}) / 10,000 (docs/methods.md, section 3.13).
+    p = 1 where audited blocks do not score higher on average over the columns: training raises scores.
 
-    Guaranteed: where blocks of like size are exchangeable between the roles, P(p <= t) <= t for each split, because
-    the score does not depend on the labels that are permuted; and P(p <= t) <= t for twice the median of the splits,
-    however they depend on each other (Rueger 1978). Documents within a block may depend on each other in any way.
+    Guaranteed: where blocks of one class are exchangeable between the roles, P(p <= t) <= t. Documents within a block
+    may depend on each other in any way.
 
     Args:
         blocks: at least LEAST_BLOCKS of each role.
-        seed: of the splits and permutations.
-        splits: of the blocks into halves.
-        permutations: of the labels of one half.
+        seed: of the folds and permutations.
+        permutations: of the labels.
+
+    Returns:
+        The test; None where no class of size has blocks of both roles, so that no labels can be permuted.
 
     Raises:
         UserError: as `check_blocks`.
     """
     check_blocks(blocks)
     strata = _strata(blocks)
-    tested = [_halves(blocks, strata, np.random.default_rng([seed, _SPLIT, split])) for split in range(splits)]
-    fitted = np.stack([_fitted(blocks, half)[half] for half in tested], axis=1)
-    counts = _tested(strata, blocks)
-    labels = np.concatenate([np.arange(n) < k for n, k in counts])
-    observed = fitted[labels].sum(axis=0)
-    reached = observed - _ROUNDING * np.abs(fitted).sum(axis=0)
-    rng = np.random.default_rng([seed, _PERMUTE])
-    above = np.zeros(splits, dtype=np.int64)
-    for start in range(0, permutations, _AT_ONCE):
-        above += (_permuted(counts, min(_AT_ONCE, permutations - start), rng) @ fitted >= reached).sum(axis=0)
-    p_values = (1 + above) / (permutations + 1)
-    auc = float(np.mean([_area(column[labels], column[~labels]) for column in fitted.T]))
-    return PermutationTest(
-        min(1.0, float(2 * np.median(p_values))), p_values.tolist(), auc, _differences(blocks).tolist()
+    if not any(audited.size and unseen.size for audited, unseen in strata):
+        return None
+    order = np.concatenate([places for stratum in strata for places in stratum])
+    counts = [(audited.size + unseen.size, audited.size) for audited, unseen in strata]
+    spread = blocks.scores.std(axis=0)
+    varying = spread > 0
+    z = (blocks.scores[order][:, varying] - blocks.scores[:, varying].mean(axis=0)) / spread[varying]
+    labels = blocks.audited[order]
+    fold = np.random.default_rng([seed, _FOLDS]).permutation(order.size) % FOLDS
+    cross = _CrossFit(z, fold)
+    observed, size = cross.statistic(labels[None].astype(np.float64))
+    p_value = 1.0
+    if blocks.differences.mean() > 0:
+        reached = observed[0] - _ROUNDING * size[0]
+        rng, above = np.random.default_rng([seed, _PERMUTE]), 0
+        for start in range(0, permutations, _AT_ONCE):
+            drawn = _permuted(counts, min(_AT_ONCE, permutations - start), rng)
+            above += int((cross.statistic(drawn)[0] >= reached).sum())
+        p_value = (1 + above) / (permutations + 1)
+    return PermutationTest(p_value, cross.auc(labels))
+
+
+class _CrossFit:
+    """The cross-fitted discriminant of labellings of blocks."""
+
+    def __init__(self, z: np.ndarray, fold: np.ndarray) -> None:
+        """Take columns standardised over all blocks, and the fold of each block.
+
+        Args:
+            z: float64, (blocks, columns).
+            fold: int64, (blocks,), in 0..FOLDS - 1.
+        """
+        self.z, self.fold = z, fold
+        columns = z.shape[1]
+        covariance = z.T @ z / max(1, len(z) - 1)
+        self.inverse = np.linalg.inv(covariance + RIDGE * np.eye(columns))
+
+    def _sums(self, labels: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        """By fold, the differences of the means of the two kinds inside it and on the other folds: (rows, columns).
+
+        0 where a kind is missing inside the fold or outside it.
+        """
+        whole, number = self.z.sum(axis=0), len(self.z)
+        audited, count = labels @ self.z, labels.sum(axis=1)
+        for one in range(FOLDS):
+            inside = self.fold == one
+            z, some = self.z[inside], labels[:, inside]
+            sums, n = some @ z, some.sum(axis=1)
+            within = _difference(sums, z.sum(axis=0) - sums, n, len(z) - n)
+            rest = audited - sums
+            n_rest = count - n
+            others = whole - z.sum(axis=0) - rest
+            outside = _difference(rest, others, n_rest, number - len(z) - n_rest)
+            yield within, outside
+
+    def statistic(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """T of each labelling, and the sum of the sizes of what it adds up: float64, (rows,) each.
+
+        Args:
+            labels: float64, (rows, blocks), 1 for audited.
+        """
+        total, size = np.zeros(len(labels)), np.zeros(len(labels))
+        for within, outside in self._sums(labels):
+            parts = within * (outside @ self.inverse)
+            total += parts.sum(axis=1)
+            size += np.abs(parts).sum(axis=1)
+        return total, size
+
+    def auc(self, labels: np.ndarray) -> float:
+        """Area under the ROC curve of each fold's score inside the fold, mean over the folds; 0.5 without any."""
+        areas = []
+        for one, (_, outside) in enumerate(self._sums(labels[None].astype(np.float64))):
+            inside = self.fold == one
+            score, audited = self.z[inside] @ (outside[0] @ self.inverse), labels[inside]
+            if audited.any() and not audited.all():
+                areas.append(_area(score[audited], score[~audited]))
+        return float(np.mean(areas)) if areas else 0.5
+
+
+def _difference(first: np.ndarray, second: np.ndarray, n: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """Mean of one kind less that of the other, by sums (rows, columns) and numbers (rows,); 0 where one is missing."""
+    both = ((n > 0) & (m > 0))[:, None]
+    means = first / np.maximum(n, 1)[:, None] - second / np.maximum(m, 1)[:, None]
+    return np.asarray(np.where(both, means, 0.0))
+
+
+def draw_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, keys: np.ndarray, seed: int) -> DrawnBlocks:
+    """The blocks of one role each, by the mean of b of their documents, the same b for all of them.
+
+    b is the largest size that 80% of the blocks of either role reach, so 1 where most blocks of a role are single
+    documents. The b documents are drawn by a hash of their keys. Means of different numbers of documents would not be
+    exchangeable: their spread depends on the number. Assumed: a block's size carries no information on its score.
+
+    Args:
+        scores: float64, (documents, columns), finite.
+        block: int64, (documents,), from `joined_blocks`.
+        audited: bool, (documents,); the others are unseen.
+        keys: int64, (documents,), hashes of the ids.
+        seed: of the draw.
+    """
+    count = int(block.max(initial=-1)) + 1
+    sizes = np.bincount(block, minlength=count)
+    n_audited = np.bincount(block[audited], minlength=count)
+    roles = [sizes == n_audited, n_audited == 0]
+    each = min((_reached(sizes[role]) for role in roles), default=1)
+    hashed = mix(keys.view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
+    order = np.lexsort((keys, hashed, block))
+    place = np.arange(block.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    drawn = order[(place < each) & (sizes >= each)[block[order]] & (roles[0] | roles[1])[block[order]]]
+    number = np.unique(block[drawn], return_inverse=True)[1]
+    means = np.stack([np.bincount(number, column[drawn]) / each for column in scores.T], axis=1)
+    smallest = np.full(means.shape[0], np.iinfo(np.int64).max)
+    np.minimum.at(smallest, number, keys[drawn])
+    kept = np.unique(block[drawn])
+    few = sizes < each
+    return DrawnBlocks(
+        each=each,
+        scores=means,
+        keys=smallest,
+        audited=roles[0][kept],
+        n_audited=int(roles[0].sum()),
+        n_smaller=int((roles[0] & few).sum()),
+        n_dropped=int((roles[1] & few).sum()),
+        n_mixed=int(sizes[~(roles[0] | roles[1])].sum()),
     )
+
+
+def _reached(sizes: np.ndarray) -> int:
+    """The largest size that REACHED of the blocks reach; 1 without blocks."""
+    if not sizes.size:
+        return 1
+    return int(np.sort(sizes)[::-1][math.ceil(REACHED * sizes.size) - 1])
 
 
 def _strata(blocks: Blocks) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -175,33 +306,8 @@ def _strata(blocks: Blocks) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(places[blocks.audited[places]], places[~blocks.audited[places]]) for places in each]
 
 
-def _tested(strata: list[tuple[np.ndarray, np.ndarray]], blocks: Blocks) -> list[tuple[int, int]]:
-    """Of each class: how many blocks are not fitted on, and how many of these are audited."""
-    halves = [tuple(-(-places.size // 2) for places in stratum) for stratum in strata]
-    return [(one + other, one) for one, other in halves]
-
-
-def _halves(blocks: Blocks, strata: list[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator) -> np.ndarray:
-    """Positions of the blocks that are not fitted on: by class, audited ones first."""
-    parts = [rng.permutation(places)[: -(-places.size // 2)] for stratum in strata for places in stratum]
-    return np.concatenate(parts)
-
-
-def _fitted(blocks: Blocks, tested: np.ndarray) -> np.ndarray:
-    """The score of every block by a discriminant that is fitted on all that are not tested: float64, (blocks,)."""
-    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-
-    fit = np.ones(blocks.audited.size, dtype=bool)
-    fit[tested] = False
-    centre, scale = blocks.scores[fit].mean(axis=0), blocks.scores[fit].std(axis=0)
-    scores = (blocks.scores - centre) / np.where(scale > 0, scale, 1.0)
-    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-    model.fit(scores[fit], blocks.audited[fit])
-    return np.asarray(scores @ model.coef_[0])
-
-
 def _permuted(counts: list[tuple[int, int]], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels permuted within each class: float64, (rows, tested blocks), 1 for audited."""
+    """Labels permuted within each class: float64, (rows, blocks), 1 for audited."""
     parts = []
     for n, k in counts:
         labels = np.broadcast_to((np.arange(n) < k).astype(np.uint8), (rows, n))
@@ -214,10 +320,3 @@ def _area(audited: np.ndarray, unseen: np.ndarray) -> float:
     ordered = np.sort(unseen)
     below, upto = (np.searchsorted(ordered, audited, side=side).sum() for side in ("left", "right"))
     return float((below + upto) / (2 * audited.size * unseen.size))
-
-
-def _differences(blocks: Blocks) -> np.ndarray:
-    """By column, how far the audited blocks lie above the unseen ones, in standard deviations of all: (columns,)."""
-    scale = blocks.scores.std(axis=0)
-    apart = blocks.scores[blocks.audited].mean(axis=0) - blocks.scores[~blocks.audited].mean(axis=0)
-    return np.asarray(apart / np.where(scale > 0, scale, 1.0))

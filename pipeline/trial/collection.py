@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
+from pipeline.audit.counting import bound_of_blocks, depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
-from pipeline.selection.collection import joined_blocks, make_blocks, permutation_test
+from pipeline.selection.collection import draw_blocks, joined_blocks, make_blocks, permutation_test
 from pipeline.selection.in_memory import answer_all
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import by_model, estimate_of
@@ -41,14 +42,16 @@ COLLECTIONS_SCHEMA = pa.schema(
 def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
     """The verdict on each collection of every repeat over one model's scores (`COLLECTIONS_SCHEMA`).
 
-    `at_least` is the count of the first selection that seeks members; null where it bounds none. The permutation test
+    `at_least` is the count of the first selection that seeks members, of blocks where documents depend on each other;
+    null where it bounds none. The permutation test
     reads all detectors; groups move whole where the trial's documents have some, otherwise families.
 
     Raises:
         UserError: too few documents for the permutation test: says how many it takes.
     """
     seeking = next(selection for selection in config.selections if selection.direction == "members")
-    columns = np.stack([pool.scores.columns[column] for column in sorted(pool.scores.columns)], axis=1)
+    names = sorted(pool.scores.columns)
+    columns = np.stack([pool.scores.columns[column] for column in names], axis=1)
     block = joined_blocks(pool.family, pool.scores.group_numbers)
     rows = []
     for repeat in repeats(pool, config, model):
@@ -62,7 +65,11 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
             at = np.concatenate([audited, unseen])
             numbers = np.unique(block[at], return_inverse=True)[1]
             made = make_blocks(columns[at], numbers, np.arange(at.size) < audited.size, seed)
-            bound = verdict.answer.bound
+            bound, test = verdict.answer.bound, permutation_test(made, seed)
+            if bound is not None and depends(numbers, np.arange(at.size) < audited.size):
+                chosen = columns[at][:, [names.index(column) for column in seeking.detectors]]
+                drawn = draw_blocks(chosen, numbers, np.arange(at.size) < audited.size, pool.scores.keys[at], seed)
+                bound = bound_of_blocks(seeking, drawn, seed)
             rows.append(
                 {
                     "model": model,
@@ -73,7 +80,7 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
                     "selection": seeking.name,
                     "n_selected": int(verdict.selected.sum()),
                     "at_least": None if bound is None else bound.members_at_least,
-                    "p_value": permutation_test(made, seed).p_value,
+                    "p_value": None if test is None else test.p_value,
                 }
             )
     return pa.Table.from_pylist(rows, schema=COLLECTIONS_SCHEMA)
@@ -97,7 +104,7 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
     counted = measured["at_least"].null_count == 0
     at_least = measured["at_least"].to_numpy() if counted else np.zeros(len(measured))
     by_count = estimate_of(by_model((at_least > 0).astype(np.float64), model)) if counted else UNDEFINED
-    p_values = measured["p_value"].to_numpy()
+    p_values = measured["p_value"].fill_null(1.0).to_numpy()  # a repeat without a test shows nothing by it
     models = np.unique(model).size
     return {
         **shown(settings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,11 @@ from rich.console import Console
 
 import seenset
 from pipeline.audit.blind import blind
+from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.description import load_config
 from pipeline.audit.records import VERDICT_FILE
-from pipeline.audit.summary import BlindDiagnostic
-from pipeline.audit.verdict import CollectionVerdict, MemberCount, read_verdict
+from pipeline.audit.summary import BlindDiagnostic, read_summary
+from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.store.files import Store
@@ -33,6 +35,12 @@ from ray_jobs.verdict import give_verdict
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+UNSETTLED = BlindDiagnostic(
+    ok=None,
+    outcome="inconclusive",
+    sentence="Inconclusive. About 1,600 of each kind would settle it.",
+    n_to_settle=1600,
+)
 UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
 
 
@@ -79,25 +87,20 @@ def set_scores(store: Store, shift: float, groups: Callable[[str, int], str | No
     refile(Path(store.root), changed)
 
 
-def count(monkeypatch: pytest.MonkeyPatch, at_least: int, supported: bool | None = True) -> None:
-    """Let the selection count so many, as one whose procedure bounds them does."""
-    made = MemberCount(
-        selection="members", detectors=["loss"], confidence=0.95, at_least=at_least, n_audit=60, supported=supported
-    )
-    monkeypatch.setattr("pipeline.audit.judge.count_of", lambda summary: made)
-
-
 def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -> None:
     set_scores(store, 0)
     verdict = give_verdict(store.url)
     assert verdict.answer == "not shown"
     assert verdict.supported
     assert verdict.exit_code == ExitCode.DONE
+    assert verdict.test is not None
     assert verdict.test.p_value > 0.05
     assert verdict.sentences[0].endswith("That is no proof that it was not.")
-    assert verdict.sentences[1].startswith("The count shows none: ")
+    assert verdict.sentences[1] == (
+        "The count shows none: selection members, loss at 95% confidence, 60 audited documents."
+    )
     assert (verdict.test.n_audit, verdict.test.n_unseen, verdict.test.blocks) == (60, 60, "family")
-    assert len(verdict.test.p_values) == 10
+    assert verdict.test.p_values == [verdict.test.p_value]
     assert read_verdict(store) == verdict
     assert give_verdict(store.url) == verdict
 
@@ -106,35 +109,86 @@ def test_a_collection_whose_scores_are_higher_was_trained_on_if_its_words_are_al
     set_scores(store, 1.5)
     verdict = give_verdict(store.url)
     assert (verdict.answer, verdict.supported, verdict.reasons) == ("trained on", True, [])
-    assert verdict.test.p_value == pytest.approx(2e-4)
+    assert verdict.test is not None
+    assert verdict.test.p_value == 1e-4
     assert verdict.exit_code == ExitCode.SELECTED
-    for outcome, supported in ((APART, False), (UNTESTED, None)):
-        store.write_json("diagnostics/blind-unseen.json", outcome.plain())
-        verdict = give_verdict(store.url)
-        assert (verdict.answer, verdict.supported, verdict.reasons) == ("not supported", supported, [outcome.sentence])
-        assert verdict.exit_code == ExitCode.UNSUPPORTED
-        assert verdict.sentences[0].startswith("Not supported: ")
+
+
+@pytest.mark.parametrize("outcome", [UNSETTLED, UNTESTED])
+def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_settles_it(
+    store: Store, outcome: BlindDiagnostic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_scores(store, 1.5)
+    store.write_json("diagnostics/blind-unseen.json", outcome.plain())
+    select_again(store.url, [], texts=False)
+    verdict = give_verdict(store.url)
+    assert (verdict.answer, verdict.conclusion, verdict.supported) == ("trained on", "inconclusive", None)
+    assert verdict.exit_code == ExitCode.SELECTED
+    checked = "the test could not confirm this" if outcome is UNSETTLED else "this was not checked"
+    condition = f", provided both groups are alike; {checked}."
+    assert verdict.sentences[0].endswith(condition)
+    assert verdict.sentences[1].startswith("With 95% confidence at least ")
+    assert verdict.sentences[1].endswith(condition)
+    assert ("settle it" in verdict.reasons[0], len(verdict.reasons)) == (True, 1)
+    page = store.read("report/report.html").decode()
+    assert '<div class="answer inconclusive" id="verdict">' in page
+    assert "Do not act on this verdict" not in page
+    with pytest.raises(SystemExit) as ended:
+        main(["verdict", store.url, "--fail-if-trained"])
+    assert ended.value.code == 4
+    assert "CONTRADICTED" not in capsys.readouterr().out
+
+
+def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Documents and calibration of different years: the card stated no bound, and verdict and page stated one."""
+    set_scores(store, 1.5)
+    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    with pytest.warns(seenset.UnsupportedWarning):
+        run = seenset.open_run(store.url) if select_again(store.url, [], texts=False) else None
+    assert run is not None
+    verdict = give_verdict(store.url)
+    assert (verdict.answer, verdict.conclusion, verdict.counts) == ("not supported", "contradicted", [])
+    assert CONTRADICTED in verdict.sentences
+    capsys.readouterr()
+    export = ["export", store.url, f"{store.root}-export", "--unsupported-too"]
+    for command in (["verdict", store.url], ["status", store.url], export):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    page = store.read("report/report.html").decode()
+    written = [Path(f"{store.root}-export/README.md").read_text(), store.read(VERDICT_FILE).decode(), page, printed]
+    for text in written:
+        assert not re.search(r"95% confidence|at least \d+ of the", text)
+    assert run.selections["members"].summary.bound is None
+    assert json.loads(store.read("selection/members/summary.json"))["bound"] is None
+    assert json.loads(store.read("selection/members/alphas.json"))["right_at_least"] is None
 
 
 def test_lower_scores_are_no_sign_of_training(store: Store) -> None:
     set_scores(store, -1.5)
     verdict = give_verdict(store.url)
-    assert verdict.test.p_value < 0.001
-    assert (verdict.answer, verdict.supported) == ("not supported", False)
-    assert "training raises scores" in verdict.reasons[0]
+    assert verdict.test is not None
+    assert (verdict.test.p_value, verdict.answer) == (1, "not shown")
+    assert "training raises scores" in verdict.direction.sentence
 
 
-def test_the_count_of_the_first_selection_stands_beside_the_test(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_scores(store, 0)
-    count(monkeypatch, 7)
+def test_the_count_of_the_first_selection_stands_beside_the_test(store: Store) -> None:
+    set_scores(store, 1.5)
+    select_again(store.url, [], texts=False)
+    summary = read_summary(store, "members")
+    assert summary is not None
+    assert summary.bound is not None
     verdict = give_verdict(store.url)
-    assert verdict.answer == "trained on"
-    assert "With 95% confidence at least 7 of the 60 audited documents were trained on" in verdict.sentences[1]
+    (counted,) = verdict.counts
+    assert (counted.unit, counted.at_least, counted.n_units) == ("document", summary.bound.members_at_least, 60)
+    assert (
+        f"With 95% confidence at least {counted.at_least} of the 60 audited documents were trained on"
+        in verdict.sentences[1]
+    )
     assert "one of the two for at most 0.1." in verdict.sentences[3]
-    count(monkeypatch, 7, supported=False)
-    assert give_verdict(store.url).answer == "not supported"
-    count(monkeypatch, 0)
-    assert give_verdict(store.url).answer == "not shown"
 
 
 def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,9 +203,9 @@ def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys
         main(["verdict", store.url, "--fail-if-trained"])
     assert ended.value.code == 5
     text = capsys.readouterr().out
-    assert text.startswith("Not supported: ")
-    assert "NOT SUPPORTED: Their words differ." in text
-    assert "p = 0.0002" in text
+    assert text.startswith("Contradicted: the audited documents differ from the unseen ones; this does not show that ")
+    assert "CONTRADICTED, do not act on it: Their words differ." in text
+    assert "p = 0.0001" in text
     with pytest.raises(SystemExit) as ended:
         main(["verdict", store.url, "--blocks", "paragraph"])
     assert ended.value.code == 2
@@ -188,6 +242,7 @@ def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: 
     with pytest.raises(UserError, match="at least 20 blocks of audited and 20 of unseen documents, and has 15 audited"):
         give_verdict(store.url)
     verdict = give_verdict(store.url, "family")
+    assert verdict.test is not None
     assert verdict.test.blocks == "family"
     with pytest.raises(UserError, match="at least 20 blocks"):
         give_verdict(store.url)
@@ -199,9 +254,34 @@ def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: 
         give_verdict(store.url)
 
 
+def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> None:
+    set_scores(store, 1.5, groups=lambda role, row: "shared" if row < 2 else f"{role} {row // 2}")
+    select_again(store.url, [], texts=False)
+    verdict = give_verdict(store.url)
+    (counted,) = verdict.counts
+    assert (counted.unit, counted.n_units, counted.documents_of_each, counted.n_mixed) == ("group", 29, 2, 4)
+    assert 0 < counted.at_least <= 29
+    assert verdict.sentences[1].startswith(
+        f"With 95% confidence at least {counted.at_least} of the 29 audited groups contain a document that was trained"
+    )
+    assert "assumed to carry no information on its score" in verdict.sentences[2]
+    assert "4 documents are left out" in verdict.sentences[2]
+
+
+def test_blocks_whose_sizes_differ_between_the_roles_allow_no_permutation_test_and_the_verdict_says_so(
+    store: Store,
+) -> None:
+    set_scores(store, 0, groups=lambda role, row: f"{role} {row // 2}" if role == "audit" else f"{role} {row}")
+    verdict = give_verdict(store.url)
+    assert verdict.test is None
+    assert any("No permutation test was made" in sentence for sentence in verdict.sentences)
+    assert (verdict.counts[0].unit, verdict.counts[0].documents_of_each) == ("group", 1)
+
+
 def test_groups_move_whole_and_one_in_both_roles_is_left_out(store: Store) -> None:
     set_scores(store, 0, groups=lambda role, row: "shared" if row < 6 else f"{role} {row // 2}")
     test = give_verdict(store.url).test
+    assert test is not None
     assert (test.blocks, test.n_mixed, test.n_audit_blocks, test.n_unseen_blocks) == ("group", 12, 27, 27)
     set_scores(store, 0)
     with pytest.raises(UserError, match="no document of this run has"):
