@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.audit.block_counts import count_of, counts_of, other_failures, summaries_of
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, read_collection
 from pipeline.audit.conclusion import CONTRADICTED, Conclusion, bound_condition, conclude, supported_of
-from pipeline.audit.counting import count_of, counts_of, other_failures, summaries_of
 from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Each

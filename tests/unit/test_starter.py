@@ -130,7 +130,9 @@ def test_files_of_one_role_with_other_columns_are_left_out_and_named(tmp_path: P
     write(tmp_path / "audit/b.jsonl", [{"text": "another kind of text", "id": 1}])
     write(tmp_path / "unseen.jsonl", rows_of("u", 4))
     path = started(tmp_path)
-    assert "Left out, because their columns or encodings differ: audit/b.jsonl (text: text, id: id)." in path.read_text()
+    assert (
+        "Left out, because their columns or encodings differ: audit/b.jsonl (text: text, id: id)." in path.read_text()
+    )
     assert documents(path) == {"audit": 4, "unseen": 4}
 
 

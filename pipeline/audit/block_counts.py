@@ -24,8 +24,8 @@ from pipeline.store.files import Store
 
 def summaries_of(store: Store, config: AuditConfig) -> list[tuple[SelectionConfig, Summary]]:
     """The selections of a run that seek members, as they were asked for last, with their answers."""
-    asked = [one for one in answered_selections(store, config) if one.direction == "members"]
-    answered = [(selection, read_summary(store, selection.name)) for selection in asked]
+    seeking = [one for one in answered_selections(store, config) if one.direction == "members"]
+    answered = [(selection, read_summary(store, selection.name)) for selection in seeking]
     return [(selection, summary) for selection, summary in answered if summary is not None]
 
 
