@@ -11,13 +11,11 @@ import numpy as np
 from pydantic import Field
 from scipy.special import betainc, expit, logit, stdtrit
 
+from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error
 from pipeline.selection.shares import clopper_pearson, hoeffding_limit
 
 CONFIDENCE = 0.95
 RATES = (0.01, 0.05, 0.10)
-
-_LEAST_BLOCKS = 4
-"""Of fewer independent documents of a kind no variance of an AUC is estimated."""
 
 _LEAST_PAIRS = 5
 """Disjoint pairs in the wrong order, in the right one or with different scores below which DeLong's interval fails."""
@@ -51,7 +49,7 @@ class DetectorScores:
     trained: np.ndarray  # float, (documents,)
     untrained: np.ndarray  # float, (documents,)
     blocks: np.ndarray | None = None
-    """int64, >= 0, of the trained, then of the untrained documents: those of one number depend on one another."""
+    """int64, of the trained, then of the untrained documents: those of one number depend on one another."""
 
     keys: np.ndarray | None = None
     """int64, in the same order, independent of the scores: the document of a block with the least key is drawn."""
@@ -62,7 +60,7 @@ class DetectorScores:
         if self.blocks is None or self.keys is None:
             return self.trained, self.untrained
         order = np.lexsort((self.keys, self.blocks))
-        first = np.diff(self.blocks[order], prepend=-1) != 0
+        first = np.append(True, np.diff(self.blocks[order]) != 0)
         drawn = np.zeros(order.size, dtype=bool)
         drawn[order[first]] = True
         one, other = np.split(drawn, [self.trained.size])
@@ -73,7 +71,7 @@ def detection(samples: Sequence[DetectorScores]) -> Detection:
     """AUC and TPR at FPR 1, 5 and 10%, means over models, with 95% intervals over documents, given the models.
 
     A false positive is an untrained document at or above a threshold. The TPR at a rate is the largest of any
-    threshold whose FPR does not exceed the rate. How the intervals are made: `_area_interval` and `_tpr_interval`.
+    threshold whose FPR does not exceed the rate. How the intervals are made: `area_interval` and `_tpr_interval`.
 
     Args:
         samples: of each model.
@@ -88,8 +86,8 @@ def detection(samples: Sequence[DetectorScores]) -> Detection:
     for rate in RATES:
         value = float(np.mean([tpr_at(*curve, rate) for curve in curves]))
         tpr[rate] = Estimate(value, *_tpr_interval(samples, rate, value))
-    areas = [_Area.of(one) for one in samples]
-    auc = Estimate(float(np.mean([area.value for area in areas])), *_area_interval(areas))
+    areas = [Area.of(one) for one in samples]
+    auc = Estimate(float(np.mean([area.value for area in areas])), *area_interval(areas))
     return Detection(auc, tpr, min(one.independent[1].size for one in samples))
 
 
@@ -172,55 +170,43 @@ def threshold_places(count: int, rate: float, tail: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Area:
-    """The AUC of one model, and what its interval is made of."""
+class Area:
+    """An AUC, and what its interval is made of."""
 
     value: float
-    untied: float  # share of pairs of a trained and an untrained document whose scores differ
     error: float  # standard error; 0 where it was not estimated
     blocks: float  # effective number of independent documents of the rarer kind
+    untied: float  # share of pairs of a trained and an untrained document whose scores differ
 
     @classmethod
-    def of(cls, sample: DetectorScores) -> _Area:
-        """The AUC with the standard error of DeLong et al. (1988), of blocks that of Obuchowski (1997)."""
-        kinds = (sample.trained, sample.untrained)
-        sizes = [kind.size for kind in kinds]
-        below, tied = _compared(kinds[0], kinds[1])
-        above, _ = _compared(kinds[1], kinds[0])
-        value, untied = float(below.mean()), 1 - float(tied.mean())
-        numbers = np.arange(sum(sizes)) if sample.blocks is None else sample.blocks
-        blocks, place = np.unique(numbers, return_inverse=True)
-        sums, counts, effective = [], [], []
-        for placements, at in zip((below, 1 - above), np.split(place, [sizes[0]]), strict=True):
-            sums.append(np.bincount(at, placements - value, blocks.size) / at.size)
-            inside = np.bincount(at, minlength=blocks.size)
-            counts.append(int(np.count_nonzero(inside)))
-            effective.append(at.size**2 / float((inside.astype(np.float64) ** 2).sum()))
-        if min(counts) < _LEAST_BLOCKS:
-            return cls(value, untied, 0.0, min(counts))
-        of_kinds = (count / (count - 1) * float(one @ one) for one, count in zip(sums, counts, strict=True))
-        both = 2 * blocks.size / (blocks.size - 1) * float(sums[0] @ sums[1])
-        return cls(value, untied, math.sqrt(max(0.0, sum(of_kinds) + both)), min(effective))
+    def of(cls, sample: DetectorScores) -> Area:
+        """The AUC of one model, with the standard error of `halvings.auc_with_error`."""
+        fpr, tpr = roc(sample.trained, sample.untrained)
+        value, untied = float(np.trapezoid(tpr, fpr)), 1 - float(np.diff(tpr) @ np.diff(fpr))
+        scores = np.concatenate([sample.trained, sample.untrained])
+        compared = Compared.of(np.arange(scores.size) < sample.trained.size, sample.blocks)
+        blocks = effective_blocks(compared)
+        error = auc_with_error(compared, scores)[1] if blocks >= LEAST_BLOCKS else 0.0
+        return cls(value, error, blocks, untied)
 
 
-def _compared(scores: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The share of the others that score less than each, equal ones count half, and the share of equal ones."""
-    ordered = np.sort(others)
-    left, right = (np.searchsorted(ordered, scores, side) for side in ("left", "right"))
-    return (left + right) / (2 * others.size), (right - left) / others.size
+def effective_blocks(compared: Compared) -> float:
+    """How many blocks of equal size those of the rarer role are worth: (sum of sizes)^2 / sum of their squares."""
+    sizes = [np.bincount(compared.block[role]).astype(np.float64) for role in (compared.audited, ~compared.audited)]
+    return min(float(size.sum() ** 2 / (size @ size)) for size in sizes)
 
 
-def _area_interval(areas: Sequence[_Area]) -> tuple[float | None, float | None]:
+def area_interval(areas: Sequence[Area]) -> tuple[float | None, float | None]:
     """The interval of a mean of AUCs, Student's on the logit scale.
 
     The standard error of the mean is at most the mean of theirs, however the models depend on one another. Where fewer
     than `_LEAST_PAIRS` disjoint pairs are expected in the wrong order, in the right one, or with different scores, the
     standard error is estimated from a few documents: then the interval is Hoeffding's, which holds for any number.
 
-    None where a kind has fewer than `_LEAST_BLOCKS` independent documents.
+    None where a kind has fewer than `LEAST_BLOCKS` independent documents.
     """
     count = min(area.blocks for area in areas)
-    if count < _LEAST_BLOCKS:
+    if count < LEAST_BLOCKS:
         return None, None
     value, error = (float(np.mean([getattr(area, name) for area in areas])) for name in ("value", "error"))
     if min(value, 1 - value, *(area.untied for area in areas)) * count < _LEAST_PAIRS:

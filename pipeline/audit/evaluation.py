@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.blind import (
@@ -18,20 +16,24 @@ from pipeline.audit.blind import (
     SAMPLED_SHARDS,
     TOLERANCE,
     WORDS,
-    Shown,
-    blind_scores,
-    sampled,
     settled_by,
 )
-from pipeline.audit.detection import CONFIDENCE, RATES, DetectorScores, Estimate, detection, roc, too_few_untrained
+from pipeline.audit.detection import (
+    CONFIDENCE,
+    RATES,
+    DetectorScores,
+    Estimate,
+    detection,
+    roc,
+    too_few_untrained,
+)
+from pipeline.audit.evaluated_documents import COMPARED, ByRole, Numbers, blocks_of_roles, known_documents, words_alone
 from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import display_name
 from pipeline.detectors.registry import parse_detectors
-from pipeline.errors import UserError
 from pipeline.selection.conformal import mix
 
 BLIND = "blind (words alone)"
@@ -40,7 +42,6 @@ BLIND = "blind (words alone)"
 BLIND_PICTURES = "blind (pictures alone)"
 """The same of the classifier that knows pictures and their files."""
 
-COMPARED: tuple[Role, Role] = ("seen", "unseen")
 MOST_GROUPS = 100
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -78,7 +79,7 @@ class Evaluation(VersionedRecord):
     run: str = Field(description="The run directory.")
     model: str = Field(description="The model that was asked.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
-    seed: int = Field(description="Seed of the classifier's folds.")
+    seed: int = Field(description="Seed of the halves that the classifier is trained on.")
     confidence: float = Field(description="Confidence of the intervals.")
     resamples: int = Field(0, description="Bootstrap samples of each interval; 0: no interval is made by resampling.")
     documents: list[ComparedDocuments] = Field(description="How many documents of each role there are.")
@@ -97,34 +98,12 @@ class Evaluated:
     curves: dict[str, Curve]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """The compared documents of one role, in the order of their shards."""
-
-    scores: dict[str, np.ndarray]  # by column; float64, (documents,); NaN where the classifier was not asked
-    groups: np.ndarray  # str or None, (documents,)
-    text_key: np.ndarray  # int64, (documents,)
-    row: np.ndarray  # int64, (documents,), ascending within a shard
-    spans: dict[str, tuple[int, int]]  # shard -> positions of its documents: first, and one beyond the last
-
-    def place(self, shard: str, row: int) -> int | None:
-        """Position of a row of a shard; None where it is not compared."""
-        start, stop = self.spans[shard]
-        place = start + int(np.searchsorted(self.row[start:stop], row))
-        return place if place < stop and self.row[place] == row else None
-
-    def of(self, column: str, group: str | None) -> np.ndarray:
-        """A column's scores of all documents or of one group, of those that have one."""
-        values = self.scores[column] if group is None else self.scores[column][self.groups == group]
-        return values[~np.isnan(values)]
-
-
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
     """Compare the scores of the seen with those of the unseen documents, for every detector and in every group.
 
     AUC and TPR with 95% intervals, as `pipeline.audit.detection` says. The first row is of a classifier that knows only
-    the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role. Where groups
-    are blocks (`_blocks`), the intervals over all documents are over groups.
+    the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role. Documents of
+    one group or family of near copies (`halvings.blocks_among`) count as one unit of an interval.
 
     Args:
         config: of the run.
@@ -135,15 +114,20 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         UserError: no document of a role has a score, a file is gone, or scores are damaged.
     """
     columns = [detector.column for detector in parse_detectors(config.detectors)]
-    kinds = {role: _kind(scored, role, columns) for role in COMPARED}
-    words = _words(scored, kinds, config.seed)
+    kinds = {role: known_documents(scored, role, columns) for role in COMPARED}
+    blocks = blocks_of_roles(kinds, config.near_copies)
+    held = words_alone(scored, kinds, blocks, config.seed)
     blind = BLIND_PICTURES if config.corpus.has_pictures else BLIND
-    for role, values in words.items():
-        kinds[role].scores[blind] = values
-    names = [*([blind] if words else []), *columns]
+    if held is not None:
+        for role in COMPARED:
+            kinds[role].scores[blind] = held.scores[role]
+    names = [*([blind] if held else []), *columns]
     grouped, dropped = _groups(kinds)
-    blocks = _blocks(kinds)
-    rows = [_row(kinds, name, group, blocks) for group in (None, *grouped) for name in names]
+    rows = [
+        _blind_row(kinds, blind, group, held.auc) if name == blind and held else _row(kinds, name, group, blocks)
+        for group in (None, *grouped)
+        for name in names
+    ]
     evaluation = Evaluation(
         run=scored.store.url,
         model=display_name(config.model),
@@ -164,46 +148,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     return Evaluated(evaluation.model_copy(update={"notices": notices}), curves)
 
 
-def _kind(scored: Scored, role: Role, columns: Sequence[str]) -> _Kind:
-    receipts = scored.of(role)
-    tables = [scored.table(receipt, ["row", "group", "text_key", *columns]) for receipt in receipts]
-    ends = np.cumsum([0, *(len(table) for table in tables)]).tolist()
-    if not ends[-1]:
-        raise UserError(f"evaluate compares seen with unseen documents, and no {role} document has a score")
-    scores = {
-        column: np.concatenate([scores_of(t, column, r.data) for r, t in zip(receipts, tables, strict=True)])
-        for column in columns
-    }
-    whole = pa.concat_tables(tables)
-    return _Kind(
-        scores=scores,
-        groups=np.array(whole["group"].to_pylist(), dtype=object),
-        text_key=whole["text_key"].to_numpy(),
-        row=whole["row"].to_numpy(),
-        spans={receipt.shard: span for receipt, span in zip(receipts, itertools.pairwise(ends), strict=True)},
-    )
-
-
-def _words(scored: Scored, kinds: dict[Role, _Kind], seed: int) -> dict[Role, np.ndarray]:
-    """The classifier's score of each compared document that it was asked about, NaN elsewhere; none with too few."""
-    places: dict[Role, list[int]] = {}
-    texts: dict[Role, list[Shown]] = {}
-    for role, kind in kinds.items():
-        shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        sample = [(kind.place(shard.id, row), shown) for shard, row, shown in sampled(shards)]
-        places[role] = [place for place, _ in sample if place is not None]
-        texts[role] = [text for place, text in sample if place is not None]
-    guesses = blind_scores(texts["unseen"], texts["seen"], seed)
-    if guesses is None:
-        return {}
-    split = {"unseen": guesses[: len(texts["unseen"])], "seen": guesses[len(texts["unseen"]) :]}
-    scores = {role: np.full(kind.groups.size, np.nan) for role, kind in kinds.items()}
-    for role, values in scores.items():
-        values[places[role]] = split[role]
-    return scores
-
-
-def _groups(kinds: dict[Role, _Kind]) -> tuple[list[str], int]:
+def _groups(kinds: ByRole) -> tuple[list[str], int]:
     """The largest groups by name, at most MOST_GROUPS, and how many others there are."""
     sizes = Counter[str]()
     for kind in kinds.values():
@@ -212,53 +157,40 @@ def _groups(kinds: dict[Role, _Kind]) -> tuple[list[str], int]:
     return sorted(largest), len(sizes) - len(largest)
 
 
-def _blocks(kinds: dict[Role, _Kind]) -> dict[Role, np.ndarray] | None:
-    """The number of each document's block; None where documents count one by one.
-
-    A group is a block if documents that belong together share a role, such as the chapters of a book: then some group
-    of several documents has one role. If every group of several documents has both, groups are kinds of documents, such
-    as topics, and the intervals are over documents, given these groups. Without a group a document is its own block.
-    """
-    names = {
-        role: Counter(group for group in kind.groups.tolist() if group is not None) for role, kind in kinds.items()
-    }
-    sizes = names["seen"] + names["unseen"]
-    if all(sizes[name] == 1 or all(name in of_role for of_role in names.values()) for name in sizes):
-        return None
-    number = {name: place for place, name in enumerate(sizes)}
-    blocks, start = {}, len(number)
-    for role, kind in kinds.items():
-        singles = range(start, start + kind.groups.size)
-        blocks[role] = np.array([number.get(group, single) for group, single in zip(kind.groups, singles, strict=True)])
-        start += kind.groups.size
-    return blocks
-
-
-def _sample(
-    kinds: dict[Role, _Kind], name: str, group: str | None, blocks: dict[Role, np.ndarray] | None
-) -> DetectorScores:
+def _sample(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> DetectorScores:
+    inside = {role: np.ones(kind.groups.size, dtype=bool) for role, kind in kinds.items()}
+    if group is not None:
+        inside = {role: kind.groups == group for role, kind in kinds.items()}
     seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
-    if blocks is None or group is not None:
-        return DetectorScores(seen, unseen)
-    scored = {role: ~np.isnan(kinds[role].scores[name]) for role in COMPARED}
-    numbers = np.concatenate([blocks[role][scored[role]] for role in COMPARED])
-    keys = np.concatenate([kinds[role].text_key[scored[role]] for role in COMPARED])
+    numbers = np.concatenate([blocks[role][inside[role]] for role in COMPARED])
+    keys = np.concatenate([kinds[role].text_key[inside[role]] for role in COMPARED])
     return DetectorScores(seen, unseen, numbers, mix(keys.view(np.uint64)))
 
 
-def _row(
-    kinds: dict[Role, _Kind], name: str, group: str | None, blocks: dict[Role, np.ndarray] | None
-) -> DetectorEvaluation:
+def _row(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> DetectorEvaluation:
     sample = _sample(kinds, name, group, blocks)
     figures = detection([sample])
-    tpr = {f"{rate:g}": figures.tpr[rate] for rate in RATES}
     return DetectorEvaluation(
         detector=name,
         group=group,
         n_seen=sample.trained.size,
         n_unseen=sample.untrained.size,
         auc=figures.auc,
-        tpr=tpr,
+        tpr={f"{rate:g}": figures.tpr[rate] for rate in RATES},
+    )
+
+
+def _blind_row(kinds: ByRole, name: str, group: str | None, auc: Estimate) -> DetectorEvaluation:
+    """The classifier's row: its AUC over all documents is the mean of those of the halves; no other has an interval."""
+    seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
+    figures = detection([DetectorScores(seen, unseen)])
+    return DetectorEvaluation(
+        detector=name,
+        group=group,
+        n_seen=seen.size,
+        n_unseen=unseen.size,
+        auc=auc if group is None else Estimate(figures.auc.value, None, None),
+        tpr={f"{rate:g}": Estimate(figures.tpr[rate].value, None, None) for rate in RATES},
     )
 
 
@@ -279,7 +211,7 @@ def _notices(evaluation: Evaluation) -> Iterator[str]:
     """What a reader must know before the figures."""
     if evaluation.limit is not None:
         yield f"This is a sample: only the first {evaluation.limit:,} documents of each role were read."
-    yield _about_words(evaluation.rows[0])
+    yield about_words(evaluation.rows[0])
     yield from _about_sample(evaluation)
     if evaluation.n_shared:
         yield (
@@ -317,21 +249,21 @@ def _about_sample(evaluation: Evaluation) -> Iterator[str]:
     )
 
 
-def _about_intervals(kinds: dict[Role, _Kind], column: str, blocks: dict[Role, np.ndarray] | None) -> Iterator[str]:
+def _about_intervals(kinds: ByRole, column: str, blocks: Numbers) -> Iterator[str]:
     """What the intervals over all documents are over, and which figures have none."""
-    single = "documents"
-    if blocks is not None:
-        single = "groups"
-        seen, unseen = (np.unique(blocks[role]).size for role in COMPARED)
+    seen, unseen = (np.unique(blocks[role]).size for role in COMPARED)
+    units = "documents"
+    if seen + unseen < sum(kind.groups.size for kind in kinds.values()):
+        units = "blocks"
         yield (
-            f"Documents of a group may depend on one another: the intervals over all documents are over the {seen:,} "
-            f"seen and {unseen:,} unseen groups (a document without a group is its own), and those of the TPR count "
-            "one document of each, drawn by a hash of its text."
+            "Documents of one group, and near copies, may depend on one another: the intervals over all documents are "
+            f"over {seen:,} seen and {unseen:,} unseen blocks (groups, families of near copies, single documents), and "
+            "those of the TPR count one document of each, drawn by a hash of its text."
         )
-    elif any(group is not None for kind in kinds.values() for group in kind.groups):
-        yield "Every group has seen and unseen documents: the intervals are over documents, given these groups."
+    if {*kinds["seen"].groups.tolist()} & {*kinds["unseen"].groups.tolist()} - {None}:
+        yield "Groups with seen and unseen documents are taken as given: their documents count one by one."
     _, independent = _sample(kinds, column, None, blocks).independent
-    yield from too_few_untrained(independent.size, f"unseen {single}")
+    yield from too_few_untrained(independent.size, f"unseen {units}")
 
 
 def is_blind(detector: str) -> bool:
@@ -339,16 +271,20 @@ def is_blind(detector: str) -> bool:
     return detector in (BLIND, BLIND_PICTURES)
 
 
-def _about_words(row: DetectorEvaluation) -> str:
+def about_words(row: DetectorEvaluation) -> str:
+    """What the classifier's row says of the documents; what it means that there is none."""
     if not is_blind(row.detector):
-        return f"Fewer than {LEAST} seen or unseen documents: whether a classifier tells them apart was not tested."
+        return (
+            f"Fewer than {LEAST} seen or unseen documents, or too few groups: whether a classifier tells them apart "
+            "was not tested."
+        )
     by = WORDS if row.detector == BLIND else OF_PICTURES
     value, low, high = row.auc.value, row.auc.low, row.auc.high
     assert value is not None  # there are documents of both kinds
     if low is None or high is None:
         return (
-            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} was not "
-            f"tested: too few groups for an interval of its AUC ({value:.3f}; 0.5 is chance)."
+            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot be "
+            f"said: there are too few groups for an interval of its AUC ({value:.3f}; 0.5 is chance)."
         )
     interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
     if low > 0.5 + TOLERANCE:

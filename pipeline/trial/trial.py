@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pipeline import __version__
 from pipeline.audit.detection import DetectorScores, detection, roc
+from pipeline.audit.halvings import blocks_among
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
 from pipeline.audit.stages import stages_of
@@ -372,10 +373,11 @@ class _Trial:
 
 
 def _sample(pool: Pool, column: str) -> DetectorScores:
-    """A detector's scores of the trained and of the untrained documents; near copies are no independent documents."""
+    """A detector's scores of the trained and of the untrained documents, and the blocks of dependent ones."""
     trained, untrained = (np.flatnonzero(pool.scored & kind) for kind in (pool.trained, ~pool.trained))
     scores, both = pool.scores.columns[column], np.concatenate([trained, untrained])
-    return DetectorScores(scores[trained], scores[untrained], pool.family[both], pool.scores.keys[both])
+    blocks = blocks_among(pool.family[both], pool.scores.group_numbers[both], pool.trained[both])
+    return DetectorScores(scores[trained], scores[untrained], blocks, pool.scores.keys[both])
 
 
 def _digest(value: Any) -> str:

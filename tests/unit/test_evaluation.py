@@ -16,8 +16,11 @@ from sklearn.metrics import roc_auc_score
 from test_report import Page
 
 from benchmarks.small_model import WORDS
+from pipeline.audit import evaluated_documents
+from pipeline.audit.blind import sampled
 from pipeline.audit.description import build_evaluation
-from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation, evaluate_scores
+from pipeline.audit.detection import Estimate
+from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation, about_words, evaluate_scores
 from pipeline.audit.plan import make_plan
 from pipeline.audit.records import read_record
 from pipeline.audit.scored import Scored, read_scored
@@ -107,13 +110,20 @@ def test_words_that_tell_the_kinds_apart_stand_in_the_first_row_and_in_a_notice(
     assert "they differ in more than membership" in " ".join(evaluation.notices)
 
 
-def test_words_that_are_alike_are_not_called_proof(score: Score) -> None:
+def test_words_of_few_documents_that_are_alike_leave_it_open(score: Score) -> None:
     evaluation = evaluate_scores(*score(rows_of(160)), None).evaluation
     first = evaluation.rows[0]
     assert first.auc.value == pytest.approx(0.5, abs=0.2)
-    notices = " ".join(evaluation.notices)
-    assert "hardly tells seen from unseen documents by their words" in notices
-    assert "it does not prove that they differ in membership alone" in notices
+    assert first.auc.low < 0.5 < first.auc.high
+    assert "the test is inconclusive" in " ".join(evaluation.notices)
+    assert all((rate.low, rate.high) == (None, None) for rate in first.tpr.values())
+
+
+def test_words_that_are_alike_are_not_called_proof(score: Score) -> None:
+    row = evaluate_scores(*score(rows_of(160)), None).evaluation.rows[0]
+    sentence = about_words(row.model_copy(update={"auc": Estimate(0.5, 0.46, 0.54)}))
+    assert "hardly tells seen from unseen documents by their words" in sentence
+    assert "it does not prove that they differ in membership alone" in sentence
 
 
 def test_too_few_documents_for_the_words_leave_their_row_out_and_say_so(score: Score) -> None:
@@ -203,3 +213,60 @@ def test_the_curves_are_of_all_documents_and_of_the_words(score: Score) -> None:
     for fpr, tpr in curves.values():
         assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
         assert np.all(np.diff(fpr) >= 0)
+
+
+def test_groups_of_one_role_are_the_units_of_the_intervals_and_groups_of_both_are_given(
+    score: Score, tmp_path: Path
+) -> None:
+    """Chapters of books share a role; topics do not."""
+    rows = rows_of(120)
+    books = [{**row, "kind": f"book {i % 2}{i // 20}"} for i, row in enumerate(rows)]
+    by_document = evaluate_scores(*score(rows), None).evaluation
+    assert any("their documents count one by one" in notice for notice in by_document.notices)
+    grouped = evaluate_scores(*score(books, run=str(tmp_path / "books")), None).evaluation
+    assert any("over 6 seen and 6 unseen blocks" in notice for notice in grouped.notices)
+    one, other = (next(row for row in e.rows if row.detector == "loss") for e in (by_document, grouped))
+    assert one.auc.value == pytest.approx(other.auc.value)
+    assert other.auc.high - other.auc.low > 1.5 * (one.auc.high - one.auc.low)
+    assert one.tpr["0.1"].low is not None
+    assert other.tpr["0.1"].low is None
+    assert "Too few unseen blocks (6) for an interval at a false positive rate of 10%." in grouped.notices
+
+
+def test_near_copies_count_as_one_document_of_an_interval(score: Score, tmp_path: Path) -> None:
+    rows = rows_of(100)
+    copies = [{**row, "text": f"{row['text']} again"} for row in rows[:2] for _ in range(40)]
+    single = evaluate_scores(*score(rows), None).evaluation
+    copied = evaluate_scores(*score([*rows, *copies], run=str(tmp_path / "copies")), None).evaluation
+    one, other = (next(row for row in e.rows if row.detector == "loss") for e in (single, copied))
+    assert (other.n_seen, other.n_unseen) == (90, 90)
+    assert other.auc.high - other.auc.low > one.auc.high - one.auc.low
+    assert any("families of near copies" in notice for notice in copied.notices)
+
+
+def test_a_tpr_without_an_interval_is_shown_as_such_with_the_reason(score: Score) -> None:
+    evaluation = evaluate_scores(*score(rows_of(120)), None).evaluation
+    row = next(row for row in evaluation.rows if row.detector == "loss")
+    assert row.tpr["0.01"].value is not None
+    assert row.tpr["0.01"].low is None
+    assert row.tpr["0.1"].low is not None
+    sentences = [
+        f"Too few unseen documents (60) for an interval at a false positive rate of {q}." for q in ("1%", "5%")
+    ]
+    assert [notice for notice in evaluation.notices if notice.startswith("Too few")] == sentences
+    cells = {cell for row in page_table(evaluation_table(evaluation)).rows for cell in row}
+    assert any(cell.endswith("(no interval)") for cell in cells)
+
+
+def test_the_notes_state_which_documents_the_blind_row_counts(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, scored = score(rows_of(160))
+    first = evaluate_scores(config, scored, None).evaluation
+    assert f'The row "{BLIND}" counts all of the 80 seen and 80 unseen documents that are compared.' in first.notices
+    monkeypatch.setattr(evaluated_documents, "sampled", lambda shards: sampled(shards, 30))
+    some = evaluate_scores(config, scored, None).evaluation
+    n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen
+    assert 30 <= n_seen < 80
+    counted = (
+        f'The row "{BLIND}" counts {n_seen} of the 80 seen and {n_unseen} of the 80 unseen documents that are compared'
+    )
+    assert any(notice.startswith(counted) for notice in some.notices)

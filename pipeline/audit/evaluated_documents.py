@@ -1,0 +1,132 @@
+"""Documents of known membership that an evaluation compares: scores, blocks, and what words alone tell of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from scipy.stats import rankdata
+
+from pipeline.audit.blind import LEAST, Shown, hold_out, sampled
+from pipeline.audit.detection import Area, Estimate, area_interval, effective_blocks
+from pipeline.audit.halvings import Compared, blocks_among
+from pipeline.audit.score_shards import scores_of
+from pipeline.audit.scored import Scored
+from pipeline.config.corpus import Role
+from pipeline.corpus.near_copies import near_families, sketches_of
+from pipeline.errors import UserError
+
+COMPARED: tuple[Role, Role] = ("seen", "unseen")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownDocuments:
+    """The compared documents of one role, in the order of their shards."""
+
+    scores: dict[str, np.ndarray]  # by column; float64, (documents,); NaN where the classifier was not asked
+    groups: np.ndarray  # str or None, (documents,)
+    text_key: np.ndarray  # int64, (documents,)
+    sketch: np.ndarray  # uint8, (documents, SKETCH)
+    row: np.ndarray  # int64, (documents,), ascending within a shard
+    spans: dict[str, tuple[int, int]]  # shard -> positions of its documents: first, and one beyond the last
+
+    def place(self, shard: str, row: int) -> int | None:
+        """Position of a row of a shard; None where it is not compared."""
+        start, stop = self.spans[shard]
+        place = start + int(np.searchsorted(self.row[start:stop], row))
+        return place if place < stop and self.row[place] == row else None
+
+    def of(self, column: str, group: str | None) -> np.ndarray:
+        """A column's scores of all documents or of one group, of those that have one."""
+        values = self.scores[column] if group is None else self.scores[column][self.groups == group]
+        return values[~np.isnan(values)]
+
+
+ByRole = dict[Role, KnownDocuments]
+Numbers = dict[Role, np.ndarray]
+"""Of each role, a number for each document: int64, (documents,)."""
+
+
+def known_documents(scored: Scored, role: Role, columns: Sequence[str]) -> KnownDocuments:
+    """The scored documents of a role.
+
+    Raises:
+        UserError: there are none, or scores are damaged.
+    """
+    receipts = scored.of(role)
+    tables = [scored.table(receipt, ["row", "group", "text_key", "sketch", *columns]) for receipt in receipts]
+    ends = np.cumsum([0, *(len(table) for table in tables)]).tolist()
+    if not ends[-1]:
+        raise UserError(f"evaluate compares seen with unseen documents, and no {role} document has a score")
+    scores = {
+        column: np.concatenate([scores_of(t, column, r.data) for r, t in zip(receipts, tables, strict=True)])
+        for column in columns
+    }
+    whole = pa.concat_tables(tables)
+    return KnownDocuments(
+        scores=scores,
+        groups=np.array(whole["group"].to_pylist(), dtype=object),
+        text_key=whole["text_key"].to_numpy(),
+        sketch=np.concatenate([sketches_of(table["sketch"]) for table in tables]),
+        row=whole["row"].to_numpy(),
+        spans={receipt.shard: span for receipt, span in zip(receipts, itertools.pairwise(ends), strict=True)},
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordsAlone:
+    """What the classifier on the words found."""
+
+    scores: dict[Role, np.ndarray]  # mean percentile of each document in the halves that tested it; NaN: not asked
+    auc: Estimate
+
+
+def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> WordsAlone | None:
+    """What a classifier on the words finds, trained on one half of the documents and tested on the other, ten times.
+
+    Args:
+        scored: score shards of the run.
+        kinds: the compared documents.
+        blocks: from `blocks_of_roles`.
+        seed: of the halves.
+
+    Returns:
+        None with fewer than `LEAST` documents or `halvings.LEAST_BLOCKS` blocks of a role.
+    """
+    places: dict[Role, list[int]] = {}
+    texts: dict[Role, list[Shown]] = {}
+    for role, kind in kinds.items():
+        shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
+        sample = [(kind.place(shard.id, row), shown) for shard, row, shown in sampled(shards)]
+        places[role] = [place for place, _ in sample if place is not None]
+        texts[role] = [text for place, text in sample if place is not None]
+    if min(len(of_role) for of_role in texts.values()) < LEAST:
+        return None
+    block = np.concatenate([blocks[role][places[role]] for role in COMPARED])
+    compared = Compared.of(np.arange(block.size) < len(texts["seen"]), block)
+    held = hold_out([*texts["seen"], *texts["unseen"]], compared, seed)
+    if held is None:
+        return None
+    percentiles = np.zeros(block.size)
+    for inside, values in held.halves():
+        percentiles[inside] += rankdata(values) / values.size / len(held.scores)
+    scores = {role: np.full(kind.groups.size, np.nan) for role, kind in kinds.items()}
+    for role, values in zip(COMPARED, np.split(percentiles, [len(texts["seen"])]), strict=True):
+        scores[role][places[role]] = values
+    value, error = held.auc()
+    blocks_of_half = effective_blocks(compared) / 2
+    return WordsAlone(scores, Estimate(value, *area_interval([Area(value, error, blocks_of_half, 1.0)])))
+
+
+def blocks_of_roles(kinds: ByRole, near_copies: float) -> Numbers:
+    """The number of each document's block, of dependent documents: int64, (documents,)."""
+    names = np.concatenate([kinds[role].groups for role in COMPARED])
+    number = {name: place for place, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    family = near_families(np.concatenate([kinds[role].sketch for role in COMPARED]), near_copies)
+    n_seen = kinds["seen"].groups.size
+    group = np.array([number.get(name, -1) for name in names.tolist()], dtype=np.int64)
+    block = blocks_among(family, group, np.arange(names.size) < n_seen)
+    return dict(zip(COMPARED, np.split(block, [n_seen]), strict=True))
