@@ -19,7 +19,7 @@ from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
-from pipeline.audit.selected import ORDER, write_selected
+from pipeline.audit.selected import ORDER, STRENGTH, with_strength, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, series_place, summary_file, write_summary
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
@@ -296,13 +296,13 @@ class _Question:
         part = table.append_column("p_value", pa.array(p)).filter(pa.array(selected))
         source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
         counts = np.bincount(places - 1, minlength=size)
-        groups = GroupTally.of(table["group"], selected)
-        return _Judged(part.append_column("source", source), counts, histogram(batch.first, self.edges), groups)
+        part = with_strength(part.append_column("source", source), self.selection, answer, batch, selected)
+        return _Judged(part, counts, histogram(batch.first, self.edges), GroupTally.of(table["group"], selected))
 
     def ordered(self, judged: _Judged) -> _Judged:
-        """The verdicts on a shard with the columns of `selected.parquet` alone, in their order."""
+        """The verdicts on a shard with the columns of `selected.parquet`, in their order, and those that sort it."""
         shown = ["excerpt"] if self.texts else []
-        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown]
+        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
         return replace(judged, selected=judged.selected.select(order))
 
     def summarise(self, answer: Answer, judged: _Total, copies: Mapping[Role, NearCopies]) -> Summary:

@@ -8,15 +8,47 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePath
 
+import numpy as np
 import pyarrow as pa
 
+from pipeline.config.selection import SelectionConfig
+from pipeline.selection.passes import Answer, Batch
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows, copy_file, replaced, write_pieces
 
-ORDER = ("p_value", "source", "row")
-"""Columns by which selected documents ascend; no two documents share source and row."""
+STRENGTH = ("_fused", "_score")
+"""Columns of sorting alone, which `with_strength` appends; no file holds them."""
+
+ORDER = ("p_value", *STRENGTH, "source", "row")
+"""Columns by which selected documents ascend, the strongest first; no two documents share source and row."""
 
 _PLACES = pa.schema([("task", pa.string()), ("row", pa.int64())])
+
+
+def with_strength(
+    rows: pa.Table, selection: SelectionConfig, answer: Answer, batch: Batch, selected: np.ndarray
+) -> pa.Table:
+    """Rows with the columns `STRENGTH`: what orders documents of equal p-values, ascending from the strongest.
+
+    `_fused` is the one score of all detectors where the procedure makes one (td4eval: its fused statistic; adadetect:
+    its discriminant), otherwise 0. `_score` is the score of the detector of the largest weight, the first of equal
+    ones, or of the first detector: the highest first in direction members, the lowest first in direction clean. For
+    ktd that is W.
+
+    Args:
+        rows: of the selected documents of a shard.
+        selection: its configuration.
+        answer: to it.
+        batch: the documents of the shard.
+        selected: bool, which of these are selected.
+    """
+    batch = Batch(batch.matrix[selected], None, batch.keys[selected])
+    column = int(np.argmax(answer.weights)) if answer.weights else 0
+    sign = -1.0 if selection.direction == "members" else 1.0
+    fused = np.zeros(len(rows)) if answer.fused is None else -np.asarray(answer.fused.of(batch), np.float64)
+    for name, values in zip(STRENGTH, (fused, sign * batch.matrix[:, column]), strict=True):
+        rows = rows.append_column(name, pa.array(values + 0.0))  # never -0.0
+    return rows
 
 
 def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool) -> None:
@@ -31,7 +63,9 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
     Raises:
         UserError: the run directory cannot be written to.
     """
-    write_pieces(store, f"{folder}/selected.parquet", selected.schema, selected.pieces())
+    schema = pa.schema([field for field in selected.schema if field.name not in STRENGTH])
+    pieces = (piece.drop_columns(STRENGTH) for piece in selected.pieces())
+    write_pieces(store, f"{folder}/selected.parquet", schema, pieces)
     if clean:
         copy_file(store, f"{folder}/selected.parquet", f"{folder}/clean.parquet")
         _write_clean_ids(store, f"{folder}/clean_ids.json", selected)

@@ -65,7 +65,7 @@ def strongest_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, ove
     Args:
         selection: its configuration.
         answer: to it.
-        rows: the first of `selected.parquet`.
+        rows: the first of `selected.parquet`, the strongest first.
         overlap: of the role that calibrates.
     """
     weights = tuple(answer.weights or ())

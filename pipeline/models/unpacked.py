@@ -26,7 +26,8 @@ from pipeline.models.checkpoints import Checkpoint
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""Form of the entries: those of 1 may hold random values in the place of weights that a file lacked."""
 LIBRARIES = ("gguf", "numpy", "tokenizers", "torch", "transformers")
 """Libraries whose versions may change what a file is unpacked to."""
 

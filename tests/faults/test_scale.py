@@ -25,7 +25,7 @@ from made_up import sentence
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
-from pipeline.audit.selected import ORDER, write_selected
+from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, settled_shards, write_shards
 from pipeline.audit.stages import stages_of
 from pipeline.corpus.distinct import PART, different
@@ -72,6 +72,8 @@ def selected_rows(count: int, seed: int) -> pa.Table:
             "p_value": rng.integers(1, 40, count) / 40,
             "source": [f"{file}.jsonl" for file in rng.integers(0, 30, count)],
             "row": rng.permutation(count),
+            "_fused": rng.integers(0, 2, count).astype(float),
+            "_score": rng.integers(-3, 3, count).astype(float),
         }
     )
 
@@ -83,7 +85,7 @@ def test_selected_documents_are_written_in_pieces_to_the_bytes_of_one_sorted_tab
     for start in range(0, count, 7_001):
         rows.add(whole.slice(start, 7_001))
     write_selected(store, "selection/s", rows, clean=True)
-    ordered = whole.sort_by([(key, "ascending") for key in ORDER])
+    ordered = whole.sort_by([(key, "ascending") for key in ORDER]).drop_columns(STRENGTH)
     pq.write_table(ordered, tmp_path / "whole.parquet", compression="zstd", row_group_size=ROWS)
     written = (tmp_path / "selection/s/selected.parquet").read_bytes()
     assert written == (tmp_path / "whole.parquet").read_bytes()

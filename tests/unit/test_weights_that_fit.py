@@ -83,7 +83,10 @@ def test_a_model_of_pictures_that_lacks_weights_is_refused(tmp_path: Path) -> No
     assert "1 missing from the file" in said
 
 
-def test_a_gguf_file_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_that_lacks_weights_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "cache"))
     file = write_gguf(folder, tmp_path / "model.gguf")
     data = file.read_bytes()
     name = b"blk.0.ffn_down.weight"
