@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,10 @@ _HOMES = {
     "seenset.support": ("UnsupportedWarning",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+# of libraries that are imported on first use: in a notebook without ipywidgets their bars are lines of text
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def __getattr__(name: str) -> Any:

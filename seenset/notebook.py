@@ -104,7 +104,8 @@ def score(
         `problem`; of a text without scores these and n_tokens are null, and `problem` says why.
 
     Raises:
-        UserError: a model that cannot be opened, or a detector that needs more than the model's own passes.
+        UserError: one text in the place of several, a model that cannot be opened, or a detector that needs more than
+            the model's own passes.
 
     Example:
         >>> texts = ["A first text.", "A second one.", ""]
@@ -114,6 +115,10 @@ def score(
         >>> scores["problem"].to_pylist()
         [None, None, 'empty: nothing but white space']
     """
+    if isinstance(texts, (str, bytes)):
+        raise UserError(f"texts must be a sequence of texts, got one {type(texts).__name__}; write [text] to score one")
+    if isinstance(detectors, str):
+        raise UserError(f"detectors must be a sequence, got {detectors!r}; write [{detectors!r}]")
     parsed = parse_detectors(list(detectors))
     for detector in parsed:
         if any(needed not in (FORWARD, LOWERCASE, GRADIENT) for needed in detector.needs):

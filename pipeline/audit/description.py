@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from pipeline.audit.kinds import check_kind
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLE_DOCUMENTS, Role
 from pipeline.config.models import EndpointConfig
+from pipeline.config.paths import check_run_folder
 from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.detectors.base import Detector
@@ -36,7 +38,9 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
     Raises:
         UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
     """
-    return _built(read_mapping(path, AuditConfig), overrides, written=True)
+    config = _built(read_mapping(path, AuditConfig), overrides, written=True)
+    check_run_folder(config.run, {os.path.dirname(path): path})
+    return config
 
 
 def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
@@ -67,7 +71,9 @@ def load_evaluation(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
     Raises:
         UserError: as `load_config` and `build_evaluation`.
     """
-    return build_evaluation(read_mapping(path, AuditConfig), overrides)
+    config = build_evaluation(read_mapping(path, AuditConfig), overrides)
+    check_run_folder(config.run, {os.path.dirname(path): path})
+    return config
 
 
 def build_evaluation(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
@@ -158,7 +164,10 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
         names.add(selection.name)
         for column in selection.detectors:
             if column not in columns:
-                raise UserError(f"{where}: detector {column!r} is not scored; {nearest(column, columns, 'scored')}")
+                named = next((scored for scored, detector in columns.items() if detector.name == column), None)
+                guess = "" if named is None else f"did you mean {named!r}? "
+                tail = f"{guess}scored: {', '.join(columns)}" if guess else nearest(column, columns, "scored")
+                raise UserError(f"{where}: detector {column!r} is not scored; {tail}")
         _check_selection(config, selection, where)
         if selection.procedure == "ktd" and not columns[selection.detectors[0]].signed:
             column = selection.detectors[0]

@@ -11,6 +11,7 @@ from pipeline.audit.known import read_known
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.config.paths import check_run_folder
 from pipeline.corpus.extent import extent_of
 from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
@@ -129,6 +130,7 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     """
     known = read_known(config)
     inputs = find_inputs(config.corpus, config.limits, known.inputs)
+    check_run_folder(config.run, {entry.path: entry.name for entry in inputs if entry.format != "hub"})
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
     return Plan(config, tuple(inputs), tuple(shards), limit, known.record)
 

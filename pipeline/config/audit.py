@@ -111,7 +111,8 @@ class ResourcesConfig(Section):
         return min(places, most), most
 
 
-DetectorEntry = str | dict[str, dict[str, Any]]
+DetectorEntry = str | dict[str, Any]
+"""A detector's name, or {name: {argument: value}}, which is checked where detectors are known."""
 Imports = Annotated[
     list[str],
     Place.CODE,

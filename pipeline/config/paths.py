@@ -58,6 +58,27 @@ def irregular_kind(path: str) -> str | None:
     return next((name for test, name in _IRREGULAR if test(mode)), None)
 
 
+def check_run_folder(run: str, folders: Mapping[str, str]) -> None:
+    """Check that a new run directory is none of some folders and holds none of them: it would fill them with its files.
+
+    Args:
+        run: the run directory.
+        folders: folder -> the file or folder in it that a message names.
+
+    Raises:
+        UserError: it is, or does.
+    """
+    if "://" in run or any(os.path.exists(os.path.join(run, name)) for name in _OF_A_RUN[:2]):
+        return
+    real = os.path.realpath(os.path.expanduser(run))
+    for folder, named in folders.items():
+        if "://" not in folder and os.path.commonpath([real, os.path.realpath(folder)]) == real:
+            raise UserError(
+                f"run: {run} holds {named}, and a run directory holds only files of the run; name a folder of its own, "
+                "such as runs/audit"
+            )
+
+
 def written(path: str) -> str:
     """A path as its configuration has it."""
     return path if "://" in path else path.rpartition(MARK)[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from pipeline.config.bounded_yaml import MOST_BYTES, load_bounded
 from pipeline.config.paths import fields_of, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
+_MOST_GUESSES = 3  # settings that a message names
 MOST_DEPTH = 100
 """Brackets, or keys of `a.b.c`, within one another."""
 
@@ -93,7 +94,7 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise UserError(_one_line(error, kind)) from None
+        raise UserError(_one_line(error, kind, data)) from None
 
 
 def set_at(data: dict[str, Any], path: str, value: Any, source: str) -> None:
@@ -135,7 +136,7 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
         raise UserError(f"{source}: {'.'.join(keys[:depth])} holds no keys")
 
 
-def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
+def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, Any]) -> str:
     problems = error.errors()
     problem = problems[0]
     location = _location(problem)
@@ -143,13 +144,32 @@ def _one_line(error: ValidationError, kind: type[BaseModel]) -> str:
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         key, section = str(problem["loc"][-1]), problem["loc"][:-1]  # a key of any spelling, which no branch is
         where = ".".join([*(str(part) for part in section if not _is_union_branch(part)), key])
-        return f"unknown key {where!r}; {nearest(key, _keys_at(kind, section))}"
+        known = _keys_at(kind, section)
+        below = [] if section else list(dict.fromkeys(_paths_to(kind, data, key, 3)))
+        if 0 < len(below) <= _MOST_GUESSES:
+            return f"unknown key {where!r}; did you mean {' or '.join(map(repr, below))}? known: {', '.join(known)}"
+        return f"unknown key {where!r}; {nearest(key, known)}"
     if problem["type"] == "missing":
         return f"missing key {where!r}{_what_to_add(kind, problem['loc'])}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
     message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
     got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
     return f"{where}: {message}{got}"
+
+
+def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
+    """Where a key may stand in the sections that a configuration has, as `--set` takes it."""
+    if not isinstance(value, Mapping):
+        return
+    for name, field in fields_of(kind).items():
+        inner = value.get(getattr(field, "alias", None) or name)
+        for section in sections_in(getattr(field, "annotation", None)):
+            path, entry = (f"{name}.*", next(iter(inner), None)) if isinstance(inner, list) else (name, inner)
+            if isinstance(entry, Mapping):
+                if key in _keys_of(section):
+                    yield f"{path}.{key}"
+                if depth > 1:
+                    yield from (f"{path}.{rest}" for rest in _paths_to(section, entry, key, depth - 1))
 
 
 def _what_to_add(kind: type[BaseModel], location: Sequence[int | str]) -> str:

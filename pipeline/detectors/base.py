@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -273,7 +274,9 @@ def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
     if known is None:
         raise UserError(f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}")
     if settings is not None and not isinstance(settings, dict):
-        raise UserError(f"detectors: {name} takes {{argument: value}}, got {settings!r}")
+        raise UserError(
+            f"detectors: {name} takes {{argument: value}}, got {settings!r}{_with_argument(name, settings)}"
+        )
     settings = settings or {}
     for argument in settings:
         if argument not in known.arguments:
@@ -286,6 +289,17 @@ def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
             raise UserError(f"detector {name}: {argument} is an empty list")
     for values in itertools.product(*choices):
         yield _detector(name, known, dict(zip(names, values, strict=True)))
+
+
+def _with_argument(name: str, value: Any) -> str:
+    """A tail for an error: a value that stands in the place of arguments, as the first argument that takes it."""
+    for argument, described in _registry[name].arguments.items():
+        try:
+            described.check(value)
+        except Exception:  # a plugin's check may raise anything
+            continue
+        return f"; did you mean {{{name}: {{{argument}: {json.dumps(value)}}}}}?"
+    return ""
 
 
 def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:

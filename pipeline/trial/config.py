@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from pipeline.audit.description import MissingRoleError, build_config
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, LimitsConfig, NearCopies, Role, SourceConfig, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
-from pipeline.config.paths import Place, written
+from pipeline.config.paths import Place, check_run_folder, written
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section, build, read_mapping, set_at
@@ -176,7 +177,9 @@ def load_trial(path: str, overrides: Sequence[str] = ()) -> tuple[TrialConfig, l
     Raises:
         UserError: no such file, not YAML, an unknown key or sweep setting, a value outside its limits.
     """
-    return build_trial(read_mapping(path, TrialConfig), overrides)
+    config, points = build_trial(read_mapping(path, TrialConfig), overrides)
+    check_run_folder(config.run, {os.path.dirname(path): path})
+    return config, points
 
 
 def build_trial(data: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[TrialConfig, list[Point]]:

@@ -126,7 +126,7 @@ VALUES = {
     Place.CODE: "mine.py",
     Place.SETTINGS_FILE: "zero.json",
 }
-NO_PATHS = {"gguf_file", "id", "image", "name"}
+NO_PATHS = {"delimiter", "encoding", "gguf_file", "id", "image", "name"}
 """Settings whose descriptions name files or folders and that are no paths."""
 
 

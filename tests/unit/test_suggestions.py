@@ -1,0 +1,126 @@
+"""What an error suggests is accepted in its place."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import seenset
+from pipeline.audit.description import build_config, load_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.audit import AuditConfig
+from pipeline.errors import UserError
+from pipeline.trial.config import load_trial
+
+
+def described(**settings: Any) -> dict[str, Any]:
+    corpus = {"audit": {"path": "a.jsonl"}, "unseen": {"path": "b.jsonl"}}
+    return {"run": "runs/audit", "model": {"path": "none"}, "corpus": corpus, **settings}
+
+
+def selection(*detectors: str) -> dict[str, Any]:
+    return {"name": "members", "detectors": list(detectors)}
+
+
+def suggestion(data: dict[str, Any], *overrides: str) -> str:
+    """What stands between `did you mean` and the question mark."""
+    with pytest.raises(UserError) as caught:
+        build_config(data, overrides)
+    found = re.search(r"did you mean (.*?)\?", str(caught.value))
+    assert found is not None, str(caught.value)
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "meant"), [("{min_k: 0.2}", "{min_k: {k: 0.2}}"), ("{gap_k: 0.3}", "{gap_k: {k: 0.3}}")]
+)
+def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it(entry: str, meant: str) -> None:
+    assert suggestion(described(detectors=[yaml.safe_load(entry)])) == meant
+    config = build_config(described(detectors=[yaml.safe_load(meant)]))
+    assert config.detectors == [yaml.safe_load(meant)]
+
+
+def test_a_setting_of_the_selections_is_found_there() -> None:
+    data = described(selections=[selection("loss"), {**selection("loss"), "name": "clean"}])
+    path = suggestion(data, "alpha=0.05").strip("'")
+    del data["alpha"]
+    assert [one.alpha for one in build_config(data, [f"{path}=0.05"]).selections] == [0.05, 0.05]
+
+
+def test_a_setting_of_no_section_that_is_given_is_not_suggested() -> None:
+    with pytest.raises(UserError, match="unknown key 'alpha'"):
+        build_config(described(), ["alpha=0.05"])
+
+
+def test_a_selection_that_names_a_detector_gets_its_column() -> None:
+    scored = [{"renyi": {"order": "2", "k": 0.1}}]
+    column = suggestion(described(detectors=scored, selections=[selection("renyi")]))
+    selected = selection(yaml.safe_load(column))
+    assert build_config(described(detectors=scored, selections=[selected])).selections[0].detectors == [
+        column.strip("'")
+    ]
+
+
+def test_a_detector_of_pictures_gets_its_part() -> None:
+    data = described(detectors=["renyi"])
+    for source in data["corpus"].values():
+        source["image"] = "image"
+    with pytest.raises(UserError) as caught:
+        build_config(data)
+    example = re.search(r"as in (\{.*\});", str(caught.value))
+    assert example is not None
+    data["detectors"] = [yaml.safe_load(example[1])]
+    assert build_config(data).detectors == [{"renyi": {"part": "description"}}]
+
+
+@pytest.mark.parametrize("run", [".", "..", "data"])
+def test_a_run_directory_that_would_fill_a_folder_of_the_user_is_refused(tmp_path: Path, run: str) -> None:
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / "data" / name).write_text('{"text": "some words"}\n')
+    corpus = {"audit": {"path": "data/a.jsonl"}, "unseen": {"path": "data/b.jsonl"}}
+    (folder / "audit.yaml").write_text(yaml.safe_dump({**described(), "corpus": corpus, "run": run}))
+    with pytest.raises(
+        UserError, match=r"^run: .* a run directory holds only files of the run; name a folder"
+    ) as caught:
+        make_plan(load_config(str(folder / "audit.yaml")))
+    assert "\n" not in str(caught.value)
+    make_plan(load_config(str(folder / "audit.yaml"), [f"run={folder}/runs/audit"]))
+    trial = {"run": run, "model": {"path": "none"}, "documents": {"path": "data/a.jsonl"}}
+    trial |= {"selections": [selection("loss")]}
+    (folder / "trial.yaml").write_text(yaml.safe_dump(trial))
+    if run != "data":
+        with pytest.raises(UserError, match=r"trial\.yaml, and a run directory holds only files of the run"):
+            load_trial(str(folder / "trial.yaml"))
+
+
+def test_one_text_in_the_place_of_several_is_refused() -> None:
+    with pytest.raises(UserError, match=r"texts must be a sequence of texts, got one str; write \[text\] to score one"):
+        seenset.score("none", "one text")
+    with pytest.raises(UserError, match=r"detectors must be a sequence, got 'loss'; write \['loss'\]"):
+        seenset.score("none", ["one text"], "loss")
+
+
+def test_a_notebook_without_widgets_shows_no_warning_of_a_progress_bar() -> None:
+    code = """
+import sys, types
+kernel = types.ModuleType("IPython")
+kernel.get_ipython = lambda: types.SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules["IPython"], sys.modules["ipywidgets"] = kernel, None
+import seenset
+import tqdm.auto
+"""
+    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert end.stderr == ""
+
+
+def test_the_configuration_keeps_what_it_took_for_detectors() -> None:
+    entries = ["loss", {"min_k": {"k": [0.1, 0.2]}}]
+    assert AuditConfig(**described(detectors=entries)).detectors == entries
