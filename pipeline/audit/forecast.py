@@ -171,19 +171,20 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
     given = _given(rule.calibrating(known), m, role, basis)
     if best > m:
         sentence = (
-            f"{given}, nothing can be selected, whatever share of nulls the procedure estimates: at least {best:,} "
-            "would have to stand out."
+            f"{given}, nothing can be selected at any estimated null share: the shortest possible list would have "
+            f"{best:,} documents."
         )
     else:
         half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
         sentence = (
-            f"{given}, nothing can be selected at a share of nulls of 1 unless at least {needed:,} stand out. The "
-            f"procedure estimates that share, and of a smaller one fewer suffice: {half:,} of 0.5, but never fewer "
-            f"than {best:,}."
+            f"{given}, the length of the shortest possible list depends on the estimated null share: {needed:,} at a "
+            f"share of 1, {half:,} at 0.5, never fewer than {best:,}."
         )
     if figures["ok"] is not True:
+        were = "were" if role == "unseen" else "were not"
         sentence += (
-            f"{_for_a_hundredth(figures['calibration_for_1_percent'], m, role, basis)} at a share of nulls of 1."
+            f"{_for_a_hundredth(figures['calibration_for_1_percent'], m, role, basis)}; fewer suffice if part of the "
+            f"audited documents {were} trained on."
         )
     ok = False if best > m else figures["ok"] or None
     return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
@@ -191,8 +192,8 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
 
 def _of_plugin(procedure: str, needed: int, n: int, m: int, role: str) -> dict[str, Any]:
     sentence = (
-        f"{_given(n, m, role, PLAIN)}, procedure bh could select nothing unless at least {needed:,} stood out; "
-        f"{procedure} is a plugin's, and what it takes is not known."
+        f"{_given(n, m, role, PLAIN)}, the shortest possible list of procedure bh has {_documents(needed)}; that of "
+        f"{procedure}, a plugin's procedure, is not known."
     )
     return {"sentence": sentence, "ok": None}
 
@@ -216,9 +217,9 @@ def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis
     sentence = basis.sentence
     if sentence is None:
         given = _given(n, m, role, basis)
-        sentence = f"{given}, nothing can be selected unless at least {needed:,} stand out."
+        sentence = f"{given}, the shortest possible list has {_documents(needed)}."
         if ok is False:
-            sentence = f"{given}, nothing can be selected: at least {needed:,} would have to stand out."
+            sentence = f"{given}, nothing can be selected: the shortest possible list would have {_documents(needed)}."
         if not ok and enough is not None:
             sentence += f"{_for_a_hundredth(enough, m, role, basis)}."
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
@@ -233,5 +234,9 @@ def _given(n: int, m: int, role: str, basis: Basis) -> str:
 def _for_a_hundredth(enough: int, m: int, role: str, basis: Basis) -> str:
     half = ", half of which calibrate" if basis.halved else ""
     group = " of one group" if basis.grouped else ""
-    few = "as few as 1% of the audited documents" if m >= 200 else "a single audited document"
-    return f" To select {few} takes {enough:,} {role} documents{group}{half}"
+    few = "as few as 1% of the audited documents" if m >= 200 else "a single document"
+    return f" With {enough:,} {role} documents{group}{half}{',' * basis.halved} {few} can be selected"
+
+
+def _documents(count: int) -> str:
+    return f"{count:,} document{'s' * (count != 1)}"

@@ -10,7 +10,7 @@ from pipeline.audit.sentences import known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.bounds import bound_clause
 from pipeline.report.contents import AnswerText, BriefAnswer, Light
-from pipeline.report.wording import checks, percent
+from pipeline.report.wording import checks, null_share, percent
 
 LABELS = {
     "blind": "Alike in words",
@@ -140,10 +140,17 @@ def _this_list(summary: Summary) -> str:
 
 
 def _empty_list(summary: Summary) -> str:
-    least = summary.minimum_selectable
+    least, given = summary.minimum_selectable, _as_estimated(summary)
     if least > summary.n_audit:
-        return "It is empty: with these calibration documents nothing could be selected."
-    return f"It is empty; the shortest possible list has {least:,} documents." if least > 1 else "It is empty."
+        return f"It is empty: with these calibration documents nothing could be selected{given}."
+    return f"It is empty; the shortest possible list has {least:,} documents{given}." if least > 1 else "It is empty."
+
+
+def _as_estimated(summary: Summary) -> str:
+    """The null share for which the shortest list is stated, where the procedure estimated it."""
+    share, estimated = null_share(summary)
+    kind = "not trained on" if summary.direction == "members" else "trained on"
+    return f" if {min(1.0, share):.1%} of the audited documents were {kind}, as estimated" if estimated else ""
 
 
 def _collection(summary: Summary) -> str:
@@ -194,9 +201,10 @@ def _unknown(summary: Summary) -> str:
 
 
 def _fewest(summary: Summary) -> str:
+    known, given = f"{summary.n_calibration:,} calibration documents", _as_estimated(summary)
     if summary.minimum_selectable > summary.n_audit:
-        return f"Too few: with {summary.n_calibration:,} calibration documents nothing could be selected."
-    return f"With {summary.n_calibration:,} documents the shortest possible list has {summary.minimum_selectable:,}."
+        return f"Too few: with {known} nothing could be selected{given}."
+    return f"With {known} the shortest possible list has {summary.minimum_selectable:,}{given}."
 
 
 def _first_sentence(text: str) -> str:

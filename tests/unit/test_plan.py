@@ -77,7 +77,7 @@ def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path, capsys: 
     usual = outlook(tmp_path, procedure="bh")
     assert usual["minimum_selectable"] == 20
     assert usual["ok"] is None, "10% of the audited documents: a number to know"
-    assert "To select as few as 1% of the audited documents takes 999 unseen documents." in usual["sentence"]
+    assert "With 999 unseen documents as few as 1% of the audited documents can be selected." in usual["sentence"]
     assert warnings_of(usual, capsys) == []
     assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
 
@@ -87,7 +87,8 @@ def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsy
     assert hopeless["ok"] is False
     (line,) = warnings_of(hopeless, capsys)
     assert (
-        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: at least" in line
+        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: the shortest "
+        "possible list would have" in line
     )
 
 

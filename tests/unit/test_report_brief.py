@@ -240,3 +240,17 @@ def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
     assert folders.relative("s3://k/z/u.parquet#1") == "u.parquet#1"
     assert folders.relative("an id / of its own") == "an id / of its own"
     assert folders.without("cannot read /a/b/x.jsonl") == "cannot read x.jsonl"
+
+
+def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:
+    """It was stated as a fact about the number of calibration documents, beside a shorter list."""
+    store = build_run(tmp_path, selections=({"name": "s", "procedure": "storey"}, {"name": "b", "procedure": "bh"}))
+    for name in ("s", "b"):
+        amend(store, name, minimum_selectable=7, n_selected=0)
+    summary = read_summary(store, "s")
+    assert summary is not None
+    share = f" if {min(1.0, summary.factor or 0):.1%} of the audited documents were not trained on, as estimated."
+    for selection, given in zip(page_of(store)[1].selections, (share, "."), strict=True):
+        (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
+        assert reason == f"With 100 calibration documents the shortest possible list has 7{given}"
+        assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}"

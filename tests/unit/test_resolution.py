@@ -114,7 +114,7 @@ def test_ebh_takes_as_many_as_its_factor_at_that_number_asks_for(delta: Fraction
 def test_a_plan_with_conditional_p_values_counts_what_they_take(tmp_path: Path) -> None:
     """It said that 999 suffice."""
     planned = outlook(tmp_path, known=1_000, calibration="conditional", alpha=0.1)
-    (taken,) = re.findall(r"takes ([\d,]+) unseen documents\.", planned["sentence"])
+    (taken,) = re.findall(r"\. With ([\d,]+) unseen documents as few", planned["sentence"])
     needed = int(taken.replace(",", ""))
     assert 4_000 < needed < 5_000
     for known, enough in ((needed, True), (needed - 1, False)):
@@ -133,10 +133,13 @@ def test_where_half_of_the_documents_calibrate_the_plan_and_the_answer_count_tha
 ) -> None:
     planned = outlook(tmp_path, known=100, **selection)
     assert planned["sentence"].startswith(
-        "With 50 unseen documents to calibrate on, half of those that are known, and 200 to judge, nothing can be "
-        "selected unless at least 40 stand out."
+        "With 50 unseen documents to calibrate on, half of those that are known, and 200 to judge, the shortest "
+        "possible list has 40 documents."
     )
-    assert "takes 1,997 unseen documents, half of which calibrate." in planned["sentence"]
+    assert (
+        "With 1,997 unseen documents, half of which calibrate, as few as 1% of the audited documents can"
+        in planned["sentence"]
+    )
     rng = np.random.default_rng(0)
     settings = {key: value for key, value in selection.items() if key != "detectors"}
     answer = verdict_of(rng.normal(size=(100, 2)), rng.normal(size=(200, 2)), **settings).answer
@@ -171,7 +174,7 @@ def test_an_answer_says_of_which_share_of_nulls_its_figures_are() -> None:
     audit = np.concatenate([rng.normal(size=(100, 1)), rng.normal(3.0, size=(100, 1))])
     answer = verdict_of(rng.normal(size=(100, 1)), audit, procedure="storey").answer
     resolution = diagnose_scores(answer, "unseen").resolution
-    assert f"at the share of nulls that was estimated, {answer.factor:.3g}, nothing can" in resolution.sentence
+    assert f"at the share of nulls that was estimated, {answer.factor:.3g}, the shortest" in resolution.sentence
     assert resolution.minimum_selectable == minimum_selectable(100, 200, Fraction(1, 10), Fraction(repr(answer.factor)))
     plain = diagnose_scores(verdict_of(rng.normal(size=(100, 1)), audit, procedure="bh").answer, "unseen").resolution
     assert "share of nulls" not in plain.sentence
@@ -182,11 +185,12 @@ def test_the_plan_of_a_procedure_that_estimates_the_nulls_says_what_holds_at_a_s
 ) -> None:
     planned = outlook(tmp_path, procedure="storey")
     assert (
-        "nothing can be selected at a share of nulls of 1 unless at least 20 stand out. The procedure estimates that "
-        "share, and of a smaller one fewer suffice: 10 of 0.5, but never fewer than 1." in planned["sentence"]
+        "the length of the shortest possible list depends on the estimated null share: 20 at a share of 1, 10 at 0.5, "
+        "never fewer than 1. With 999 unseen documents as few as 1% of the audited documents can be selected; fewer "
+        "suffice if part of the audited documents were trained on." in planned["sentence"]
     )
     assert (planned["minimum_selectable"], planned["minimum_at_best"], planned["ok"]) == (20, 1, None)
-    assert "share of nulls" not in outlook(tmp_path, procedure="bh")["sentence"]
+    assert "null share" not in outlook(tmp_path, procedure="bh")["sentence"]
     few = outlook(tmp_path, known=5, procedure="storey")
     assert few["minimum_selectable"] > 200
     assert few["ok"] is None, "an estimate can be as small as it takes"

@@ -221,8 +221,8 @@ def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tm
     config = build_config({"run": "r", "model": {"path": "m"}, "corpus": corpus, "selections": [selection]})
     sentence = forecast(make_plan(config), {"dtype": "float32"})["selections"][0]["sentence"]
     few = max(1, count // 100)
-    smallest = "a single audited document" if few == 1 else "as few as 1% of the audited documents"
-    matched = re.search(rf"To select {smallest} takes ([\d,]+) unseen documents of one group\.", sentence)
+    smallest = "a single document" if few == 1 else "as few as 1% of the audited documents"
+    matched = re.search(rf"With ([\d,]+) unseen documents of one group {smallest} can be selected\.", sentence)
     assert matched is not None, sentence
     known = int(matched[1].replace(",", ""))
     assert selected("bh", known, count, few, Fraction(1, 10)) == few
@@ -231,7 +231,7 @@ def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tm
 
 def test_what_a_plan_says_of_a_list_of_procedure_bound_no_list_falls_short_of(tmp_path: Path) -> None:
     planned_for = outlook(tmp_path, known=200, procedure="bound", detectors=["loss"])
-    (needed,) = re.findall(r"nothing can be selected unless at least ([\d,]+) stand out", planned_for["sentence"])
+    (needed,) = re.findall(r"the shortest possible list has ([\d,]+) documents", planned_for["sentence"])
     for strongest in range(int(needed)):
         assert asked(200, 200, strongest, procedure="bound").n_selected == 0
 
