@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from pipeline.audit.blind_pictures import PictureLooks, caption_features, looks_of, picture_model
 from pipeline.audit.halvings import (
@@ -21,6 +22,7 @@ from pipeline.audit.halvings import (
     interval_of,
 )
 from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
+from pipeline.audit.tail import TailTest, tail_test
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import contents_of
@@ -258,7 +260,18 @@ def to_settle() -> int:
     return round(needed / digits) * digits
 
 
-def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: int = SAMPLED_TEXTS) -> BlindDiagnostic:
+class BlindTest(BlindDiagnostic):
+    """The blind test of a role with the tail check of the same scores: `diagnostics/blind-<role>.json`."""
+
+    tail: TailTest | None = Field(None, description="The tail check; null where the test was not made.")
+
+    @property
+    def diagnostic(self) -> BlindDiagnostic:
+        """The blind test alone."""
+        return BlindDiagnostic(**self.model_dump(exclude={"tail"}))
+
+
+def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: int = SAMPLED_TEXTS) -> BlindTest:
     """The test of a role against the audited documents, in blocks of groups and families of near-duplicates.
 
     Args:
@@ -275,7 +288,8 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     diagnostic = blind_diagnostic(None if held is None else blind_of(held), role, known_of(shards, role))
     audited = sample.compared.audited
     counts = {"n_calibration": int((~audited).sum()), "n_audit": int(audited.sum())}
-    return diagnostic.model_copy(update=counts)
+    tail = None if held is None else tail_test(held, sample.places)
+    return BlindTest(**{**diagnostic.model_dump(), **counts}, tail=tail)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,6 +298,7 @@ class BlindSample:
 
     shown: list[Shown]
     compared: Compared
+    places: list[tuple[str, int]]  # shard, and row in it from 0
 
 
 def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: int = SAMPLED_TEXTS) -> BlindSample:
@@ -302,8 +317,10 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
     kinds: list[bool] = []
     groups: list[str | None] = []
     sketches: list[bytes | None] = []
+    places: list[tuple[str, int]] = []
     for kind in (role, "audit"):
-        for _, document in _sampled([shard for shard in shards if shard.role == kind], texts):
+        for shard, document in _sampled([shard for shard in shards if shard.role == kind], texts):
+            places.append((shard.id, document.row - shard.first_row))
             shown.append(shown_of(document))
             kinds.append(kind == "audit")
             groups.append(document.group)
@@ -312,7 +329,7 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
     if not sketches:
         sketches = list(sketches_of_texts([text[:CHARACTERS] for text in shown if isinstance(text, str)]))
     audited = np.array(kinds, dtype=bool)
-    return BlindSample(shown, Compared.of(audited, dependent_blocks(sketches, groups, audited, near_copies)))
+    return BlindSample(shown, Compared.of(audited, dependent_blocks(sketches, groups, audited, near_copies)), places)
 
 
 def dependent_blocks(

@@ -12,6 +12,8 @@ from pipeline.corpus.near_copies import Sketches, near_families
 
 NAMED_FAMILIES = 10
 NAMED_COPIES = 5
+LARGE = 5
+"""Documents of a family, at least, for a test of whether it has documents in one role only."""
 
 
 class CopyFamily(Record):
@@ -34,6 +36,7 @@ class NearCopies(Record):
         description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
     )
     families: list[CopyFamily] = Field(description="The largest families.")
+    n_large: int = Field(0, description="Families of at least 5 documents.")
 
 
 def near_copies_among(
@@ -68,6 +71,7 @@ def near_copies_among(
         families=[
             CopyFamily(size=int(sizes[name]), ids=[ids[int(place)] for place in some]) for name, some in members.items()
         ],
+        n_large=int(np.count_nonzero(sizes >= LARGE)),
     )
     return record, family
 

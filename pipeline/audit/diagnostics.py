@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.audit.blind import blind_test
+from pipeline.audit.blind import BlindTest, blind_test
 from pipeline.audit.forecast import resolution
 from pipeline.audit.overlap import overlap_diagnostic
 from pipeline.audit.precheck import filed_precheck
@@ -30,7 +30,7 @@ def diagnose(
     scored: Scored,
     overlap: Overlap,
     near_copies: NearCopiesDiagnostic,
-    blind_test: BlindDiagnostic,
+    blind_test: BlindTest,
     role: str,
 ) -> Diagnostics:
     """The checks of one selection.
@@ -44,7 +44,7 @@ def diagnose(
         role: the null role, whose documents calibrate.
     """
     return Diagnostics(
-        blind=blind_test,
+        blind=blind_test.diagnostic,
         resolution=_resolution_diagnostic(answer, role),
         overlap=_overlap_diagnostic(overlap, role),
         near_copies=near_copies,
@@ -78,7 +78,7 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
     )
 
 
-def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindDiagnostic:
+def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
     """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
 
     Raises:
@@ -86,17 +86,17 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindDiag
     """
     name = f"diagnostics/blind-{role}.json"
     earlier = scored.store.read_json(name)
-    if earlier is not None:
-        return parse_part(BlindDiagnostic, earlier, f"{scored.store.url}/{name}")
+    if earlier is not None and "n_audit_blocks" in earlier:  # version 0.9.0 filed another test
+        return parse_part(BlindTest, earlier, f"{scored.store.url}/{name}")
     shards = list(scored.shards.values())
     before = filed_precheck(scored.store, shards, config.seed)
     try:
-        diagnostic = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
+        test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
         sentence = f"Whether the words of {role} and audited documents differ was not tested: {error}."
-        return BlindDiagnostic(ok=None, sentence=sentence)
-    scored.store.write_json(name, diagnostic.plain())
-    return diagnostic
+        return BlindTest(ok=None, sentence=sentence)
+    scored.store.write_json(name, test.plain())
+    return test
 
 
 def _overlap_diagnostic(overlap: Overlap, role: str) -> OverlapDiagnostic:

@@ -49,7 +49,7 @@ def judge_collection(
     collection = read_collection(config, scored, each, blocks)
     made = collection.blocks(config.seed)
     result = permutation_test(made, config.seed)
-    blind = run_blind_test(scored, "unseen", config)
+    blind = run_blind_test(scored, "unseen", config).diagnostic
     answers = summaries_of(scored.store, config)
     evidence = _Evidence(
         test=None if result is None else _test_record(result, collection, made),

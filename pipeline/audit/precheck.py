@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.apart import advice, calibrating
-from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, blind_test
+from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, counted, near_copies_among
 from pipeline.audit.overlap import NAMED_PAIRS, overlap_diagnostic, shared_error, short_id
 from pipeline.audit.plan import Plan
@@ -73,7 +73,7 @@ class Precheck(VersionedRecord):
     )
     copies: dict[Role, NearCopies] = Field(description="Near copies among the documents of each role.")
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
-    blind: dict[Role, BlindDiagnostic] = Field(
+    blind: dict[Role, BlindTest] = Field(
         description="Whether words alone tell a known role from the audited documents; a role whose texts cannot be "
         "read is missing."
     )
@@ -108,7 +108,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
     sample = _Sample(plan.shards, config.seed, damaged, DecodingTally())
     read = {role: _read(sample, role, amounts[role]) for role in roles}
-    blind_tests: dict[Role, BlindDiagnostic] = {}
+    blind_tests: dict[Role, BlindTest] = {}
     for role in known:
         try:
             blind_tests[role] = blind_test(plan.shards, role, config, effort.texts)

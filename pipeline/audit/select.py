@@ -11,17 +11,19 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.against import judged_before
+from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import HISTORY, Command, note_answers
+from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
 from pipeline.audit.selected import ORDER, STRENGTH, with_strength, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
-from pipeline.audit.summary import BlindDiagnostic, Summary, make_summary, series_place, summary_file, write_summary
+from pipeline.audit.summary import Summary, make_summary, series_place, summary_file, write_summary
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
 from pipeline.audit.thumbnails import write_thumbnails
 from pipeline.audit.untrained import check_training
@@ -129,7 +131,7 @@ def _questions(
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     span = find_span(scored, roles, columns, each)
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
-    blind_tests: dict[Role, BlindDiagnostic] = {role: run_blind_test(scored, role, config) for role in overlaps}
+    blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
     copies: dict[Role, Future[NearCopies]] = {}
@@ -210,7 +212,7 @@ class _Question:
     selection: SelectionConfig
     scored: Scored
     overlap: Overlap  # of the null role
-    blind_test: BlindDiagnostic  # of the null role
+    blind_test: BlindTest  # of the null role
     weights: RunWeights | None  # of calibration weighted
     span: Span  # of all scores
     limit: int | None
@@ -310,10 +312,20 @@ class _Question:
         audited, calibrating = copies["audit"], copies[self.null_role]
         repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, audited, calibrating)
         diagnostics = diagnose(answer, self.scored, self.overlap, repeats, self.blind_test, self.null_role)
+        listed = Listed(
+            self.scored,
+            self.overlap,
+            self.null_role,
+            judged.selected,
+            self.selection.alpha,
+            self.config.near_copies,
+        )
+        minorities = {"families": families_diagnostic(copies, listed), "tail": tail_diagnostic(self.blind_test, listed)}
+        diagnostics = diagnostics.model_copy(update=minorities)
         if self.weights is not None and answer.effective is not None:
-            before, after = self.blind_test, self.weights.blind
+            before, after = self.blind_test.diagnostic, self.weights.blind
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, self.null_role, before, after)
-            diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting})
+            diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting, "tail": None})
         if breaks_bounds(audited):
             answer = replace(answer, bound=None)
         n_selected = len(judged.selected)

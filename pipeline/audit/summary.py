@@ -19,6 +19,7 @@ from pipeline.audit.conclusion import (
 )
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.records import Record, VersionedRecord, read_record
+from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.config.series import Rule, SeriesConfig
 from pipeline.errors import ExitCode
@@ -154,6 +155,34 @@ class WeightingDiagnostic(Diagnostic):
     auc_after: float | None = Field(None, description="AUC of the blind classifier with weights; null if not tested.")
 
 
+class TailDiagnostic(Diagnostic):
+    """Whether a small part of the audited documents is of a kind that calibration lacks."""
+
+    p_value: float = Field(description="Of the hypothesis that audited and calibration documents are alike.")
+    share: float | None = Field(
+        None, description="Share of the compared documents in this part; null where p is above 0.01."
+    )
+    n_compared: int | None = Field(
+        None, description="Selected documents that were compared; null where p is above 0.01."
+    )
+    n_selected: int | None = Field(None, description="Of these, those in this part; null where p is above 0.01.")
+    documents: list[str] = Field(
+        [], description="Ids of the ten highest of these; of the audited documents where none is selected."
+    )
+
+
+class FamiliesDiagnostic(Diagnostic):
+    """Whether a family of near-duplicates has documents in one role only that chance would have put into both."""
+
+    p_value: float | None = Field(
+        None, description="Of the largest family in one role only; null where none has 5 documents."
+    )
+    role: Role | None = Field(None, description="The role of the family; null where p is above 0.01.")
+    size: int | None = Field(None, description="Documents of the family; null where p is above 0.01.")
+    n_selected: int | None = Field(None, description="Of these, those selected; null where p is above 0.01.")
+    documents: list[str] = Field([], description="Ids of the first ten of them.")
+
+
 class Diagnostics(Record):
     """The checks of a selection, by name."""
 
@@ -171,6 +200,16 @@ class Diagnostics(Record):
     truncated: ShareDiagnostic = Field(description="Documents judged by their first max_tokens tokens alone.")
     fine_tuned: CountDiagnostic | None = Field(
         None, description="Known documents that adapters were trained on; null where no adapter was."
+    )
+    tail: TailDiagnostic | None = Field(
+        None,
+        description="Whether a small part of the audited documents is of a kind that calibration lacks; null where the "
+        "blind test was not made, and with calibration weighted.",
+    )
+    families: FamiliesDiagnostic | None = Field(
+        None,
+        description="Whether a family of near-duplicates has documents in one role only; null where documents have "
+        "groups or were split by families.",
     )
     sign_symmetry: SymmetryDiagnostic | None = Field(
         None, description="The assumption of the knockoff filter; null for every other procedure."

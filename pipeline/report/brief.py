@@ -18,6 +18,8 @@ LABELS = {
     "overlap": "Roles share no document",
     "near_copies": "No near copies",
     "duplicates": "Distinct ids",
+    "tail": "No unusual minority",
+    "families": "Families in both roles",
     "truncated": "Read to the end",
     "fine_tuned": "Adapters kept apart",
     "sign_symmetry": "Fair signs",

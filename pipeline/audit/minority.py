@@ -1,0 +1,252 @@
+"""The tail check and the family check of a selection: does its list rest on documents that calibration lacks?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.audit.allocation import KEYS_FILE
+from pipeline.audit.blind import BlindTest
+from pipeline.audit.copies import LARGE, NearCopies
+from pipeline.audit.dependence import copies_file
+from pipeline.audit.overlap import short_id
+from pipeline.audit.scored import Overlap, Scored
+from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
+from pipeline.audit.tail import LEVEL, TailTest
+from pipeline.config.corpus import Role
+from pipeline.corpus.near_copies import CopyIndex, sketches_of
+from pipeline.selection.digits import beside
+from pipeline.store.pieces import SortedRows
+
+NAMED = 10
+LEAST_SELECTED = 2
+"""Selected documents in a tail, at least, before it contradicts a list."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """The selected documents of one selection, and the run that they belong to."""
+
+    scored: Scored
+    overlap: Overlap  # of the role that calibrates with the audited documents
+    role: Role  # that calibrates
+    selected: SortedRows  # columns doc_id, source and row
+    alpha: float
+    near_copies: float  # the share of common runs from which documents are near-duplicates
+
+    def of_source(self, source: str, first: int, stop: int) -> Iterator[tuple[int, str]]:
+        """Row and id of the selected documents among rows of an input."""
+        for piece in self.selected.pieces():
+            row = piece["row"]
+            inside = pc.and_(
+                pc.equal(piece["source"], source), pc.and_(pc.greater_equal(row, first), pc.less(row, stop))
+            )
+            part = piece.filter(inside)
+            yield from zip(part["row"].to_pylist(), part["doc_id"].to_pylist(), strict=True)
+
+
+def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
+    """The tail check of a selection; None where the blind test was not made.
+
+    Args:
+        test: of the role that calibrates.
+        listed: what was selected.
+    """
+    tail = test.tail
+    if tail is None:
+        return None
+    p_value = beside(tail.p_value, LEVEL, kind="g")
+    if not tail.significant or tail.share is None:
+        sentence = (
+            f"No small part of the audited documents stands out from the {listed.role} documents by their {test.by} "
+            f"(p = {p_value}; p of at most {LEVEL:g} would be a finding)."
+        )
+        return TailDiagnostic(ok=True, sentence=sentence, p_value=tail.p_value)
+    n_compared, inside = _selected_in(tail, listed)
+    contradicted = len(inside) >= LEAST_SELECTED and len(inside) / n_compared - tail.share > listed.alpha / 2
+    names = [doc_id for _, doc_id in inside[:NAMED]] if inside else _audited_names(tail, listed.scored)
+    sentence = (
+        f"A small part of the audited documents is unlike the {listed.role} documents: of the {tail.share:.1%} of the "
+        f"compared documents whose {test.by} look most like those of audited ones, more are audited than chance allows "
+        f"(p = {p_value}). {_share_clause(n_compared, len(inside), len(listed.selected))}"
+    )
+    if names:
+        whose = "selected" if inside else "audited"
+        sentence += f" The highest {whose} documents in it: {', '.join(map(short_id, names))}."
+    sentence += _outcome_clause(listed, contradicted)
+    return TailDiagnostic(
+        ok=False if contradicted else None,
+        sentence=sentence,
+        p_value=tail.p_value,
+        share=tail.share,
+        n_compared=n_compared,
+        n_selected=len(inside),
+        documents=names,
+    )
+
+
+def _share_clause(n_compared: int, n_inside: int, n_selected: int) -> str:
+    if not n_selected:
+        return "No document is selected."
+    compared = (
+        "" if n_compared == n_selected else f"{n_compared:,} of the {n_selected:,} selected documents were compared. "
+    )
+    if not n_compared:
+        return compared.strip()
+    return (
+        f"{compared}Of {n_compared:,} selected documents {n_inside:,} ({n_inside / n_compared:.0%}) are in this part."
+    )
+
+
+def _outcome_clause(listed: Listed, contradicted: bool) -> str:
+    if contradicted:
+        return f" No {listed.role} document calibrates this part, so the error rate of the list is not supported."
+    return " That is too few to contradict the list." if len(listed.selected) else ""
+
+
+def _selected_in(tail: TailTest, listed: Listed) -> tuple[int, list[tuple[float, str]]]:
+    """How many selected documents were compared; rank and id of those in the tail, the highest first."""
+    ranks = {(shard, row): rank for shard, row, rank in tail.documents}
+    count, inside = 0, []
+    for name, rows in tail.compared.items():
+        shard = listed.scored.shards[name]
+        for row, doc_id in listed.of_source(shard.name, shard.first_row, shard.first_row + rows):
+            count += 1
+            rank = ranks.get((name, row - shard.first_row))
+            if rank is not None:
+                inside.append((rank, str(doc_id)))
+    return count, sorted(inside, key=lambda place: (-place[0], place[1]))
+
+
+def _audited_names(tail: TailTest, scored: Scored) -> list[str]:
+    """The ids of the highest audited documents of the tail that have scores, at most ten."""
+    receipts = {receipt.shard: receipt for receipt in scored.of("audit")}
+    names = []
+    for shard, row, _ in tail.documents[:NAMED]:
+        table = scored.table(receipts[shard], ["doc_id", "row"])
+        rows = table.filter(pc.equal(table["row"], scored.shards[shard].first_row + row))
+        names += rows["doc_id"].to_pylist()
+    return names
+
+
+def families_diagnostic(copies: Mapping[Role, NearCopies], listed: Listed) -> FamiliesDiagnostic | None:
+    """The family check of a selection: is the largest family of near-duplicates in one role by chance?
+
+    Args:
+        copies: near copies among the audited documents, and among those that calibrate.
+        listed: what was selected.
+
+    Returns:
+        None where documents have groups, or adapters took whole families of calibration documents.
+    """
+    scored, role = listed.scored, listed.role
+    shards = [shard for shard in scored.shards.values() if shard.role in ("audit", role)]
+    if any(shard.group_column is not None for shard in shards) or scored.store.exists(KEYS_FILE):
+        return None
+    counts = copies["audit"].n_documents, copies[role].n_documents
+    families = copies["audit"].n_large + copies[role].n_large
+    largest = max(copies["audit"].largest, copies[role].largest)
+    p_value = one_role_p(largest, *counts, families) if largest >= LARGE else None
+    if p_value is not None and p_value <= LEVEL:
+        candidate = _largest_of_one_role(listed)
+        p_value = None if candidate is None else one_role_p(len(candidate[1]), *counts, families)
+        if candidate is not None and p_value is not None and p_value <= LEVEL:
+            return _found_family(*candidate, p_value, listed)
+    shown = "" if p_value is None else f" (p = {beside(p_value, LEVEL, kind='g')})"
+    sentence = f"No large family of near-duplicates is among the audited or the {role} documents alone{shown}."
+    return FamiliesDiagnostic(ok=True, sentence=sentence, p_value=p_value)
+
+
+def one_role_p(size: int, n_audit: int, n_calibration: int, families: int) -> float:
+    """The probability that all documents of a family are in one role, times the number of families; at most 1.
+
+    Args:
+        size: documents of the family.
+        n_audit: documents that were compared.
+        n_calibration: documents that were compared.
+        families: families of at least LARGE documents.
+    """
+    total = _log_choices(n_audit + n_calibration, size)
+    chances = [math.exp(_log_choices(n, size) - total) for n in (n_audit, n_calibration) if n >= size]
+    return min(1.0, families * sum(chances))
+
+
+def _largest_of_one_role(listed: Listed) -> tuple[Role, pa.Table] | None:
+    """The largest family of at least LARGE documents in one role only: its role, and doc_id, source and row of each."""
+    store, families = listed.scored.store, []
+    roles: tuple[Role, ...] = ("audit", listed.role)
+    for kind in roles:
+        if store.exists(copies_file(kind)):
+            table = store.read_table(copies_file(kind))
+            number = table["family"].to_numpy()
+            for family in np.flatnonzero(np.bincount(number) >= LARGE):
+                families.append((kind, table.filter(pa.array(number == family))))
+    for kind, rows in sorted(families, key=lambda family: -len(family[1])):
+        if kind != "audit" or not _is_shared(rows, listed):
+            return kind, rows
+    return None
+
+
+def _is_shared(rows: pa.Table, listed: Listed) -> bool:
+    """Whether a family of audited documents has a near-duplicate among those that were left out of calibration."""
+    scored = listed.scored
+    if listed.overlap.keep.all():
+        return False
+    known = pa.concat_tables([scored.table(receipt, ["sketch"]) for receipt in scored.of(listed.role)])
+    dropped = CopyIndex.of(sketches_of(known["sketch"])[~listed.overlap.keep], listed.near_copies)
+    wanted = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
+    for receipt in scored.of("audit"):
+        name = scored.shards[receipt.shard].name
+        table = scored.table(receipt, ["row", "sketch"])
+        inside = np.array([(name, row) in wanted for row in table["row"].to_pylist()], dtype=bool)
+        if inside.any() and dropped.matches(sketches_of(table["sketch"])[inside]).any():
+            return True
+    return False
+
+
+def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) -> FamiliesDiagnostic:
+    """What the report states of a family that is in one role only, against chance."""
+    names = [str(name) for name in rows["doc_id"].to_pylist()]
+    n_selected = _selected_among(rows, listed) if kind == "audit" else 0
+    contradicted = n_selected >= max(1, listed.alpha / 2 * len(listed.selected))
+    known = "audited" if kind == "audit" else kind
+    others = listed.role if kind == "audit" else "audited"
+    sentence = (
+        f"{len(names):,} {known} documents are near-duplicates of one another and have none among the {others} "
+        f"documents, which chance does not explain (p = {beside(p_value, LEVEL, kind='g')}): "
+        f"{', '.join(map(short_id, names[:NAMED]))}{', ...' if len(names) > NAMED else ''}."
+    )
+    if kind == "audit" and len(listed.selected):
+        sentence += f" {n_selected:,} of the {len(listed.selected):,} selected documents are among them."
+    if contradicted:
+        sentence += f" No {listed.role} document calibrates them, so the error rate of the list is not supported."
+    return FamiliesDiagnostic(
+        ok=False if contradicted else None,
+        sentence=sentence,
+        p_value=p_value,
+        role=kind,
+        size=len(names),
+        n_selected=n_selected,
+        documents=names[:NAMED],
+    )
+
+
+def _selected_among(rows: pa.Table, listed: Listed) -> int:
+    """How many of these documents are selected."""
+    places: dict[str, set[int]] = {}
+    for source, row in zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True):
+        places.setdefault(source, set()).add(row)
+    return sum(
+        row in wanted
+        for source, wanted in places.items()
+        for row, _ in listed.of_source(source, min(wanted), max(wanted) + 1)
+    )
+
+
+def _log_choices(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -1,0 +1,175 @@
+"""A list that rests on documents of a kind that calibration lacks is contradicted, and an honest one is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from finished import refile, with_column
+from rich.console import Console
+
+from pipeline.audit.description import load_config
+from pipeline.audit.minority import one_role_p
+from pipeline.audit.summary import Summary
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
+from ray_jobs.select import select_again
+
+N, UNLIKE, MEMBERS = 240, 24, 30
+VOCABULARY = [f"word{number}" for number in range(400)]
+NOTICE = "the publisher reserves all rights and no part may be copied without permission of the publisher"
+
+
+def some_texts(rng: np.random.Generator, count: int, words: int = 30) -> list[str]:
+    return [" ".join(rng.choice(VOCABULARY, words)) for _ in range(count)]
+
+
+def ending_with(last: Sequence[str]) -> dict[str, list[str]]:
+    """Texts of both roles that are alike but for the last audited ones."""
+    rng = np.random.default_rng(0)
+    return {"unseen": some_texts(rng, N), "audit": [*some_texts(rng, N - len(last)), *last]}
+
+
+def notices(rng: np.random.Generator) -> list[str]:
+    """A part that calibration lacks: half of each text is a notice, and no two are near-duplicates."""
+    return [f"{text} {NOTICE}" for text in some_texts(rng, UNLIKE, 12)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Callable[..., Store]:
+    """A finished run over given texts of each role."""
+    made: dict[str, Path] = {}
+
+    def finished(name: str, texts: Mapping[str, Sequence[str]], **columns: Any) -> Path:
+        root = tmp_path_factory.mktemp(name)
+        for role, of_role in texts.items():
+            rows = [{"id": f"{role}-{i}", "text": text, "author": f"{role} {i // 4}"} for i, text in enumerate(of_role)]
+            (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        audit = {
+            "run": str(root / "run"),
+            "model": {"path": str(tiny_model_folder)},
+            "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id", **columns} for role in texts},
+            "detectors": ["loss"],
+            "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.1}],
+            "resources": {"shard_bytes": 1 << 20},
+        }
+        (root / "audit.yaml").write_text(yaml.safe_dump(audit))
+        run_audit(load_config(str(root / "audit.yaml")), Reporter(Console(), quiet=True))
+        return root / "run"
+
+    def of(name: str, texts: Mapping[str, Sequence[str]], tmp_path: Path, **columns: Any) -> Store:
+        if name not in made:
+            made[name] = finished(name, texts, **columns)
+        shutil.copytree(made[name], tmp_path / "run")
+        return Store(str(tmp_path / "run"))
+
+    return of
+
+
+def answered(store: Store, high: int) -> Summary:
+    """The answer where MEMBERS of the first and some of the last audited documents score higher than all others."""
+    rng = np.random.default_rng(1)
+
+    def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
+        values = rng.normal(size=len(table))
+        row = table["row"].to_numpy()
+        if receipt.role == "audit":
+            values[(row < MEMBERS) | (row >= N - high)] += 9
+        return with_column(table, "loss", pa.array(values))
+
+    refile(Path(store.root), changed)
+    (summary,) = select_again(store.url, [])
+    return summary
+
+
+def test_a_list_of_a_small_part_that_calibration_lacks_is_contradicted_and_names_it(
+    run: Callable[..., Store], tmp_path: Path
+) -> None:
+    store = run("notices", ending_with(notices(np.random.default_rng(6))), tmp_path)
+    summary = answered(store, UNLIKE)
+    tail = summary.diagnostics.tail
+    assert summary.diagnostics.blind.ok is not False, "the average sees nothing"
+    assert tail is not None
+    assert tail.p_value <= 0.01
+    assert tail.ok is False
+    assert summary.conclusion == "contradicted"
+    assert summary.n_selected == tail.n_compared
+    assert tail.n_selected is not None
+    assert tail.n_selected >= 10
+    assert len(tail.documents) == 10
+    assert sum(int(name.removeprefix("audit-")) >= N - UNLIKE for name in tail.documents) >= 8
+    assert f"Of {summary.n_selected} selected documents {tail.n_selected} (" in tail.sentence
+    assert tail.documents[0] in tail.sentence
+    assert tail.sentence in summary.reasons
+
+
+def test_a_part_that_is_not_selected_is_a_note(run: Callable[..., Store], tmp_path: Path) -> None:
+    store = run("notices", ending_with(notices(np.random.default_rng(6))), tmp_path)
+    tail = answered(store, 0).diagnostics.tail
+    assert tail is not None
+    assert tail.p_value <= 0.01
+    assert tail.ok is None
+    assert tail.sentence.endswith("That is too few to contradict the list.")
+
+
+def test_the_check_is_filed_once_and_does_not_need_the_texts_again(run: Callable[..., Store], tmp_path: Path) -> None:
+    store = run("notices", ending_with(notices(np.random.default_rng(6))), tmp_path)
+    filed = store.read_json("diagnostics/blind-unseen.json")
+    assert filed is not None
+    first = answered(store, UNLIKE).diagnostics.tail
+    filed["tail"]["documents"] = filed["tail"]["documents"][:3]
+    store.write_json("diagnostics/blind-unseen.json", filed)
+    second = answered(store, UNLIKE).diagnostics.tail
+    assert first is not None
+    assert second is not None
+    assert second.n_selected == 3
+    assert second.documents == first.documents[:3]
+
+
+def test_a_family_of_near_duplicates_in_one_role_contradicts_a_list_that_holds_one(
+    run: Callable[..., Store], tmp_path: Path
+) -> None:
+    store = run("family", ending_with(some_texts(np.random.default_rng(6), 1) * 12), tmp_path)
+    summary = answered(store, 12)
+    families = summary.diagnostics.families
+    assert families is not None
+    assert (families.ok, families.role, families.size, families.n_selected) == (False, "audit", 12, 12)
+    assert families.p_value == pytest.approx(2 * 0.5**12, rel=0.5)
+    assert "12 audited documents are near-duplicates of one another" in families.sentence
+    assert f"audit-{N - 12}" in families.sentence
+    assert summary.conclusion == "contradicted"
+    note = answered(store, 0).diagnostics.families
+    assert note is not None
+    assert (note.ok, note.n_selected) == (None, 0)
+
+
+def test_neither_check_contradicts_an_honest_audit_of_grouped_documents(
+    run: Callable[..., Store], tmp_path: Path
+) -> None:
+    """Authors with words of their own, each wholly in one role."""
+    rng = np.random.default_rng(7)
+    words = {role: rng.integers(0, 1_000, (N // 4, 12)) for role in ("unseen", "audit")}
+    texts = {
+        role: [" ".join(f"word{word}" for word in rng.choice(words[role][i // 4], 30)) for i in range(N)]
+        for role in words
+    }
+    grouped = answered(run("grouped", texts, tmp_path, group="author"), 60)
+    assert grouped.n_selected > 60
+    assert grouped.diagnostics.families is None
+    assert grouped.diagnostics.tail is not None
+    assert grouped.diagnostics.tail.ok is not False
+
+
+def test_the_probability_of_a_family_in_one_role_is_hypergeometric() -> None:
+    assert one_role_p(5, 10, 10, 1) == pytest.approx(2 * (252 / 15504))
+    assert one_role_p(5, 10, 3, 2) == pytest.approx(2 * (252 / 1287))
+    assert one_role_p(5, 500, 500, 100) == 1.0
