@@ -111,8 +111,9 @@ class _Decompressed(io.RawIOBase):
 def _open(path: str) -> IO[bytes]:
     """Open a file as it is. An object store is asked for some MiB at a time: by default s3fs reads 50 MiB ahead."""
     fs, name = fsspec.core.url_to_fs(path)
-    local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
-    return cast(IO[bytes], fs.open(name, "rb") if local else fs.open(name, "rb", block_size=BLOCK_BYTES))
+    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+        return open(name, "rb", buffering=1 << 16)  # a long line is read in blocks of this size
+    return cast(IO[bytes], fs.open(name, "rb", block_size=BLOCK_BYTES))
 
 
 def open_plain(path: str, most: int = LIMITS.unpacked_bytes) -> IO[bytes]:
