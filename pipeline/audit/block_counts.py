@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.audit.collection import Collection
 from pipeline.audit.conclusion import bound_condition, conclude, supported_of
-from pipeline.audit.dependence import DEPENDENCE
+from pipeline.audit.copies import DEPENDENCE
 from pipeline.audit.history import answered_selections
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import CountUnit, MemberCount

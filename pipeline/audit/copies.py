@@ -10,6 +10,12 @@ from pydantic import Field
 from pipeline.audit.records import Record
 from pipeline.corpus.near_copies import Sketches, near_families
 
+DEPENDENCE = 1.05
+"""Documents over the independent ones that near copies or groups leave: the most with which a bound is stated.
+
+A bound reckons with the spread of independent counts; this many more widen it by a fortieth.
+"""
+
 NAMED_FAMILIES = 10
 NAMED_COPIES = 5
 LARGE = 5

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.copies import NearCopies, counted, near_copies_among
+from pipeline.audit.copies import DEPENDENCE, NearCopies, counted, near_copies_among
+from pipeline.audit.group_sizes import NO_GROUPS, GroupSizes
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
 from pipeline.corpus.near_copies import SKETCH, Sketches, sketches_of
@@ -30,12 +31,6 @@ Simulated: the FDR of `storey` grows by about twelve times this, as a share of a
 
 INFLATION = 1.1
 """The most that the p-values may be too small by, as a factor, before the promise counts as contradicted."""
-
-DEPENDENCE = 1.05
-"""Audited documents over the independent ones that near copies leave: the most with which a bound is stated.
-
-A bound reckons with the spread of independent counts; this many more widen it by a fortieth.
-"""
 
 _FAMILIES = pa.schema([("doc_id", pa.string()), ("source", pa.string()), ("row", pa.int64()), ("family", pa.int64())])
 
@@ -70,15 +65,19 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
     total = sum(receipt.n_scored for receipt in receipts)
     below = 256 if total <= most else max(1, 256 * most // total)
 
-    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int]:
-        sketches = sketches_of(scored.table(receipt, ["sketch"])["sketch"])
+    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int, GroupSizes]:
+        table = scored.table(receipt, ["sketch", "group"])
+        sketches = sketches_of(table["sketch"])
         places = np.flatnonzero(sketches[:, SKETCH - 1] < below).astype(
             np.int32
         )  # equal for two documents as often as they are alike
-        return receipt.shard, places, sketches[places], len(sketches)
+        return receipt.shard, places, sketches[places], len(sketches), GroupSizes.of(table["group"])
 
     file = SketchFile()
-    read = {shard: (some, file.append(sketches), size) for shard, some, sketches, size in each(receipts, of_shard)}
+    read, groups = {}, NO_GROUPS
+    for shard, some, sketches, size, sizes in each(receipts, of_shard):
+        read[shard] = (some, file.append(sketches), size)
+        groups += sizes
     shards, places, filed, first = [], [], [], 0
     for number, receipt in enumerate(receipts):  # in their order, whatever order they were read in
         inside, begin, size = read.pop(receipt.shard)
@@ -88,7 +87,7 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
         places.append(inside[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
     where = _Places(scored, receipts, _joined(shards), _joined(places))
-    return Sketched(role, file.arranged(_joined(filed)), below == 256, where)
+    return Sketched(role, file.arranged(_joined(filed)), below == 256, where, groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +98,7 @@ class Sketched:
     sketches: Sketches
     whole: bool  # whether these are all
     where: _Places
+    groups: GroupSizes  # of all documents of the role
 
     def find_copies(self, near_copies: float) -> NearCopies:
         """Find near copies among the documents, and list them in `copies_file`.

@@ -197,7 +197,11 @@ def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | 
     }
     count, test = evidence.count, evidence.test
     stated = "contradicted" not in (conclude([evidence.blind.ok]), evidence.conclude()[0])
-    lines = [heads[answer], *(_count_sentences(count, sampled, evidence) if stated else [CONTRADICTED])]
+    if not stated or (count is None and evidence.withheld):
+        counted = [CONTRADICTED]
+    else:
+        counted = _count_sentences(count, sampled, evidence.blind.outcome != "not tested")
+    lines = [heads[answer], *counted]
     lines.append(_test_sentence(test) if test is not None else NO_TEST)
     if count is not None and test is not None and stated:
         wrong, level = 1 - Fraction(repr(count.confidence)), Fraction(repr(LEVEL))
@@ -214,9 +218,7 @@ def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | 
     return lines
 
 
-def _count_sentences(count: MemberCount | None, sampled: bool, evidence: _Evidence) -> list[str]:
-    if count is None and evidence.withheld:
-        return [CONTRADICTED]
+def _count_sentences(count: MemberCount | None, sampled: bool, checked: bool) -> list[str]:
     if count is None:
         return ["No selection of this run states how many documents were trained on at least."]
     by = f"selection {count.selection}, {', '.join(count.detectors)}"
@@ -225,7 +227,6 @@ def _count_sentences(count: MemberCount | None, sampled: bool, evidence: _Eviden
     of = f"{count.n_units:,} {'sampled ' * sampled}audited {units}"
     if not count.at_least:
         return [f"The count shows none: {by} at {sure}, {of}."]
-    checked = evidence.blind.outcome != "not tested"
     condition = bound_condition(count.conclusion, checked)
     ending = f", {condition}." if condition else "."
     if count.unit == "document":

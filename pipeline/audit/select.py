@@ -12,10 +12,12 @@ import pyarrow as pa
 
 from pipeline.audit.against import judged_before
 from pipeline.audit.blind import BlindTest
+from pipeline.audit.conclusion import GROUPED
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
 from pipeline.audit.drawn import GroupTally, alpha_curve
+from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
 from pipeline.audit.history import HISTORY, Command, note_answers
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
@@ -135,14 +137,15 @@ def _questions(
     weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
     copies: dict[Role, Future[NearCopies]] = {}
+    groups: dict[Role, GroupSizes] = {}
     for role in roles:
         sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
-        copies[role] = beside.submit(sketched.find_copies, config.near_copies)
+        copies[role], groups[role] = beside.submit(sketched.find_copies, config.near_copies), sketched.groups
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
         tests = (overlaps[role], blind_tests[role], weights[role] if selection.calibration == "weighted" else None)
-        questions.append(_Question(config, selection, scored, *tests, span, limit, texts))
+        questions.append(_Question(config, selection, scored, *tests, span, limit, texts, groups))
     return questions, copies
 
 
@@ -217,6 +220,7 @@ class _Question:
     span: Span  # of all scores
     limit: int | None
     texts: bool  # whether the selected are shown by how they begin
+    groups: Mapping[Role, GroupSizes]
     slot: Slot | None = None  # of a scan of a schedule
 
     @property
@@ -326,11 +330,13 @@ class _Question:
             before, after = self.blind_test.diagnostic, self.weights.blind
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, self.null_role, before, after)
             diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting, "tail": None})
-        if breaks_bounds(audited):
-            answer = replace(answer, bound=None)
+        sizes = self.groups["audit"], self.groups[self.null_role]
+        groups = group_diagnostic(self.selection.procedure, self.selection.direction, self.null_role, *sizes)
+        diagnostics = diagnostics.model_copy(update={"groups": groups})
         n_selected = len(judged.selected)
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
-        return make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
+        made = make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
+        return made.without_bound(GROUPED) if breaks_bounds(audited) or groups is not None else made
 
     def write(self, summary: Summary, answer: Answer, judged: _Total) -> None:
         """Write the selected, what the report draws and the summary."""

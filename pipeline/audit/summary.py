@@ -196,6 +196,9 @@ class Diagnostics(Record):
     near_copies: NearCopiesDiagnostic | None = Field(
         None, description="Near copies among the documents of one role; null where no texts were at hand."
     )
+    groups: Diagnostic | None = Field(
+        None, description="Whether documents are grouped, so that no bound is stated; null where none or few are."
+    )
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id, which are quarantined.")
     truncated: ShareDiagnostic = Field(description="Documents judged by their first max_tokens tokens alone.")
     fine_tuned: CountDiagnostic | None = Field(
@@ -336,6 +339,10 @@ class Summary(Bounded, VersionedRecord):
         if self.conclusion == "supported":
             return weighed
         return [unsettled(self.diagnostics.blind), *weighed]
+
+    def without_bound(self, reason: str) -> Summary:
+        """The same answer without a bound, and why none is stated."""
+        return self if self.bound is None else self.model_copy(update={"bound": None, "bound_withheld": reason})
 
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""

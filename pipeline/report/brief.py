@@ -17,6 +17,7 @@ LABELS = {
     "resolution": "Enough calibration",
     "overlap": "Roles share no document",
     "near_copies": "No near copies",
+    "groups": "Independent documents",
     "duplicates": "Distinct ids",
     "tail": "No unusual minority",
     "families": "Families in both roles",

@@ -218,8 +218,8 @@ def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
 
 def test_an_untested_assumption_is_called_untested(run: Store) -> None:
     page, facts = report(run)
-    assert "differ in more than membership was not checked" in facts.selections[0].answer.sentence
-    assert "Not checked in this run: whether calibration and audited documents can be told apart" in page.text
+    assert "differ in more than membership is not known: the test of their" in facts.selections[0].answer.sentence
+    assert "Inconclusive in this run: whether calibration and audited documents can be told apart" in page.text
     assert "\N{EN DASH} noted truncated. 2 documents were cut short." in page.text
 
 

@@ -274,7 +274,7 @@ def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
 
 @pytest.mark.parametrize("confidence", [0.95, 0.999, 0.9999999, 0.5, 0.12345678])
 def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: float) -> None:
-    from pipeline.audit.judge import _count_sentence
+    from pipeline.audit.judge import _count_sentences
     from pipeline.audit.sentences import sureness
     from pipeline.report.bounds import bound_text
 
@@ -287,7 +287,7 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
     told = [
         sureness(summary.bound),
         bound_text(summary.model_copy(update={"supported": None})) or "",
-        _count_sentence(count),
+        _count_sentences(count, sampled=False, checked=True)[0],
         terms_of_bound(Fraction(repr(confidence))).promise,
     ]
     for sentence in told:

@@ -18,8 +18,9 @@ from rich.console import Console
 
 import seenset
 from pipeline.audit.blind import blind
-from pipeline.audit.conclusion import CONTRADICTED
+from pipeline.audit.conclusion import CONTRADICTED, GROUPED
 from pipeline.audit.description import load_config
+from pipeline.audit.group_sizes import GroupSizes
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -261,11 +262,40 @@ def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> No
     (counted,) = verdict.counts
     assert (counted.unit, counted.n_units, counted.documents_of_each, counted.n_mixed) == ("group", 29, 2, 4)
     assert 0 < counted.at_least <= 29
+    summary = read_summary(store, "members")
+    assert summary is not None
+    assert (summary.bound, summary.bound_withheld) == (None, GROUPED), "documents of one group are not independent"
+    assert summary.diagnostics.groups is not None
+    assert "seenset verdict counts groups" in summary.diagnostics.groups.sentence
+    assert not re.search(r"at least \d+ of the 60", store.read("report/report.html").decode())
     assert verdict.sentences[1].startswith(
         f"With 95% confidence at least {counted.at_least} of the 29 audited groups contain a document that was trained"
     )
     assert "assumed to carry no information on its score" in verdict.sentences[2]
     assert "4 documents are left out" in verdict.sentences[2]
+
+
+def test_procedure_bound_is_contradicted_by_groups_because_it_promises_nothing_but_a_bound(store: Store) -> None:
+    set_scores(store, 1.5, groups=lambda role, row: f"{role} {row // 2}")
+    (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
+    assert (summary.conclusion, summary.bound) == ("contradicted", None)
+
+
+@pytest.mark.parametrize(
+    ("groups", "breaks"),
+    [
+        ([None] * 100, False),
+        ([f"own {i}" for i in range(5_000)], False),
+        ([f"pair {i // 2}" for i in range(5_000)], True),
+        ([*(None for _ in range(100)), "one", "one"], False),
+        (["one"] * 10, True),
+    ],
+)
+def test_groups_break_bounds_where_they_hold_several_documents(groups: list[str | None], breaks: bool) -> None:
+    halves = [pa.chunked_array([pa.array(part, pa.string())]) for part in (groups[::2], groups[1::2])]
+    first, second = (GroupSizes.of(half) for half in halves)
+    assert (first + second).breaks_bounds == breaks
+    assert first + second == second + first == GroupSizes.of(pa.chunked_array([pa.array(groups, pa.string())]))
 
 
 def test_blocks_whose_sizes_differ_between_the_roles_allow_no_permutation_test_and_the_verdict_says_so(
