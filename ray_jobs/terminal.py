@@ -199,11 +199,14 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         )
     screen = console()
     screen.print(table)
+    notes: dict[str, list[str]] = {}
     for summary in summaries:
         bounded = bound_sentence(summary)
         place = [summary.series.sentence] if summary.series is not None else []
         for remark in [*place, *summary.remarks, *([bounded] if bounded else [])]:
-            screen.print(f"{summary.name}: {remark}", markup=False, highlight=False, soft_wrap=True)
+            notes.setdefault(remark, []).append(summary.name)
+    for remark, names in notes.items():
+        screen.print(f"{', '.join(names)}: {remark}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:

@@ -116,9 +116,10 @@ def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
     truncated = sum(receipt.n_truncated for receipt in scored.receipts)
     share = truncated / total if total else 0.0
     if total and not truncated:
-        return ShareDiagnostic(ok=True, sentence=f"All {total} scored documents were read to their end.", share=0.0)
+        return ShareDiagnostic(ok=True, sentence=f"None of the {total} documents was truncated.", share=0.0)
     sentence = (
-        f"{truncated} of {total} scored documents ({share:.1%}) were judged by their first max_tokens tokens only."
+        f"{truncated} of {total} documents {'was' if truncated == 1 else 'were'} truncated at max_tokens. A truncated "
+        "document is judged by its first max_tokens tokens alone."
     )
     return ShareDiagnostic(ok=None, sentence=sentence, share=share)
 

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.audit.blind import WORDS, to_settle
+from pipeline.audit.blind import to_settle
 from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.sentences import known_clause, sureness, wrong_clause
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.bounds import bound_clause
-from pipeline.report.contents import AnswerText, BriefAnswer, Light
-from pipeline.report.wording import checks, null_share, percent
-
-LABELS = {
-    "blind": "Alike in words",
-    "resolution": "Enough calibration",
-    "overlap": "Roles share no document",
-    "near_copies": "No near copies",
-    "groups": "Independent documents",
-    "duplicates": "Distinct ids",
-    "tail": "No unusual minority",
-    "families": "Families in both roles",
-    "truncated": "Read to the end",
-    "fine_tuned": "Adapters kept apart",
-    "sign_symmetry": "Fair signs",
-    "weighting": "Weights",
-}
-"""What each diagnostic asks, as a state of things that is good."""
+from pipeline.report.checks import TITLES, checks
+from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
+from pipeline.report.wording import null_share, percent
 
 MARKS = {"red": "✗", "amber": "△", "grey": "\N{EN DASH}", "green": "✓"}
 _ORDER = list(MARKS)
@@ -89,7 +74,7 @@ def _bound_cell(summary: Summary) -> str:
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
     """Which lights speak against a promise, or leave it open."""
     if summary.conclusion == "inconclusive":
-        return _label(summary, "blind").lower() + "?"
+        return TITLES["blind"].lower()
     failed = [light.label.lower() for light in shown if light.colour == "red"]
     return None if summary.conclusion == "supported" or not failed else f"failed: {', '.join(failed)}"
 
@@ -172,27 +157,20 @@ def _collection(summary: Summary) -> str:
 def lights(summary: Summary) -> list[Light]:
     """The diagnostics in short: failed ones first, those that passed last."""
     diagnostics = summary.diagnostics.by_name()
-    shown = [_light(summary, check.name, check.verdict, diagnostics[check.name]) for check in checks(summary)]
+    shown = [_light(summary, check, diagnostics[check.name]) for check in checks(summary)]
     return sorted(shown, key=lambda light: _ORDER.index(light.colour))
 
 
-def _label(summary: Summary, name: str) -> str:
-    """What a diagnostic asks, as a state of things that is good."""
-    if name == "blind" and summary.diagnostics.blind.by != WORDS:
-        return "Alike in looks"
-    return LABELS.get(name, name.replace("_", " "))
-
-
-def _light(summary: Summary, name: str, verdict: str, diagnostic: Diagnostic) -> Light:
-    label = _label(summary, name)
-    if verdict == "passed":
+def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
+    name, label = check.name, check.title
+    if check.verdict == "passed":
         return Light(name=name, label=label, colour="green", reason=None)
-    if verdict == "failed":
+    if check.verdict == "failed":
         return Light(name=name, label=label, colour="red", reason=diagnostic.sentence)
     if name == "blind":
         return Light(name=name, label=label, colour="amber", reason=_unknown(summary))
     reason = _fewest(summary) if name == "resolution" else _first_sentence(diagnostic.sentence)
-    return Light(name=name, label=label, colour="amber" if verdict == "limited" else "grey", reason=reason)
+    return Light(name=name, label=label, colour="amber" if check.verdict == "limited" else "grey", reason=reason)
 
 
 def _unknown(summary: Summary) -> str:

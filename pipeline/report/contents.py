@@ -12,7 +12,7 @@ from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
 
-CheckVerdict = Literal["failed", "limited", "passed", "noted"]
+CheckVerdict = Literal["failed", "inconclusive", "limited", "passed", "noted"]
 
 
 class AnswerText(Record):
@@ -37,8 +37,10 @@ class Check(Record):
     """One diagnostic as the page shows it."""
 
     name: str = Field(description="Name of the diagnostic.")
+    title: str = Field(description="Its subject, in a few words; the verdict and the sentence give the result.")
     verdict: CheckVerdict = Field(
-        description="failed: the promise may not hold; limited: nothing could be found; passed; or noted."
+        description="failed: the promise may not hold; inconclusive: the blind test decided nothing or was not made; "
+        "limited: it takes from what can be found; passed; or noted."
     )
     sentence: str = Field(description="What was checked and what came of it.")
 
@@ -47,9 +49,10 @@ class Light(Record):
     """One diagnostic in short."""
 
     name: str = Field(description="Name of the diagnostic.")
-    label: str = Field(description="What it asks, in two or three words.")
+    label: str = Field(description="Its subject, in a few words.")
     colour: Literal["red", "amber", "grey", "green"] = Field(
-        description="red: failed; amber: not known, or nothing could be found; grey: a number to know; green: passed."
+        description="red: failed; amber: not known, or it takes from what can be found; grey: a number to know; green: "
+        "passed."
     )
     reason: str | None = Field(description="Why it is not green; null where it is.")
 

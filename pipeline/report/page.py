@@ -20,6 +20,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 from pipeline.report import wording
 from pipeline.report.brief import assumptions, brief_answer
+from pipeline.report.checks import checks, common_checks, common_lights, common_notes
 from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
@@ -138,7 +139,7 @@ def _selection(
         answer=answer,
         brief=brief_answer(selection.summary, answer, model_name(run.manifest.config.model)),
         summary=selection.summary,
-        checks=wording.checks(selection.summary),
+        checks=checks(selection.summary),
         figures=[f"figures/{figure.file}" for figure in figures],
         selected=[_with_excerpt(document, excerpts) for document in selection.documents],
     )
@@ -204,14 +205,19 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     report = _without_folders(report, folders)
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.n_rows for selection in run.selections) else ""
-    summaries = [entry.summary for entry in report.selections]
+    summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
+    lit = [wording.untested(summary) for summary in summaries]  # what the light of the blind test states
+    notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])
     values = {
         "report": report,
         "figures": markup,
         "folders": folders,
         "assumptions": assumptions(summaries),
         "only_clean": bool(summaries) and all(summary.direction == "clean" for summary in summaries),
-        "remarks": [remark for remark in (several_questions(run.history),) if remark is not None],
+        "notes": {text: names for text, names in notes.items() if text not in lit},
+        "elsewhere": [*notes, *lit],
+        "common_lights": common_lights(report.selections),
+        "common_checks": common_checks(report.selections),
         "script": script,
         "script_hash": script_hash(f"{script}"),
     }

@@ -9,11 +9,12 @@ from pydantic import JsonValue
 
 from pipeline.audit.blind import to_settle
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
-from pipeline.audit.summary import Diagnostic, Summary
+from pipeline.audit.summary import Summary
 from pipeline.config.selection import ESTIMATING, FUSING, SelectionConfig
 from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
-from pipeline.report.contents import AnswerText, Check, CheckVerdict, HistoryReport, PastQuestion
+from pipeline.report.checks import checks
+from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.report.names import model_name
 from pipeline.selection.digits import at_most, percentage
@@ -217,23 +218,6 @@ def _cautions(selection: SelectionFacts) -> list[str]:
     if unlisted > 0:
         cautions.append(f"The count includes {documents(unlisted)} without a row in the list of the selected.")
     return cautions
-
-
-def checks(summary: Summary) -> list[Check]:
-    """The diagnostics of a selection; failed ones first."""
-    shown = [
-        Check(name=name, verdict=_verdict(diagnostic), sentence=diagnostic.sentence)
-        for name, diagnostic in summary.diagnostics.by_name().items()
-    ]
-    return sorted(shown, key=lambda check: check.verdict != "failed")
-
-
-def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
-    if diagnostic.ok is None:
-        return "noted"
-    if diagnostic.ok:
-        return "passed"
-    return "limited" if diagnostic.about_power else "failed"
 
 
 def is_tested(summary: Summary) -> bool:

@@ -175,7 +175,9 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
             ok=True, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
         ),
         duplicates=CountDiagnostic(ok=True, sentence="0 documents repeat an id.", count=0),
-        truncated=ShareDiagnostic(ok=None, sentence="2 documents were cut short.", share=2 / counts.m),
+        truncated=ShareDiagnostic(
+            ok=None, sentence="2 of 340 documents were truncated at max_tokens.", share=2 / counts.m
+        ),
     )
     return Summary(
         name=selection.name,

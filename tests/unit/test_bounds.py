@@ -354,6 +354,16 @@ def test_the_command_prints_the_sentence_below_the_table(capsys: pytest.CaptureF
     assert printed.count("confidence") == 1
 
 
+def test_the_command_prints_a_note_once_for_all_selections_that_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    made = [summary(supported=None, name=name) for name in ("first", "second")]
+    (remark,) = made[0].remarks
+    assert made[1].remarks == [remark]
+    print_summaries(made)
+    printed = capsys.readouterr().out
+    assert printed.count(remark) == 1
+    assert f"first, second: {remark}" in printed
+
+
 def test_a_bound_that_no_check_confirms_is_stated_under_its_condition() -> None:
     unchecked = "provided both groups are alike; this was not checked"
     assert (bound_sentence(summary(supported=None)) or "").endswith(f", {unchecked}.")

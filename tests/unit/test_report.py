@@ -203,7 +203,7 @@ def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
     assert f"Check failed (blind): {sentence}" in selection.answer.sentence
     answer, rest = page.text.split("The answer in full")
     assert sentence in answer
-    assert "✗ failed blind. " + sentence in rest
+    assert "✗ failed Blind test. " + sentence in rest
     assert selection.answer.doubts == [f"Check failed (blind): {sentence}"]
     assert selection.answer.sentence.startswith("Contradicted: their words alone tell the audited from")
     assert answer.index("Do not act on this answer.") < answer.index("Selection “members”") < answer.index("Of 240")
@@ -212,15 +212,14 @@ def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
     assert "finite-sample, but contradicted here" in rest
     assert "Do not act on this list: a check contradicts the selection" in rest.split("Selected documents")[1]
     assert "Nothing is promised of this selection" in selection.answer.terms
-    assert "✓ passed overlap. No calibration document is also audited." in rest
-    assert "Not checked in this run" not in page.text
+    assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
 def test_an_untested_assumption_is_called_untested(run: Store) -> None:
     page, facts = report(run)
-    assert "differ in more than membership is not known: the test of their" in facts.selections[0].answer.sentence
-    assert "Inconclusive in this run: whether calibration and audited documents can be told apart" in page.text
-    assert "\N{EN DASH} noted truncated. 2 documents were cut short." in page.text
+    assert "differ in more than membership is not known: the test" in facts.selections[0].answer.sentence
+    assert "△ inconclusive Blind test. Inconclusive: fewer than" in page.text
+    assert "△ limited Truncation. 2 of 340 documents were truncated at max_tokens." in page.text
 
 
 def test_what_could_not_be_found_casts_no_doubt_on_what_was(tmp_path: Path) -> None:
@@ -228,14 +227,14 @@ def test_what_could_not_be_found_casts_no_doubt_on_what_was(tmp_path: Path) -> N
     page, facts = report(store)
     assert facts.selections[0].summary.diagnostics.resolution.ok is False
     assert facts.selections[0].answer.doubts == []
-    assert "△ limited resolution." in page.text
+    assert "△ limited Number of calibration documents." in page.text
 
 
 def test_a_number_to_know_is_no_limit(run: Store) -> None:
     page, facts = report(run)
     assert facts.selections[0].summary.minimum_selectable > 240 / 100
-    assert "limited resolution" not in page.text
-    assert "\N{EN DASH} noted resolution. With 100 unseen documents" in page.text
+    assert "limited Number" not in page.text
+    assert "\N{EN DASH} noted Number of calibration documents. With 100 unseen documents" in page.text
 
 
 @pytest.mark.parametrize("procedure", ["storey", "ptdi", "kernel"])

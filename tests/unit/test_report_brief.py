@@ -113,14 +113,14 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
     brief = facts.selections[1].brief
     assert brief.claim.startswith("Contradicted: their words alone")
     assert brief.standing == "contradicted"
-    assert brief.reason == "failed: alike in words"
+    assert brief.reason == "failed: blind test"
     assert brief.bound == "not stated"
     assert brief.condition == "Nothing is promised: a check contradicts the assumption."
     assert brief.this_list == CONTRADICTED
     shown = " ".join((brief.claim, brief.average, brief.this_list, brief.collection))
     for number in ("95%", "30%", "at most 3", "at least 91"):
         assert number not in shown
-    assert brief.lights[0] == Light(name="blind", label="Alike in words", colour="red", reason=APART.sentence)
+    assert brief.lights[0] == Light(name="blind", label="Blind test", colour="red", reason=APART.sentence)
 
 
 def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_path: Path) -> None:

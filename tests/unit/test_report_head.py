@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from report_run import amend, build_run
 
-from pipeline.audit.history import note_answers, read_history
+from pipeline.audit.history import note_answers, read_history, several_questions
 from pipeline.audit.manifest import read_run, write_manifest
-from pipeline.audit.summary import read_summary
+from pipeline.audit.summary import BlindDiagnostic, Diagnostics, ShareDiagnostic, read_summary
 from pipeline.config.models import EndpointConfig
 from pipeline.report import write_report
+from pipeline.report.checks import TITLES
 from pipeline.report.contents import Report
 from pipeline.report.names import Folders
 from pipeline.store.files import Store
@@ -161,3 +162,80 @@ def test_every_section_that_the_page_names_exists(tmp_path: Path, several: bool)
     assert 'id="history"' in found[2], "where the sentences say that the questions are listed"
     if several:
         assert "Section 2 lists them." in facts.selections[0].answer.sentence
+
+
+# --- checks and notes
+
+
+def truncated_run(folder: Path, share: float, sentence: str) -> Store:
+    """A run of two selections with a check of truncation that came out so."""
+    store = run_of(folder, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    for name in ("members", "wide"):
+        summary = read_summary(store, name)
+        assert summary is not None
+        check = ShareDiagnostic(ok=None if share else True, sentence=sentence, share=share)
+        amend(store, name, diagnostics=summary.diagnostics.model_copy(update={"truncated": check}))
+    return store
+
+
+def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_path: Path) -> None:
+    sentence = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
+    page, facts = page_of(truncated_run(tmp_path, 1.0, sentence))
+    light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
+    assert (light.label, light.colour) == ("Truncation", "amber")
+    assert light.reason == "200 of 200 documents were truncated at max_tokens."
+    assert "Truncation. 200 of 200 documents were truncated at max_tokens." in shown(page)
+    assert "Read to the end" not in page
+
+
+def test_nothing_truncated_is_a_green_light(tmp_path: Path) -> None:
+    _, facts = page_of(truncated_run(tmp_path, 0.0, "None of the 200 documents was truncated."))
+    light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
+    assert (light.label, light.colour) == ("Truncation", "green")
+
+
+def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
+    assert set(Diagnostics.model_fields) <= set(TITLES)
+    for title in TITLES.values():
+        assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title
+
+
+def test_a_note_stands_on_the_page_once_and_not_for_each_selection(tmp_path: Path) -> None:
+    sentence = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
+    store = truncated_run(tmp_path, 1.0, sentence)
+    note(store, alpha=0.2)
+    note(store)
+    page, facts = page_of(store)
+    text = shown(upper(page))
+    several, cautions = several_questions(read_history(store)), facts.selections[0].answer.cautions
+    assert several is not None
+    assert len(cautions) == 3
+    assert cautions == facts.selections[1].answer.cautions
+    assert text.count(cautions[0]) == 0, "the light of the blind test states it"
+    for note_text in (*cautions[1:], several, sentence):
+        assert text.count(note_text.replace("'", "&#39;")) == 1, note_text
+    assert text.count("Inconclusive: about") == 1, "the light of the blind test"
+
+
+def test_what_one_selection_alone_has_stays_with_it(tmp_path: Path) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    amend(store, "wide", n_quarantined=3)
+    page, _ = page_of(store)
+    card = page[page.index('id="selection-wide"') :]
+    assert "3 of the audited documents could not be scored" in card
+    assert "3 of the audited documents could not be scored" not in page[: page.index('id="selection-wide"')]
+
+
+def test_a_failed_check_stands_with_each_selection_that_it_contradicts(tmp_path: Path) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    for name in ("members", "wide"):
+        summary = read_summary(store, name)
+        assert summary is not None
+        failed = BlindDiagnostic(ok=False, sentence="The words tell the roles apart.")
+        diagnostics = summary.diagnostics.model_copy(update={"blind": failed})
+        amend(store, name, diagnostics=diagnostics, supported=False, reasons=diagnostics.failures())
+    page, _ = page_of(store)
+    cards = page.split('<div class="answer ')[1:]
+    assert len(cards) == 2
+    for card in cards:
+        assert "<b>Blind test.</b> The words tell the roles apart." in card
