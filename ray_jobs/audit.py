@@ -16,6 +16,7 @@ from pipeline.audit.allocation import (
     allocation_record,
     write_document_keys,
 )
+from pipeline.audit.answers import damaged_answers
 from pipeline.audit.finished import forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.mend import withdraw_damaged
@@ -126,7 +127,13 @@ def run_audit(
     device = CPU
     if earlier is not None and earlier.fingerprint.get("device") != CPU.mark:
         device = device_on_file(store, config.resources) or CPU
-    if earlier is not None and earlier.fingerprint == _fingerprint(config, plan, device, store):
+    if earlier is not None and earlier.fingerprint != _fingerprint(config, plan, device, store):
+        earlier = None
+    if earlier is not None and store.local:  # in an object store a changed object has another tag, which is looked at
+        for line in damaged_answers(store, [summary.name for summary in earlier.status.selections], whole=True):
+            reporter.say(line)
+            earlier = None
+    if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):

@@ -248,7 +248,8 @@ def print_export(exported: Exported) -> None:
 
 def print_history(run: str) -> None:
     """What asking a run several questions does to a promise; nothing where all was asked at once."""
-    from pipeline.audit.history import HISTORY, read_history, several_questions
+    from pipeline.audit.history import read_history, several_questions
+    from pipeline.config.selection import HISTORY
     from pipeline.store.files import Store
 
     sentence = several_questions(read_history(Store(run)))

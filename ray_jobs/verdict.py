@@ -31,6 +31,6 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
         scored = read_scored(lock.held, shards)
         check_budget(config, scored)
         verdict = judge_collection(config, scored, manifest.limit, fold_of(lock.held, True), blocks)
-        write_verdict(lock.held, verdict)
+        verdict = write_verdict(lock.held, verdict)
         rewrite_report(lock.held)
     return verdict

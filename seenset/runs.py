@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pipeline.audit.collection import block_kind
 from pipeline.audit.description import build_config, load_config
+from pipeline.audit.digests import VerdictTables, read_selected
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
@@ -46,12 +47,12 @@ class RunSelection:
 
     def table(self) -> pa.Table:
         """The selected documents by ascending p-value: doc_id, p_value, a column a detector, source, row, excerpt."""
-        return self.store.read_table(f"selection/{self.summary.name}/selected.parquet")
+        return read_selected(self.store, self.summary.name)
 
     def documents(self) -> pa.Table:
         """All audited documents, those without a score too: doc_id, p_value in (0, 1], selected, scores."""
-        folder = f"selection/{self.summary.name}/documents"
-        return pa.concat_tables([self.store.read_table(f"{folder}/{name}") for name in self.store.names(folder)])
+        tables = VerdictTables.of(self.store, self.summary.name)
+        return pa.concat_tables([tables.read(shard) for shard in tables.shards])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import VersionedRecord, read_record
+from pipeline.audit.records import VersionedRecord, read_record, write_record
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.scored import Scored
 from pipeline.audit.status import SCORING, read_status
@@ -50,6 +50,8 @@ Say = Callable[[str], None]
 
 class JudgedRecord(VersionedRecord):
     """Which texts a run leaves out, settled when it began: `judged.json`."""
+
+    sealed = True
 
     against: str = Field(description="The run or the ledger that the configuration names.")
     runs: list[str] = Field(description="The runs that have judged these texts: absolute paths or URLs.")
@@ -159,7 +161,7 @@ def settle_judged(
         texts=judged.count,
         sha256=judged.sha256,
     )
-    store.write_json(JUDGED_RECORD, record.plain())
+    write_record(store, JUDGED_RECORD, record)
     return judged
 
 

@@ -11,7 +11,8 @@ from pipeline.audit.collection import Collection
 from pipeline.audit.conclusion import bound_condition, conclude, supported_of
 from pipeline.audit.copies import DEPENDENCE
 from pipeline.audit.history import answered_selections
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.status import made_answer
+from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CountUnit, MemberCount
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -25,7 +26,7 @@ from pipeline.store.files import Store
 def summaries_of(store: Store, config: AuditConfig) -> list[tuple[SelectionConfig, Summary]]:
     """The selections of a run that seek members, as they were asked for last, with their answers."""
     seeking = [one for one in answered_selections(store, config) if one.direction == "members"]
-    answered = [(selection, read_summary(store, selection.name)) for selection in seeking]
+    answered = [(selection, made_answer(store, selection.name, held=True)) for selection in seeking]
     return [(selection, summary) for selection, summary in answered if summary is not None]
 
 

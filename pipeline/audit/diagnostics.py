@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from pipeline.audit.blind import BlindTest, blind_test
 from pipeline.audit.forecast import resolution
 from pipeline.audit.overlap import overlap_diagnostic
 from pipeline.audit.precheck import filed_precheck
-from pipeline.audit.records import parse_part
+from pipeline.audit.records import read_part, write_part
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import (
     BlindDiagnostic,
@@ -20,9 +22,12 @@ from pipeline.audit.summary import (
 )
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
+from pipeline.store.files import Store
+
+_log = logging.getLogger(__name__)
 
 
 def diagnose(
@@ -78,16 +83,33 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
     )
 
 
+def blind_file(role: str) -> str:
+    """Where a run directory keeps the blind test of a role."""
+    return f"diagnostics/blind-{role}.json"
+
+
+def filed_blind_test(store: Store, name: str) -> BlindTest | None:
+    """The blind test of a file; None where there is none, or one that is not as it was written, which is then logged.
+
+    Raises:
+        UserError: it was written by another version.
+    """
+    try:
+        return read_part(store, name, BlindTest)
+    except DamagedError as error:
+        _log.warning("%s; the test is made again", error)
+        return None
+
+
 def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
     """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
 
     Raises:
-        UserError: the file of an earlier test is damaged.
+        UserError: the file of an earlier test was written by another version.
     """
-    name = f"diagnostics/blind-{role}.json"
-    earlier = scored.store.read_json(name)
-    if earlier is not None and "n_audit_blocks" in earlier:  # version 0.9.0 filed another test
-        return parse_part(BlindTest, earlier, f"{scored.store.url}/{name}")
+    name = blind_file(role)
+    if (earlier := filed_blind_test(scored.store, name)) is not None:
+        return earlier
     shards = list(scored.shards.values())
     before = filed_precheck(scored.store, shards, config.seed)
     try:
@@ -95,7 +117,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
     except UserError as error:
         sentence = f"Whether the words of {role} and audited documents differ was not tested: {error}."
         return BlindTest(ok=None, sentence=sentence)
-    scored.store.write_json(name, test.plain())
+    write_part(scored.store, name, test)
     return test
 
 

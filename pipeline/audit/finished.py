@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 from pipeline.audit.known import FINISHED_FILE, KnownInput, known_record
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import Plan
-from pipeline.audit.records import VersionedRecord
+from pipeline.audit.records import VersionedRecord, opened, write_record
 from pipeline.audit.scored import Scored
 from pipeline.audit.status import SCORING, Status
 from pipeline.config.yaml import build
@@ -29,6 +29,8 @@ _PASSING = ("lock", FINISHED_FILE)
 
 class FinishedRecord(VersionedRecord):
     """A run whose questions are answered, what it was asked, and the files that it rests on: `finished.json`."""
+
+    sealed = True
 
     question: str = Field(
         description="Digest of the configuration, the shards, the flags of the command and the versions."
@@ -69,7 +71,7 @@ def note_finished(
         status=status,
         **known_record(plan.config, plan.inputs),
     )
-    store.write_json(FINISHED_FILE, record.plain())
+    write_record(store, FINISHED_FILE, record)
 
 
 def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRecord | None:
@@ -79,7 +81,7 @@ def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRe
     """
     try:
         stored = store.read_json(FINISHED_FILE) if plan.finished is None else plan.finished
-        record = build(FinishedRecord, dict(stored or {}))
+        record = build(FinishedRecord, opened(stored or {}, FINISHED_FILE))
     except (UserError, TypeError, ValueError):  # none, damaged or of another version: all is done anew
         return None
     if record.question != _question(plan, flags) or not record.files.keys() >= {*_READ, *_written(record.status)}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
@@ -10,14 +11,18 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from pipeline.audit.conclusion import Concluded
-from pipeline.audit.records import VersionedRecord, parse_part
+from pipeline.audit.digests import HISTORY_FILE, remade
+from pipeline.audit.records import VersionedRecord, opened, parse_part
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import HISTORY, SelectionConfig
-from pipeline.errors import UserError
-from pipeline.store.files import Store
+from pipeline.config.selection import SelectionConfig
+from pipeline.errors import DamagedError
+from pipeline.store.files import Store, to_json
+from pipeline.store.receipts import DIGEST, sealed
 
 Command = Literal["run", "select"]
+
+_log = logging.getLogger(__name__)
 
 
 class AnsweredQuestion(Concluded):
@@ -36,6 +41,8 @@ class AnsweredQuestion(Concluded):
 class HistoryEntry(VersionedRecord):
     """What a run was asked at one time: a line of `selection/history.jsonl`."""
 
+    sealed = True
+
     when: str = Field(description="When the answers were there, in UTC.")
     command: Command = Field(description="What asked: seenset run, or seenset select.")
     overlap: str = Field(description="What was to become of calibration documents that are audited too.")
@@ -49,19 +56,33 @@ def read_history(store: Store) -> list[HistoryEntry]:
     Raises:
         UserError: in one line, a damaged file, or one of another version.
     """
-    entries = []
-    where = f"{store.url}/{_FILE}"
-    for number, line in enumerate(_lines(store), 1):
+    return [_entry(store, number, line) for number, line in enumerate(_lines(store), 1)]
+
+
+def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
+    """A line of the history.
+
+    Raises:
+        DamagedError: it is not as it was written.
+        UserError: it is of another version.
+    """
+    where = f"{store.url}/{HISTORY_FILE}"
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise DamagedError(f"{where} is damaged: line {number} is not JSON; {remade(store)}") from None
+    if isinstance(value, dict) and DIGEST in value:  # version 0.9.0 wrote none
         try:
-            value = json.loads(line)
-        except ValueError:
-            raise UserError(f"{where} is damaged: line {number} is not JSON") from None
-        entries.append(parse_part(HistoryEntry, value, f"{where}, line {number},"))
-    return entries
+            value = opened(value, f"{where}, line {number},")
+        except DamagedError as error:
+            raise DamagedError(f"{error}; {remade(store)}") from None
+    return parse_part(HistoryEntry, value, f"{where}, line {number},")
 
 
 def note_answers(store: Store, config: AuditConfig, command: Command, summaries: Sequence[Summary]) -> None:
     """Add what was asked and what came of it, unless it is what was asked and came of it the last time too.
+
+    A damaged line is left out, and logged.
 
     The run's lock must be held: the file is read and written whole, because not every store can append.
 
@@ -90,13 +111,39 @@ def note_answers(store: Store, config: AuditConfig, command: Command, summaries:
             for selection, summary in zip(config.selections, summaries, strict=True)
         ],
     )
-    history = read_history(store)
-    if history and entry.model_copy(update={"when": history[-1].when, "command": history[-1].command}) == history[-1]:
-        return
-    if not history and not entry.questions:
-        return
-    line = json.dumps(entry.plain(), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-    store.write(_FILE, b"".join([*(earlier + b"\n" for earlier in _lines(store)), line + b"\n"]))
+    lines, history = _intact(store)
+    last = history[-1] if history else None
+    repeated = last is not None and entry.model_copy(update={"when": last.when, "command": last.command}) == last
+    if not repeated and (entry.questions or history):
+        lines.append(_line(entry))
+    if lines != _lines(store):
+        store.write(HISTORY_FILE, b"".join(one + b"\n" for one in lines))
+
+
+def _line(entry: HistoryEntry) -> bytes:
+    plain = json.loads(to_json(entry.plain()))  # as it is read again: a file holds no lone surrogate
+    return json.dumps(sealed(plain), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _intact(store: Store) -> tuple[list[bytes], list[HistoryEntry]]:
+    """The lines of the history that are as they were written, and what they hold."""
+    lines, entries = [], []
+    for number, line in enumerate(_lines(store), 1):
+        try:
+            entries.append(_entry(store, number, line))
+            lines.append(line)
+        except DamagedError as error:
+            problem = str(error).partition("; seenset ")[0]
+            _log.warning("%s; the line is left out: the run may have been asked more than its history lists", problem)
+    return lines, entries
+
+
+def was_asked(store: Store) -> bool:
+    """Whether a run was asked anything before, as far as its history tells; a damaged one counts as yes."""
+    try:
+        return any(entry.questions for entry in read_history(store))
+    except DamagedError:
+        return True
 
 
 def answer_names(store: Store, config: AuditConfig) -> list[str]:
@@ -138,11 +185,8 @@ def several_questions(history: Sequence[HistoryEntry]) -> str | None:
     )
 
 
-_FILE = f"selection/{HISTORY}"
-
-
 def _lines(store: Store) -> list[bytes]:
     try:
-        return [line for line in store.read(_FILE).split(b"\n") if line.strip()]
+        return [line for line in store.read(HISTORY_FILE).split(b"\n") if line.strip()]
     except FileNotFoundError:
         return []

@@ -16,6 +16,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.inputs import InputFile
 from pipeline.errors import UserError
 from pipeline.store.files import Store
+from pipeline.store.receipts import is_sealed
 
 FINISHED_FILE = "finished.json"
 
@@ -52,7 +53,7 @@ def read_known(config: AuditConfig) -> Known:
     record: dict[str, Any] = {}
     try:
         record = dict(Store(config.run).read_json(FINISHED_FILE) or {})
-        if record.get("sources") != _sources(config):
+        if not is_sealed(record) or record.get("sources") != _sources(config):
             return Known(record)
         entries = [build(KnownInput, dict(entry)) for entry in record["inputs"]]
         inputs = [InputFile(**{**entry.model_dump(), "files": tuple(entry.files)}) for entry in entries]

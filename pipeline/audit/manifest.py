@@ -8,7 +8,8 @@ from importlib import metadata
 from pydantic import Field, JsonValue
 
 from pipeline import __version__
-from pipeline.audit.records import MANIFEST_FILE, Record, VersionedRecord, read_record
+from pipeline.audit.digests import REWRITTEN, changed_file
+from pipeline.audit.records import MANIFEST_FILE, Record, VersionedRecord, read_record, write_record
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -93,32 +94,52 @@ class Provenance(Record):
 class Manifest(Allocation, Provenance, VersionedRecord):
     """What a run was asked to do and what its scores are made of: `manifest.json`."""
 
+    sealed = True
+
+    shard_table: str | None = Field(
+        None, description="SHA-256 of shards.json; null where version 0.9.0 or an earlier one wrote the run."
+    )
+
 
 def read_manifest(store: Store) -> Manifest | None:
     """The manifest of a run directory; None where there is none.
 
     Raises:
+        DamagedError: it is not as it was written.
         UserError: in one line, a damaged manifest, or one of another version.
     """
     remedy = "begin a new run directory with seenset run, or use that version"
-    return read_record(store, MANIFEST_FILE, Manifest, remedy)
+    return read_record(store, MANIFEST_FILE, Manifest, remedy, REWRITTEN)
 
 
 def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     """The manifest and the shard table of a run directory.
 
     Raises:
-        UserError: there is none, or a damaged one.
+        UserError: there is none, or one of both files is gone or damaged.
     """
     manifest, shards = read_manifest(store), read_shards(store)
     if manifest is None or shards is None:
+        if store.exists("receipts"):
+            raise changed_file(store, MANIFEST_FILE if manifest is None else SHARDS_FILE, missing=True)
         raise UserError(f"{store.url} is not a run directory: it has no {MANIFEST_FILE} and {SHARDS_FILE}")
+    check_shard_table(store, manifest)
     return manifest, shards
 
 
+def check_shard_table(store: Store, manifest: Manifest) -> None:
+    """Check that the shard table is the one that the manifest was written with.
+
+    Raises:
+        DamagedError: it is not.
+    """
+    if manifest.shard_table is not None and store.digest(SHARDS_FILE) != manifest.shard_table:
+        raise changed_file(store, SHARDS_FILE)
+
+
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Write the manifest of a run directory."""
-    store.write_json(MANIFEST_FILE, manifest.plain())
+    """Write the manifest of a run directory, after its shard table."""
+    write_record(store, MANIFEST_FILE, manifest.model_copy(update={"shard_table": store.digest(SHARDS_FILE)}))
 
 
 def versions() -> dict[str, str]:

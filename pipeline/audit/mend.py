@@ -107,7 +107,7 @@ def check_documents_read(
                 read.setdefault(receipt.shard, []).append((stage, receipt))
     if read:
         _log.warning(
-            "%d inputs were written to since: their %d finished shards are read again", len(touched), len(read)
+            "%d inputs may have changed since: their %d finished shards are read again", len(touched), len(read)
         )
     for shard_id in [shard_id for shard_id, filed in read.items() if not filed[0][1].documents]:
         _log.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, counted, near_copies_among
 from pipeline.audit.overlap import NAMED_PAIRS, overlap_diagnostic, shared_error, short_id
 from pipeline.audit.plan import Plan
-from pipeline.audit.records import VersionedRecord, read_record
+from pipeline.audit.records import VersionedRecord, read_record, write_record
 from pipeline.audit.score_shards import KnownTexts, repeated
 from pipeline.audit.summary import BlindDiagnostic, CopyPair, CountDiagnostic, Diagnostic, OverlapDiagnostic
 from pipeline.audit.undecodable import DecodingTally, Undecodable, check_decodable
@@ -31,7 +32,7 @@ from pipeline.corpus.keys import contents_of
 from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.store.files import Store
 
 EXAMPLES = 3
@@ -56,6 +57,8 @@ class Effort:
     texts: int  # of each side of the blind test
 
 
+_log = logging.getLogger(__name__)
+
 RUN = Effort(1 << 25, SAMPLED_TEXTS)
 """Of `seenset run`: about 30,000 documents of 800 characters, some seconds on one core beside a starting cluster."""
 
@@ -65,6 +68,9 @@ PLAN = Effort(1 << 24, 1_000)
 
 class Precheck(VersionedRecord):
     """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
+
+    sealed = True
+    always_sealed = True  # checks of version 0.9.0 are made again
 
     documents: dict[Role, int] = Field(description="Documents that were read, by role.")
     whole: bool = Field(description="Whether these are all; else they are a sample, of shards drawn at random.")
@@ -205,18 +211,22 @@ def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfi
 
 
 def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck | None:
-    """The checks of these very documents that a run has filed; None where it has not.
+    """The checks of these very documents that a run has filed; None where it has not, or they are not as written.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the file is of another version.
     """
     name = _file(shards, seed)
-    return read_record(store, name, Precheck, f"remove {name} and run again")
+    try:
+        return read_record(store, name, Precheck, f"remove {name} and run again")
+    except DamagedError as error:
+        _log.warning("%s; the checks are made again", error)
+        return None
 
 
 def file_precheck(checked: Precheck, store: Store, shards: Sequence[Shard], seed: int) -> None:
     """Keep the checks of these documents in the run directory."""
-    store.write_json(_file(shards, seed), checked.plain())
+    write_record(store, _file(shards, seed), checked)
 
 
 def _file(shards: Sequence[Shard], seed: int) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.config.yaml import build
-from pipeline.errors import UserError
-from pipeline.store.files import Store
+from pipeline.errors import DamagedError, UserError
+from pipeline.store.files import Store, to_json
+from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
 MANIFEST_FILE = "manifest.json"
 VERDICT_FILE = "verdict.json"
@@ -27,6 +30,12 @@ class Record(BaseModel):
 class VersionedRecord(Record):
     """A whole file, which says the version of its form."""
 
+    sealed: ClassVar[bool] = False
+    """Whether the file holds the SHA-256 of its other keys under `digest`."""
+
+    always_sealed: ClassVar[bool] = False
+    """Whether version 0.9.0, which wrote no such digest, never wrote this file."""
+
     schema_: Literal[1] = Field(1, alias="schema", description="Version of the form of this file.")
 
 
@@ -34,29 +43,41 @@ PartRecord = TypeVar("PartRecord", bound=Record)
 WholeRecord = TypeVar("WholeRecord", bound=VersionedRecord)
 
 
-def read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) -> WholeRecord | None:
+def read_record(
+    store: Store, name: str, kind: type[WholeRecord], remedy: str, remade: str | None = None
+) -> WholeRecord | None:
     """Read a file that says the version of its form.
 
-    A file without a version was written before there were any. It is read if it holds all that is needed.
+    A file without a version was written before there were any. It is read if it holds all that is needed. So is one
+    without a digest: version 0.9.0 wrote none.
 
     Args:
         store: the run directory.
         name: of the file.
         kind: what the file holds.
         remedy: what the user can do about a file of another version.
+        remade: what makes a damaged file again; None: not said.
 
     Returns:
         The record, or None where there is no such file.
 
     Raises:
-        UserError: in one line, a damaged file and its key, or the program that wrote a file of another version.
+        DamagedError: in one line, a damaged file, and its key where that is known.
+        UserError: in one line, the program that wrote a file of another version.
     """
+    try:
+        return _read_record(store, name, kind, remedy)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; {remade}" if remade else str(error)) from None
+
+
+def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) -> WholeRecord | None:
     value = store.read_json(name)
     if value is None:
         return None
     where = f"{store.url}/{name}"
     if not isinstance(value, dict):
-        raise UserError(f"{where} is damaged: not a mapping of keys to values")
+        raise DamagedError(f"{where} is damaged: not a mapping of keys to values")
     field = kind.model_fields["schema_"]
     version = value.get(field.alias)
     if version not in (None, field.default):
@@ -64,26 +85,72 @@ def read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) -
             f"{where} was written by seenset {_writer(store)} in form {version}, and this version reads form "
             f"{field.default}: {remedy}"
         )
+    if kind.always_sealed or (kind.sealed and DIGEST in value):
+        value = opened(value, where)
     try:
         return build(kind, dict(value))
     except UserError as error:
         if version is None:
-            message = f"{where} was written by seenset {_writer(store)} in an older form ({error}): {remedy}"
-        else:
-            message = f"{where} is damaged: {error}"
-        raise UserError(message) from None
+            writer = _writer(store)
+            raise UserError(f"{where} was written by seenset {writer} in an older form ({error}): {remedy}") from None
+        raise DamagedError(f"{where} is damaged: {error}") from None
+
+
+def write_record(store: Store, name: str, record: VersionedRecord) -> str:
+    """Write a file that says the version of its form; the SHA-256 of the file, hexadecimal."""
+    return store.write_json(name, _sealed(record.plain()) if record.sealed else record.plain())
+
+
+def _sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values with their digest, as they are read again: a file holds no lone surrogate."""
+    return sealed(json.loads(to_json(value)))
+
+
+def opened(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keys of a sealed record without its digest.
+
+    Args:
+        value: what the file holds.
+        where: its place, for messages.
+
+    Raises:
+        DamagedError: it is not as it was written.
+    """
+    if not is_sealed(value):
+        raise DamagedError(f"{where} is damaged: its content is not what was written")
+    return {key: value[key] for key in value if key != DIGEST}
+
+
+def write_part(store: Store, name: str, part: Record) -> None:
+    """Write a record without a version of its own; the file holds its own name and a digest."""
+    store.write_json(name, _sealed({"file": name, **part.plain()}))
+
+
+def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | None:
+    """What `write_part` wrote; None where there is no such file.
+
+    Raises:
+        DamagedError: it is not as it was written, was written under another name, or by a version that kept no digests.
+    """
+    value = store.read_json(name)
+    if value is None:
+        return None
+    where = f"{store.url}/{name}"
+    if not isinstance(value, dict) or not is_sealed(value) or value.get("file") != name:
+        raise DamagedError(f"{where} is damaged: its content is not what was written")
+    return parse_part(kind, {key: value[key] for key in value if key not in ("file", DIGEST)}, where)
 
 
 def parse_part(kind: type[PartRecord], value: Any, where: str) -> PartRecord:
     """A part of a file, without a version of its own.
 
     Raises:
-        UserError: in one line, where it is damaged.
+        DamagedError: in one line, where it is damaged.
     """
     try:
         return build(kind, value)
     except UserError as error:
-        raise UserError(f"{where} is damaged: {error}") from None
+        raise DamagedError(f"{where} is damaged: {error}") from None
 
 
 def _writer(store: Store) -> str:

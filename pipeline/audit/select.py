@@ -11,21 +11,24 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.against import judged_before
+from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.conclusion import GROUPED
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
+from pipeline.audit.digests import digests_file, verdicts_file
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
-from pipeline.audit.history import HISTORY, Command, note_answers
+from pipeline.audit.history import Command, note_answers
+from pipeline.audit.judged_shards import Judged, Total, with_excerpts
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
-from pipeline.audit.selected import ORDER, STRENGTH, with_strength, write_selected
+from pipeline.audit.selected import STRENGTH, with_strength, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
-from pipeline.audit.summary import Summary, make_summary, series_place, summary_file, write_summary
+from pipeline.audit.summary import Summary, make_summary, series_place
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
 from pipeline.audit.thumbnails import write_thumbnails
 from pipeline.audit.untrained import check_training
@@ -34,23 +37,17 @@ from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
-from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
-from pipeline.corpus.excerpts import excerpts_of
-from pipeline.corpus.shard import Shard
+from pipeline.config.selection import HISTORY, NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
 from pipeline.selection.schedule import Slot
-from pipeline.store.pieces import SortedRows
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 
 Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
 """Takes the place of a scan in its schedule: from keys of the texts that calibrate each selection, int64, (documents,),
 by its name, to what it may spend."""
-
-EXCERPT = 200
-"""Characters of a selected document's beginning, at most."""
 
 
 def select_all(
@@ -66,6 +63,8 @@ def select_all(
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
+    An earlier answer that is not as it was written is named in a line.
+
     Args:
         config: of the audit.
         scored: its finished score shards.
@@ -80,6 +79,8 @@ def select_all(
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
+    for line in damaged_answers(scored.store, [selection.name for selection in config.selections]):
+        say(line)
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if scored.n_judged():
         say(judged_before(scored, config))
@@ -108,12 +109,17 @@ def select_all(
     near = {role: future.result() for role, future in copies.items()}
     summaries = [question.summarise(answer, judged, near) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
-    for (question, made, judged), summary in zip(answers, summaries, strict=True):
+    shared = run_digests(scored.store)
+    drawn = [
         question.write(summary, made, judged)
-    write_thumbnails(scored, pictures)
+        for (question, made, judged), summary in zip(answers, summaries, strict=True)
+    ]
+    thumbnails = write_thumbnails(scored, pictures)
     _remove_others(config, scored)
-    if kept is not None:
-        write_evidence(scored, config, strongest, kept, reread, say)
+    evidence = {} if kept is None else write_evidence(scored, config, strongest, kept, reread, say)
+    for summary, files in zip(summaries, drawn, strict=True):
+        drawings = {**thumbnails[summary.name], **evidence.get(summary.name, {})}
+        write_answer(scored.store, summary, {**shared, **files, **drawings})
     return summaries
 
 
@@ -153,7 +159,7 @@ def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # of scores
     return sorted({column for selection in selections for column in selection.detectors})
 
 
-def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Question, Answer, _Total]]:
+def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Question, Answer, Total]]:
     """Decide all selections in shared passes over the audit shards, then judge every document in one more.
 
     Args:
@@ -182,16 +188,16 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
     for question in questions:
         question.clear()
 
-    def judge(receipt: Receipt) -> list[_Judged]:
+    def judge(receipt: Receipt) -> list[Judged]:
         table = scored.table(receipt, columns)
         parts = [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
         if questions[0].texts:
-            parts = _with_excerpts(parts, scored.shards[receipt.shard])
+            parts = with_excerpts(parts, scored.shards[receipt.shard])
         return [question.ordered(part) for question, part in zip(questions, parts, strict=True)]
 
-    totals: list[_Total] = []
+    totals: list[Total] = []
     for parts in each(scored.of("audit"), judge):
-        totals = totals or [_Total.like(part) for part in parts]
+        totals = totals or [Total.like(part) for part in parts]
         for total, part in zip(totals, parts, strict=True):
             total.add(part)
     if not totals:
@@ -282,11 +288,11 @@ class _Question:
         return self.span.edges(self.selection.detectors[0])
 
     def clear(self) -> None:
-        """Remove an earlier answer, its summary first."""
-        self.scored.store.remove(summary_file(self.selection.name))
+        """Remove an earlier answer, its digests first."""
+        self.scored.store.remove(digests_file(self.selection.name))
         self.scored.store.remove_folder(self.folder)
 
-    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> _Judged:
+    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> Judged:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
         p, selected = answer.judge(batch)
@@ -295,7 +301,8 @@ class _Question:
             {"doc_id": table["doc_id"], "p_value": p, "selected": selected, **scores}, schema=self.schema
         )
         documents = pa.concat_tables([verdicts, self.unscored(receipt)])
-        self.scored.store.write_table(f"{self.folder}/documents/{receipt.shard}.parquet", documents)
+        name = verdicts_file(self.selection.name, receipt.shard)
+        files = {name: self.scored.store.write_table(name, documents)}
         size = answer.n_calibration + 1
         # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
@@ -303,15 +310,16 @@ class _Question:
         source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
         counts = np.bincount(places - 1, minlength=size)
         part = with_strength(part.append_column("source", source), self.selection, answer, batch, selected)
-        return _Judged(part, counts, histogram(batch.first, self.edges), GroupTally.of(table["group"], selected))
+        groups = GroupTally.of(table["group"], selected)
+        return Judged(part, counts, histogram(batch.first, self.edges), groups, files)
 
-    def ordered(self, judged: _Judged) -> _Judged:
+    def ordered(self, judged: Judged) -> Judged:
         """The verdicts on a shard with the columns of `selected.parquet`, in their order, and those that sort it."""
         shown = ["excerpt"] if self.texts else []
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
         return replace(judged, selected=judged.selected.select(order))
 
-    def summarise(self, answer: Answer, judged: _Total, copies: Mapping[Role, NearCopies]) -> Summary:
+    def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
         """The summary of the answer, with the near copies among the documents of each role."""
         audited, calibrating = copies["audit"], copies[self.null_role]
         repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, audited, calibrating)
@@ -338,26 +346,30 @@ class _Question:
         made = make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
         return made.without_bound(GROUPED) if breaks_bounds(audited) or groups is not None else made
 
-    def write(self, summary: Summary, answer: Answer, judged: _Total) -> None:
-        """Write the selected, what the report draws and the summary."""
-        write_selected(self.scored.store, self.folder, judged.selected, self.selection.direction == "clean")
+    def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:
+        """Write the selected and what the report draws; SHA-256 of all files but the summary, by name."""
+        store = self.scored.store
+        files = {
+            **judged.files,
+            **write_selected(store, self.folder, judged.selected, self.selection.direction == "clean"),
+        }
         judged.selected.close()
         counts = judged.ranks.copy()
         counts[-1] += self.quarantined
         filled = np.flatnonzero(counts)
         ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
-        self.scored.store.write_table(f"{self.folder}/ranks.parquet", ranks)
+        files[f"{self.folder}/ranks.parquet"] = store.write_table(f"{self.folder}/ranks.parquet", ranks)
         roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
-        self.scored.store.write_json(f"{self.folder}/scores.json", scores.plain())
         answer = answer if summary.bound is not None else replace(answer, bound=None)
         curve = None  # of a scan, whose level is not for the user to choose
         if self.slot is None:
             curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
-        for name, record in (("alphas", curve), ("groups", judged.groups.record())):
+        for name, record in (("scores", scores), ("alphas", curve), ("groups", judged.groups.record())):
             if record is not None:
-                self.scored.store.write_json(f"{self.folder}/{name}.json", record.plain())
-        write_summary(self.scored.store, summary)
+                file = f"{self.folder}/{name}.json"
+                files[file] = store.write_json(file, record.plain())
+        return files
 
     def unscored(self, receipt: Receipt) -> pa.Table:
         """Quarantined documents of a shard: p = 1, never selected, no scores."""
@@ -371,49 +383,3 @@ class _Question:
         columns = {"doc_id": ids, "p_value": [1.0] * len(ids), "selected": [False] * len(ids)}
         scores = {name: [None] * len(ids) for name in self.selection.detectors}
         return pa.table({**columns, **scores}, schema=self.schema)
-
-
-def _with_excerpts(judged: Sequence[_Judged], shard: Shard) -> list[_Judged]:
-    """The verdicts on a shard with how their selected documents begin; its texts are read once for all selections."""
-    keys: dict[int, int] = {}
-    for one in judged:
-        keys.update(zip(one.selected["row"].to_pylist(), one.selected["text_key"].to_pylist(), strict=True))
-    excerpts = dict(zip(keys, excerpts_of(shard, list(keys), list(keys.values()), EXCERPT), strict=True))
-    columns = [pa.array([excerpts[row] for row in one.selected["row"].to_pylist()], pa.string()) for one in judged]
-    return [
-        replace(one, selected=one.selected.append_column("excerpt", column))
-        for one, column in zip(judged, columns, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """What judging a shard gives back to the driver."""
-
-    selected: pa.Table  # one row a selected document
-    ranks: np.ndarray  # int64 counts of p-values at k / (n_calibration + 1)
-    histogram: np.ndarray  # int64 counts of the first detector's scores
-    groups: GroupTally
-
-
-@dataclass(slots=True)
-class _Total:
-    """What judging all shards came to; they are added in any order, and the selected rows are not held in memory."""
-
-    selected: SortedRows
-    ranks: np.ndarray
-    histogram: np.ndarray
-    groups: GroupTally
-
-    @classmethod
-    def like(cls, part: _Judged) -> _Total:
-        """Nothing yet, in the shape of a part."""
-        rows = SortedRows(part.selected.schema, ORDER)
-        return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally({}))
-
-    def add(self, part: _Judged) -> None:
-        """Add the documents of a shard."""
-        self.selected.add(part.selected)
-        self.ranks = self.ranks + part.ranks
-        self.histogram = self.histogram + part.histogram
-        self.groups = self.groups + part.groups

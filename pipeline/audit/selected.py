@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.passes import Answer, Batch
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, copy_file, replaced, write_pieces
+from pipeline.store.pieces import SortedRows, copy_file, hashed, write_pieces
 
 STRENGTH = ("_fused", "_score")
 """Columns of sorting alone, which `with_strength` appends; no file holds them."""
@@ -51,7 +51,7 @@ def with_strength(
     return rows
 
 
-def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool) -> None:
+def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool) -> dict[str, str]:
     """Write the selected documents of a selection.
 
     Args:
@@ -60,18 +60,24 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
         selected: their rows.
         clean: whether the list of clean documents is written too, as Parquet and as indices for a harness.
 
+    Returns:
+        The SHA-256 of each file, by name.
+
     Raises:
         UserError: the run directory cannot be written to.
     """
     schema = pa.schema([field for field in selected.schema if field.name not in STRENGTH])
     pieces = (piece.drop_columns(STRENGTH) for piece in selected.pieces())
-    write_pieces(store, f"{folder}/selected.parquet", schema, pieces)
+    name = f"{folder}/selected.parquet"
+    files = {name: write_pieces(store, name, schema, pieces)}
     if clean:
-        copy_file(store, f"{folder}/selected.parquet", f"{folder}/clean.parquet")
-        _write_clean_ids(store, f"{folder}/clean_ids.json", selected)
+        copy, indices = f"{folder}/clean.parquet", f"{folder}/clean_ids.json"
+        files[copy] = copy_file(store, name, copy)
+        files[indices] = _write_clean_ids(store, indices, selected)
+    return files
 
 
-def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> None:
+def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> str:
     """Write the selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
 
     A task is an input file, by its name without endings; an index is a row of it.
@@ -82,9 +88,10 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> None:
             sources = piece["source"].combine_chunks().dictionary_encode()
             tasks = pa.array([_task_of(source) for source in sources.dictionary.to_pylist()], pa.string())
             places.add(pa.table([tasks.take(sources.indices), piece["row"].cast(pa.int64())], schema=_PLACES))
-        with replaced(store, name) as file:
+        with hashed(store, name) as file:
             for text in _as_json(places):
                 file.write(text.encode())
+        return file.sha256
     finally:
         places.close()
 

@@ -12,18 +12,20 @@ from pipeline.audit.manifest import (
     GradientRecord,
     InputRecord,
     Manifest,
+    check_shard_table,
     read_manifest,
     versions,
     write_manifest,
 )
 from pipeline.audit.mend import Stamps, check_documents_read
 from pipeline.audit.plan import Plan, describe_model
+from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.audit.shard_table import SHARDS_FILE, settled_shards, write_shards
 from pipeline.corpus.inputs import InputFile, stamp_of
-from pipeline.corpus.shard import shard_fingerprint
+from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.corpus.shards import number_rows
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Stage
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
@@ -41,6 +43,8 @@ def settle(
 ) -> Plan:
     """Write the manifest and the shard table, or check that the ones in the run directory still hold.
 
+    A missing or damaged one is written again, which is logged; the documents of all finished shards are then checked.
+
     Args:
         plan: of the run.
         fingerprints: stage -> all that could change what it computes; scoring among them.
@@ -54,8 +58,8 @@ def settle(
     Raises:
         UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
     """
-    before = read_manifest(store)
-    settled = None if before is None else settled_shards(store, plan.shards)
+    before = _manifest_before(store)
+    settled = None if before is None else _shards_before(store, before, plan)
     if before is not None and store.exists(SHARDS_FILE):
         _check_layout(plan, before, store)
     plan = Plan(plan.config, plan.inputs, settled or tuple(number_rows(plan.shards)), plan.limit)
@@ -64,9 +68,8 @@ def settle(
         store.remove_folder(f"receipts/{STAGE}")
     for stage, wanted in fingerprints.items():
         _check_receipts(plan, stage, wanted, store)
-    if before is not None:
-        stages = list(fingerprints)
-        check_documents_read(_stamps(before.inputs), _stamps(plan.inputs), plan.shards, stages, store, each)
+    stamps = _stamps([] if before is None else before.inputs)  # without a manifest all that was read is read again
+    check_documents_read(stamps, _stamps(plan.inputs), plan.shards, list(fingerprints), store, each)
     if settled is None:
         write_shards(store, plan.shards)
     if before is not None and before.fingerprint == dict(fingerprint):
@@ -75,6 +78,32 @@ def settle(
         model = AuditedModel(**describe_model(plan.config.model, plan.config.corpus.has_pictures))
     write_manifest(store, _manifest(plan, fingerprint, model, allocation or Allocation()))
     return plan
+
+
+def _manifest_before(store: Store) -> Manifest | None:
+    """The manifest of a run that goes on; None for a new run, and where it is gone or damaged, which is then logged."""
+    try:
+        before = read_manifest(store)
+        problem = f"{store.url}/{MANIFEST_FILE} is missing" if before is None and store.exists("receipts") else None
+    except DamagedError as error:
+        before, problem = None, str(error).partition("; seenset ")[0]
+    if problem is not None:
+        _log.warning(
+            "%s: it is written again from the configuration, and the inputs of all finished shards are compared with "
+            "what was scored",
+            problem,
+        )
+    return before
+
+
+def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, ...] | None:
+    """The planned shards as the shard table numbers their rows; None where there is no table, or a damaged one."""
+    try:
+        check_shard_table(store, before)
+        return settled_shards(store, plan.shards)
+    except DamagedError as error:
+        _log.warning("%s; it is written again", str(error).partition("; seenset ")[0])
+        return None
 
 
 def check_inputs_since(plan: Plan, stages: Sequence[Stage], store: Store, each: Each) -> None:

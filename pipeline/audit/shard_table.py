@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError
 from pipeline.store.files import Store
 from pipeline.store.pieces import replaced
 
@@ -33,7 +33,7 @@ def read_shards(store: Store) -> list[Shard] | None:
     """The shard table of a run directory; None where there is none.
 
     Raises:
-        UserError: a damaged table.
+        DamagedError: a damaged table.
     """
     try:
         return list(_shards(store))
@@ -45,7 +45,7 @@ def settled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ...] 
     """The planned shards as the table numbers their rows; None where there is no table, or one of other shards.
 
     Raises:
-        UserError: a damaged table.
+        DamagedError: a damaged table.
     """
     shards = []
     try:
@@ -71,9 +71,9 @@ def _shards(store: Store) -> Iterator[Shard]:
             else:  # an empty one, or as earlier versions wrote it
                 yield from map(Shard.from_dict, json.loads(first + second + file.read()))
         except (json.JSONDecodeError, RecursionError):
-            raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: not JSON") from None
+            raise DamagedError(f"{store.url}/{SHARDS_FILE} is damaged: not JSON") from None
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise UserError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
+            raise DamagedError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
 
 
 def _of_lines(file: Iterable[bytes], line: bytes) -> Iterator[Shard]:

@@ -10,10 +10,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeline.audit.digests import no_digests
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.audit.summary import Summary, read_summary, unsupported
+from pipeline.errors import DamagedError
 from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
@@ -186,6 +188,33 @@ def read_status(store: Store) -> Status | None:
     return read_record(store, STATUS_FILE, Status, "seenset run writes it anew")
 
 
+def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:
+    """The answer of a selection of a run, done or not; None where it is still to be made.
+
+    An answer of a run that is not complete, or that a live driver holds, may be about to be made again: one that is not
+    as it was written then counts as none.
+
+    Args:
+        store: the run directory.
+        name: of the selection.
+        held: whether this command holds the run.
+
+    Raises:
+        DamagedError: the run is complete, and the answer is missing or is not as it was written.
+    """
+    try:
+        summary = read_summary(store, name)
+        if summary is not None:
+            return summary
+        problem = no_digests(store, name)
+    except DamagedError as error:
+        problem = error
+    status = read_status(store)
+    if status is not None and status.state == "complete" and (held or not lock_is_live(store)):
+        raise problem
+    return None
+
+
 def run_status(run: str) -> Status:
     """How far a run is, from storage alone: status.json, the receipts and the summaries.
 
@@ -215,8 +244,8 @@ def run_status(run: str) -> Status:
     elif status.state == "running" and not live:
         update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
         status = status.model_copy(update=update)
-    summaries = [read_summary(store, name) for name in answer_names(store, manifest.config)]
-    return status.answered([summary for summary in summaries if summary is not None])
+    made = (made_answer(store, name) for name in answer_names(store, manifest.config))
+    return status.answered([summary for summary in made if summary is not None])
 
 
 class StatusFile:

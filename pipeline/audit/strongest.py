@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.audit.digests import read_digests, read_listed
 from pipeline.audit.evidence import EVIDENCE_SCHEMA, PLAIN, STANDARDISED, Kind, evidence_file
 from pipeline.audit.known_copies import NAMED, Place, families_of
 from pipeline.audit.neighbours import Neighbours, Ranking, groups_of
@@ -22,7 +23,7 @@ from pipeline.audit.scored import Overlap, Scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
-from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.config.selection import HISTORY, NULL_ROLE, SelectionConfig
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
@@ -137,9 +138,10 @@ def kept_tokens(scored: Scored) -> pa.Table:
     wanted = _maker(scored)
     for selection in store.names("selection"):
         try:
-            if not store.exists(evidence_file(selection)):
+            digests = None if selection == HISTORY else read_digests(store, selection)
+            if digests is None or evidence_file(selection) not in digests.files:
                 continue
-            table = store.read_table(evidence_file(selection))
+            table = read_listed(store, digests, evidence_file(selection))
             if (table.schema.metadata or {}).get(_MADE_BY) != wanted:
                 continue
             table = table.select(TOKEN_SCHEMA.names).cast(TOKEN_SCHEMA)
@@ -165,7 +167,7 @@ def write_evidence(
     kept: pa.Table,
     reread: Reread | None,
     say: Callable[[str], None],
-) -> None:
+) -> dict[str, dict[str, str]]:
     """Write the evidence of all selections of a run, one file each; what goes wrong with it ends no run.
 
     Args:
@@ -176,12 +178,16 @@ def write_evidence(
         reread: reads the documents that are not among these; None: they have no evidence.
         say: prints a line.
 
+    Returns:
+        By selection, the SHA-256 of its file, by name; nothing of a selection that has none.
+
     Raises:
         BusyError: another driver has taken the run.
     """
+    written: dict[str, dict[str, str]] = {}
     places = {place for one in strongest for place in one.places}
     if not places:
-        return
+        return written
     try:
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
@@ -191,13 +197,14 @@ def write_evidence(
         for one, near in zip(strongest, neighbours, strict=True):
             table = _table(config, one, near, copies, tokens, index)
             if len(table):
-                _write(scored, one.name, table)
+                written[one.name] = _write(scored, one.name, table)
         if reread is not None:
             say(f"evidence: {len(index.keys() & places):,} of {len(places):,} documents have it")
     except BusyError:
         raise
     except Exception as error:  # the answers stand without it
         say(f"no evidence of single documents: {' '.join(str(error).split()) or type(error).__name__}")
+    return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,5 +327,6 @@ def _table(
     return pa.table(parts, schema=EVIDENCE_SCHEMA).combine_chunks()
 
 
-def _write(scored: Scored, selection: str, table: pa.Table) -> None:
-    scored.store.write_table(evidence_file(selection), table.replace_schema_metadata({_MADE_BY: _maker(scored)}))
+def _write(scored: Scored, selection: str, table: pa.Table) -> dict[str, str]:
+    name = evidence_file(selection)
+    return {name: scored.store.write_table(name, table.replace_schema_metadata({_MADE_BY: _maker(scored)}))}

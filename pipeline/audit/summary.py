@@ -18,6 +18,7 @@ from pipeline.audit.conclusion import (
     supported_of,
 )
 from pipeline.audit.copies import NearCopies
+from pipeline.audit.digests import check_answer, no_digests, remade
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, SelectionConfig
@@ -449,16 +450,15 @@ def summary_file(name: str) -> str:
     return f"selection/{name}/summary.json"
 
 
-def write_summary(store: Store, summary: Summary) -> None:
-    """Write a summary; a selection that has one is whole."""
-    store.write_json(summary_file(summary.name), summary.plain())
-
-
 def read_summary(store: Store, name: str) -> Summary | None:
-    """The summary of a selection; None where it was not made.
+    """The summary of a selection, all of whose files are as they were written; None where it was not made.
 
     Raises:
-        UserError: in one line, a damaged summary, or one of another version.
+        DamagedError: in one line, a file of the answer that is gone or was changed, or an answer without digests.
+        UserError: a summary of another version.
     """
-    remedy = f"make the selections anew with seenset select {store.url}"
-    return read_record(store, summary_file(name), Summary, remedy)
+    if check_answer(store, name) is None:
+        if store.exists(summary_file(name)):
+            raise no_digests(store, name)
+        return None
+    return read_record(store, summary_file(name), Summary, remade(store))

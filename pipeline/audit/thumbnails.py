@@ -36,16 +36,22 @@ def thumbnail_of(picture: Image) -> bytes:
     return file.getvalue()
 
 
-def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> None:
+def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> dict[str, dict[str, str]]:
     """Write the thumbnails of selected pictures that are still those that were scored.
 
     Args:
         scored: the score shards.
         selected: by name of the selection its strongest documents, with columns source and row.
+
+    Returns:
+        By selection, the SHA-256 of its file of thumbnails, by name; nothing where it has none.
     """
+    written: dict[str, dict[str, str]] = {name: {} for name in selected}
     for name, rows in selected.items():
         if len(rows):
-            scored.store.write_table(thumbnails_file(name), _thumbnails_of(scored, rows))
+            file = thumbnails_file(name)
+            written[name][file] = scored.store.write_table(file, _thumbnails_of(scored, rows))
+    return written
 
 
 def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:

@@ -7,9 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.audit.conclusion import Concluded
-from pipeline.audit.records import VERDICT_FILE, Record, VersionedRecord, read_record
+from pipeline.audit.digests import answer_digests
+from pipeline.audit.records import VERDICT_FILE, Record, VersionedRecord, read_record, write_record
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic
-from pipeline.errors import ExitCode
+from pipeline.errors import DamagedError, ExitCode
 from pipeline.store.files import Store
 
 LEVEL = 0.05
@@ -62,6 +63,8 @@ class BlockTest(Record):
 class CollectionVerdict(Concluded, VersionedRecord):
     """Was this collection trained on: `verdict.json`."""
 
+    sealed = True
+
     run: str = Field(description="The run directory.")
     model: str = Field(description="The model that was asked.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
@@ -90,6 +93,7 @@ class CollectionVerdict(Concluded, VersionedRecord):
         description="Whether the words alone tell the unseen documents from the audited ones."
     )
     direction: Diagnostic = Field(description="Whether the audited documents score higher, as trained ones do.")
+    answers: dict[str, str] = Field({}, description="By selection, SHA-256 of the digests of its answer.")
 
     @property
     def exit_code(self) -> ExitCode:
@@ -98,15 +102,22 @@ class CollectionVerdict(Concluded, VersionedRecord):
         return codes[self.answer]
 
 
-def write_verdict(store: Store, verdict: CollectionVerdict) -> None:
-    """Write the verdict into the run directory."""
-    store.write_json(VERDICT_FILE, verdict.plain())
+def write_verdict(store: Store, verdict: CollectionVerdict) -> CollectionVerdict:
+    """Write the verdict into the run directory, with the digests of the answers that are there; what was written."""
+    verdict = verdict.model_copy(update={"answers": answer_digests(store)})
+    write_record(store, VERDICT_FILE, verdict)
+    return verdict
 
 
 def read_verdict(store: Store) -> CollectionVerdict | None:
     """The verdict of a run directory; None where none was asked for since its last answers.
 
     Raises:
-        UserError: in one line, a damaged verdict, or one of another version.
+        DamagedError: in one line, a verdict that is not as it was written, or that is of other answers.
+        UserError: in one line, one of another version.
     """
-    return read_record(store, VERDICT_FILE, CollectionVerdict, f"ask anew with seenset verdict {store.url}")
+    anew = f"ask anew with seenset verdict {store.url}"
+    verdict = read_record(store, VERDICT_FILE, CollectionVerdict, anew, anew)
+    if verdict is not None and verdict.answers != answer_digests(store):
+        raise DamagedError(f"{store.url}/{VERDICT_FILE} is not of the answers of this run; {anew}")
+    return verdict

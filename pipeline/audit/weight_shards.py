@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,16 +14,18 @@ from pydantic import Field
 
 from pipeline.audit.blind import SAMPLED_TEXTS, blocks_of_documents, sample_documents, word_counts
 from pipeline.audit.halvings import Compared
-from pipeline.audit.records import Record, parse_part
+from pipeline.audit.records import Record, read_part, write_part
 from pipeline.audit.scored import Scored
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import Weigher, blind_after, fit_weigher, weighted_diagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, id_key, read_shard, text_key
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
+
+_log = logging.getLogger(__name__)
 
 AT_ONCE = 1_000
 """Texts that are weighed together; memory holds no more of them."""
@@ -54,7 +57,9 @@ class RunWeights:
         try:
             weighed = self.scored.store.read_table(_file(self.role, receipt))
         except UserError as error:
-            raise UserError(f"{error}; remove {_record(self.role)} there, and the weights are made again") from None
+            raise UserError(
+                f"{error}; remove {weights_record_file(self.role)} there, and the weights are made again"
+            ) from None
         rows, weights = weighed["row"].to_numpy(), weighed["weight"].to_numpy()
         order = np.argsort(rows, kind="stable")
         places = order[np.searchsorted(rows, table["row"].to_numpy(), sorter=order)]
@@ -81,13 +86,15 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> R
     Raises:
         UserError: fewer than 20 documents of either role, or texts that are gone or changed since they were scored.
     """
-    name, seed = _record(role), config.seed
-    earlier = scored.store.read_json(name)
-    if earlier is not None:
-        weighting = parse_part(Weighting, earlier, f"{scored.store.url}/{name}")
-        if (weighting.seed, weighting.form) == (seed, _FORM):
-            return RunWeights(scored, role, weighting.blind)
-        scored.store.remove(name)
+    name, seed = weights_record_file(role), config.seed
+    try:
+        weighting = read_part(scored.store, name, Weighting)
+    except DamagedError as error:
+        _log.warning("%s; the weights are made again", error)
+        weighting = None
+    if weighting is not None and (weighting.seed, weighting.form) == (seed, _FORM):
+        return RunWeights(scored, role, weighting.blind)
+    scored.store.remove(name)
     weigher, blind = _learn(scored, role, config)
 
     def weigh(receipt: Receipt) -> int:
@@ -97,11 +104,12 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> R
 
     for _ in each([*scored.of("audit"), *scored.of(role)], weigh):
         pass
-    scored.store.write_json(name, Weighting(seed=seed, blind=blind, form=_FORM).plain())
+    write_part(scored.store, name, Weighting(seed=seed, blind=blind, form=_FORM))
     return RunWeights(scored, role, blind)
 
 
-def _record(role: Role) -> str:
+def weights_record_file(role: Role) -> str:
+    """Where a run directory says that the documents of a role are weighed."""
     return f"diagnostics/weights-{role}.json"
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline.audit.digests import VerdictTables
 from pipeline.audit.history import answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import Record
@@ -165,11 +166,9 @@ def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] =
     columns = [(f"score_{index}", pa.float64()) for index in range(len(scores))]
     rows = SortedRows(pa.schema([*fields, ("text_key", pa.int64()), *columns]), ["doc_id"])
     remedy = f"make the selections anew with seenset select {run.store.url}"
+    verdicts = VerdictTables.of(run.store, summary.name)
     for receipt in run.receipts:
-        name = f"selection/{summary.name}/documents/{receipt.shard}.parquet"
-        if not run.store.exists(name):
-            raise UserError(f"{run.store.url}/{name} is gone: {remedy}")
-        table = run.store.read_table(name)
+        table = verdicts.read(receipt.shard)
         rows.add(_documents(run, receipt, table, summary, scores, rows.schema))
     if len(rows) != summary.n_audit:
         raise UserError(

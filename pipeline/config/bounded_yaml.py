@@ -10,7 +10,10 @@ MOST_BYTES = 1 << 22
 """Of a configuration: so many take a minute to read."""
 
 MOST_VALUES = 100_000
-"""That a configuration stands for, each alias counted as all that it stands for."""
+"""That a configuration with aliases stands for, each alias counted as all that it stands for."""
+
+MOST_REPEATS = 4
+"""Values that a longer configuration may stand for, for each that is written in it."""
 
 
 def load_bounded(text: str) -> Any:
@@ -26,9 +29,11 @@ def load_bounded(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        count = _values(node, {})
-        if count > MOST_VALUES:
-            raise yaml.YAMLError(f"its aliases make it {count:,} values; it may have {MOST_VALUES:,}")
+        counts: dict[int, int | None] = {}
+        count = _values(node, counts)
+        most = max(MOST_VALUES, MOST_REPEATS * len(counts))
+        if count > most:
+            raise yaml.YAMLError(f"its aliases make it {count:,} values; it may have {most:,}")
         return loader.construct_document(node)
     except RecursionError:
         raise yaml.YAMLError("its brackets or indents are nested too deeply") from None
@@ -45,6 +50,7 @@ def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
         yaml.YAMLError: it stands for itself.
     """
     if isinstance(node, yaml.ScalarNode):
+        counts[id(node)] = 1
         return 1
     if id(node) in counts:
         count = counts[id(node)]

@@ -94,8 +94,8 @@ def begin_folder(question: ExportQuestion, names: Sequence[str]) -> ExportFolder
 
 def _check_ours(question: ExportQuestion, present: Sequence[str], marker: ExportMarker | None) -> None:
     """Check that a folder holds nothing but an export of the run. Raises UserError."""
-    if not present:
-        return
+    if marker is None and all(_is_temporary(name, {MARKER_FILE}) for name in present):
+        return  # empty, or an export was killed while it wrote its first file
     if marker is None:
         raise UserError(f"{question.out} is not empty, and no export: it holds {_some(present)}; name another folder")
     if marker.run != question.run_digest:

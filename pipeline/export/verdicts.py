@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.audit.digests import VerdictTables
 from pipeline.audit.status import SCORING
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
@@ -47,6 +48,7 @@ class AnsweredRun:
 
     question: ExportQuestion
     receipts: dict[str, Receipt]
+    tables: VerdictTables
 
     def verdicts(self, shard: Shard) -> ShardVerdicts:
         """The verdicts on the documents of a shard.
@@ -54,7 +56,7 @@ class AnsweredRun:
         Raises:
             UserError: the selection is not of the scores that the run holds, or a file is damaged.
         """
-        return _read_verdicts(self.question.store, self.question.summary.name, shard, self.receipts[shard.id])
+        return _read_verdicts(self.tables, shard, self.receipts[shard.id])
 
     def runs(self, shards: Iterable[Shard]) -> Iterator[np.ndarray]:
         """The rows that count in copying: those that are kept, or those that are left out where the rest is kept."""
@@ -80,13 +82,13 @@ def read_answered(question: ExportQuestion) -> AnsweredRun:
             f"{judged:,} documents of run {question.store.url} were judged by earlier runs (against), and what is kept "
             "of those only their answers tell: export those runs, or what this run has selected"
         )
-    return AnsweredRun(question, receipts)
+    return AnsweredRun(question, receipts, VerdictTables.of(question.store, question.summary.name))
 
 
-def _read_verdicts(store: Store, selection: str, shard: Shard, receipt: Receipt) -> ShardVerdicts:
+def _read_verdicts(tables: VerdictTables, shard: Shard, receipt: Receipt) -> ShardVerdicts:
     """Match the verdicts of a shard with its rows: they stand in the order of its scores, those without one last."""
-    name = f"selection/{selection}/documents/{shard.id}.parquet"
-    verdicts = store.read_table(name)
+    store, selection = tables.store, tables.digests.selection
+    verdicts = tables.read(shard.id)
     scores = read_filed(store, receipt, ["doc_id", "row"])
     empty = pa.table({"row": pa.array([], pa.int64())})
     refused = empty if receipt.quarantine is None else read_filed(store, receipt, ["row"], receipt.quarantine)

@@ -19,8 +19,8 @@ from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import Record, parse_part
 from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
-from pipeline.audit.status import SCORING, RunState, read_status
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.status import SCORING, RunState, made_answer, read_status
+from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
@@ -108,7 +108,7 @@ def read_facts(store: Store) -> RunFacts:
 
 
 def _selection(store: Store, name: str) -> SelectionFacts | None:
-    summary = read_summary(store, name)
+    summary = made_answer(store, name)
     if summary is None:
         return None
     folder = f"selection/{name}"
@@ -158,7 +158,7 @@ def _first_documents(store: Store, name: str) -> tuple[tuple[SelectedDocument, .
         return (), 0
     try:
         with store.fs.open(store.path(name), "rb") as file:
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
             batch = next(parquet.iter_batches(LISTED), None)
             rows = batch.to_pylist() if batch is not None else []
             return tuple(_document(row) for row in rows), int(parquet.metadata.num_rows)

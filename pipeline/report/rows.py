@@ -102,7 +102,7 @@ def _batches(store: Store, name: str, limit: int, texts: bool) -> Iterator[dict[
         return
     try:
         with store.fs.open(store.path(name), "rb") as file:
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
             columns = [column for column in parquet.schema_arrow.names if texts or column != "excerpt"]
             for batch in parquet.iter_batches(_CHUNK, columns=columns):
                 yield batch.slice(0, limit).to_pydict()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from pipeline.audit.digests import AnswerDigests
 from pipeline.audit.evaluation import Evaluation
 from pipeline.audit.history import HistoryEntry
 from pipeline.audit.manifest import Manifest
@@ -18,9 +20,11 @@ from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
 from pipeline.report.contents import Report
 from pipeline.store.files import to_json
+from pipeline.store.receipts import DIGEST
 
 RECORDS: dict[str, type[VersionedRecord]] = {
     "summary": Summary,
+    "digests": AnswerDigests,
     "manifest": Manifest,
     "status": Status,
     "report": Report,
@@ -34,9 +38,16 @@ RECORDS: dict[str, type[VersionedRecord]] = {
 def render_schemas(records: Mapping[str, type[VersionedRecord]] = RECORDS) -> dict[str, bytes]:
     """File name -> JSON schema (draft 2020-12) of every record."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return {
-        f"{name}.schema.json": to_json({**dialect, **record.model_json_schema()}) for name, record in records.items()
-    }
+    return {f"{name}.schema.json": to_json({**dialect, **_schema(record)}) for name, record in records.items()}
+
+
+def _schema(record: type[VersionedRecord]) -> dict[str, Any]:
+    """The schema of a file, with the digest that a sealed one holds besides the fields of its record."""
+    schema = record.model_json_schema()
+    if record.sealed:
+        sentence = "SHA-256 of all other keys; absent where version 0.9.0 or an earlier one wrote the file."
+        schema["properties"][DIGEST] = {"description": sentence, "title": "Digest", "type": "string"}
+    return schema
 
 
 def write_schemas(folder: Path, records: Mapping[str, type[VersionedRecord]] = RECORDS) -> None:

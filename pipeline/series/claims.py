@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import __version__
-from pipeline.audit.history import read_history
+from pipeline.audit.history import was_asked
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Claiming
 from pipeline.audit.summary import Summary, read_summary
@@ -116,7 +116,7 @@ def claim_slots(
     check_ledger_place(store, scored.store)
     scorers = scorers_of(config, _fingerprint(scored))
     digests = {name: keys_digest(keys) for name, keys in calibrations.items()}
-    asked_before = any(entry.questions for entry in read_history(scored.store))
+    asked_before = was_asked(scored.store)
 
     def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
         schedule = _opened(config, entries, store.url)

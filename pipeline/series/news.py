@@ -7,9 +7,10 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline.audit.conclusion import WARNING, Concluded
+from pipeline.audit.digests import digests_file, no_digests
 from pipeline.audit.records import Record
-from pipeline.audit.summary import read_summary
-from pipeline.errors import UserError
+from pipeline.audit.summary import read_summary, summary_file
+from pipeline.errors import DamagedError, UserError
 from pipeline.series.records import FiledSelection
 from pipeline.series.scans import Scan, Schedule
 from pipeline.store.files import Store
@@ -110,11 +111,14 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
     """Ids, sources and keys of a filed list, if the run directory still holds it.
 
     Raises:
-        _Unreadable: it does not, or cannot be reached.
+        _Unreadable: it does not, cannot be reached, or an earlier version wrote it.
+        DamagedError: a file of the answer is gone or was changed.
     """
     claim, terms = scan.claim, schedule.opening
     try:
         store = Store(claim.run)
+        if store.exists(summary_file(answer.name)) and not store.exists(digests_file(answer.name)):
+            raise _Unreadable(str(no_digests(store, answer.name)))  # of version 0.9.0
         summary = read_summary(store, answer.name)
         if summary is None:
             raise _Unreadable(f"{claim.run} cannot be reached, or holds no selection {answer.name} any more")
@@ -127,6 +131,8 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
         ):
             raise _Unreadable(f"selection {answer.name} in {claim.run} is no longer the one of this scan")
         rows = store.read_table(f"selection/{answer.name}/selected.parquet", _NOTHING.column_names)
+    except DamagedError:
+        raise
     except UserError as error:
         if _KEY in str(error):  # lists of version 0.9.0 have no such column
             remedy = f"seenset select {claim.run} writes it again"

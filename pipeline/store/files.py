@@ -20,7 +20,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import UserError, one_line
+from pipeline.errors import DamagedError, UserError, one_line
 from pipeline.store.address import check_address, check_local_folder
 from pipeline.store.space import remove_quietly, write_error
 
@@ -88,6 +88,7 @@ class Store:
         if self.local:
             check_local_folder(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
+        self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def path(self, name: str) -> str:
         """The full path of a name in the directory."""
@@ -133,6 +134,32 @@ class Store:
     def read(self, name: str) -> bytes:
         """The bytes of a file. Raises FileNotFoundError."""
         return bytes(self.fs.cat_file(self.path(name)))
+
+    def digest(self, name: str) -> str | None:
+        """The SHA-256 of a file, hexadecimal, read in blocks; None where it is not there.
+
+        A local file is read again only where its size or its time of change differ from those of the last call.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            if not self.local and not name.endswith(".parquet"):
+                return hashlib.sha256(self.read(name)).hexdigest()  # one request
+            with self.fs.open(self.path(name), "rb") as file:
+                state = os.stat(self.path(name)) if self.local else None
+                mark = () if state is None else (state.st_ino, state.st_size, state.st_mtime_ns)
+                known, digest = self._digests.get(name, ((), ""))
+                if not mark or known != mark:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    self._digests[name] = (mark, digest)
+                return digest
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if not self.local:
+                raise
+            raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
     def read_many(self, names: Sequence[str], keep: bool = False) -> list[bytes | None]:
         """The bytes of files, in order; None for one that is not there. Side by side where each costs a request.
@@ -267,22 +294,25 @@ class Store:
         """A JSON file, or None when it is not there.
 
         Raises:
-            UserError: the file is there and is not JSON, or cannot be read.
+            DamagedError: the file is there and is not JSON.
+            UserError: it cannot be read.
         """
         try:
             return json.loads(self.read(name))
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError):
-            raise UserError(f"{self.url}/{name} is damaged: not JSON") from None
+            raise DamagedError(f"{self.url}/{name} is damaged: not JSON") from None
         except OSError as error:
             if not self.local:
                 raise
             raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a value as readable JSON, atomically."""
-        self.write(name, to_json(value))
+    def write_json(self, name: str, value: Any) -> str:
+        """Write a value as readable JSON, atomically; the SHA-256 of the file, hexadecimal."""
+        data = to_json(value)
+        self.write(name, data)
+        return hashlib.sha256(data).hexdigest()
 
     def create_json(self, name: str, value: Any) -> bool:
         """Write a value as JSON only if the name is absent."""
@@ -300,11 +330,16 @@ class Store:
         except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
             raise UserError(f"cannot read {self.url}/{name}: {' '.join(str(error).split())}") from None
 
-    def write_table(self, name: str, table: pa.Table) -> None:
-        """Write a Parquet file with a checksum of every page, atomically; the same table gives the same bytes."""
+    def write_table(self, name: str, table: pa.Table) -> str:
+        """Write a Parquet file with a checksum of every page, atomically; the same table gives the same bytes.
+
+        Returns:
+            The SHA-256 of the file, hexadecimal.
+        """
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
         self.write(name, buffer.getvalue())
+        return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
     def _temporary(self, name: str, data: bytes) -> str:
         """Write the data durably to a temporary file beside its final place, and return that file's path.

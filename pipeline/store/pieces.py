@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 import shutil
 import tempfile
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,19 +28,55 @@ _TABLES = 256  # small ones at a time: each takes some KB besides its rows
 _RUNS = 16  # runs of a level; they are merged to one of the next
 
 
-@contextlib.contextmanager
-def replaced(store: Store, name: str) -> Iterator[BinaryIO]:
+class HashedFile(io.BufferedWriter):
+    """A new file that is written from beginning to end, and the digest of what was written."""
+
+    def __init__(self, path: str) -> None:
+        """Create the file, or empty it."""
+        super().__init__(io.FileIO(path, "w"))
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        """Append bytes."""
+        self._sha256.update(data)
+        return super().write(data)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all bytes so far, hexadecimal."""
+        return self._sha256.hexdigest()
+
+
+def _plain_file(path: str) -> io.BufferedWriter:
+    return open(path, "wb")
+
+
+_File = TypeVar("_File", bound=io.BufferedWriter)
+
+
+def replaced(store: Store, name: str) -> contextlib.AbstractContextManager[io.BufferedWriter]:
     """A file to be written in pieces, which replaces what stands under the name when the block ends without an error.
 
     Raises:
         UserError: the run directory, or the folder for temporary files, cannot be written to.
     """
+    return _replaced(store, name, _plain_file)
+
+
+def hashed(store: Store, name: str) -> contextlib.AbstractContextManager[HashedFile]:
+    """As `replaced`, with the digest of what was written."""
+    return _replaced(store, name, HashedFile)
+
+
+@contextlib.contextmanager
+def _replaced(store: Store, name: str, opened: Callable[[str], _File]) -> Iterator[_File]:
+    """As `replaced`, written through what `opened` gives."""
     final = store.path(name)
     folder, base = os.path.split(final) if store.local else (tempfile.gettempdir(), name.rsplit("/", 1)[-1])
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
     try:
         os.makedirs(folder, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with opened(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -53,8 +91,10 @@ def replaced(store: Store, name: str) -> Iterator[BinaryIO]:
             os.unlink(temporary)
 
 
-def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
+def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> str:
     """Write a Parquet file in row groups of `ROWS`: the same rows give the same bytes, however they are cut.
+
+    Every page has a checksum.
 
     Args:
         store: the run directory.
@@ -62,10 +102,14 @@ def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa
         schema: of all pieces.
         pieces: of any length.
 
+    Returns:
+        The SHA-256 of the file, hexadecimal.
+
     Raises:
         UserError: as `replaced`.
     """
-    with replaced(store, name) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    options = {"compression": "zstd", "write_page_checksum": True}
+    with hashed(store, name) as file, pq.ParquetWriter(file, schema, **options) as writer:
         waiting, written = schema.empty_table(), False
         for piece in pieces:
             waiting = pa.concat_tables([waiting, piece])
@@ -74,9 +118,10 @@ def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa
                 waiting, written = waiting.slice(ROWS), True
         if len(waiting) or not written:
             writer.write_table(waiting.combine_chunks())
+    return file.sha256
 
 
-def copy_file(store: Store, name: str, copy: str) -> None:
+def copy_file(store: Store, name: str, copy: str) -> str:
     """Write the bytes of a file of the run directory under another name.
 
     Args:
@@ -84,11 +129,15 @@ def copy_file(store: Store, name: str, copy: str) -> None:
         name: of the file.
         copy: its other name.
 
+    Returns:
+        The SHA-256 of the copy, hexadecimal.
+
     Raises:
         UserError: as `replaced`.
     """
-    with replaced(store, copy) as target, store.fs.open(store.path(name), "rb") as source:
+    with hashed(store, copy) as target, store.fs.open(store.path(name), "rb") as source:
         shutil.copyfileobj(source, target, _COPIED)
+    return target.sha256
 
 
 class SortedRows:

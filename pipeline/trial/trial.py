@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pipeline import __version__
 from pipeline.audit.detection import DetectorScores, detection, roc
+from pipeline.audit.digests import read_selected
 from pipeline.audit.halvings import blocks_among
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
@@ -221,8 +222,7 @@ class _Trial:
         members = {doc_id for doc_id, trained in zip(pool.ids, pool.trained, strict=True) if trained}
         rows = []
         for summary in outcome.selections:
-            path = f"selection/{summary.name}/selected.parquet"
-            selected = store.read_table(path, ["doc_id"])["doc_id"].to_pylist()
+            selected = read_selected(store, summary.name, ["doc_id"])["doc_id"].to_pylist()
             rows.append({"audit": key, **table.audit_row(summary, selected, audited, members)})
         return _Audit(key, planned.model, pool, outcome.report, rows)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from report_run import build_run
+from signed import sign
 
 from pipeline.audit.detection import Estimate
 from pipeline.audit.drawn import AlphaCurve, GroupCounts
@@ -59,7 +60,7 @@ def hostile_run(folder: Path) -> Store:
             alphas=[0.05, 0.1, 0.3], n_selected=[90, 110, 140], right_at_least=[80, 90, 85], confidence=0.95
         )
         store.write_json(f"selection/{name}/alphas.json", curve.plain())
-    return store
+    return sign(store)
 
 
 def write_run_page(folder: Path) -> Path:

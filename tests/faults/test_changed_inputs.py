@@ -55,6 +55,37 @@ def long_audit(folder: Path, model: Path, **settings: Any) -> Path:
     return write_audit(folder, model, texts, max_tokens=16, resources={"shard_bytes": 60_000}, **settings)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "shards.json"])
+def test_a_deleted_or_damaged_manifest_is_noticed_and_written_again(
+    tmp_path: Path, tiny_model_folder: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    path = long_audit(tmp_path, tiny_model_folder)
+    run(path)
+    file, summary = tmp_path / "run" / name, tmp_path / "run/selection/members/summary.json"
+    whole, answer = file.read_bytes(), summary.read_bytes()
+    file.unlink()
+    run(path)
+    assert f"{name} is missing" in caplog.text
+    assert (file.read_bytes(), summary.read_bytes()) == (whole, answer)
+    caplog.clear()
+    file.write_bytes(whole.replace(b'"audit', b'"audiT', 1))
+    run(path)
+    assert f"{name} is damaged: its content is not what was written" in caplog.text
+    assert (file.read_bytes(), summary.read_bytes()) == (whole, answer)
+
+
+def test_a_deleted_manifest_hides_no_change_of_an_input(
+    tmp_path: Path, tiny_model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = long_audit(tmp_path, tiny_model_folder)
+    run(path)
+    (tmp_path / "run/manifest.json").unlink()
+    edit(tmp_path / "audit.jsonl", 10)
+    with pytest.raises(UserError, match=r"audit\.jsonl"):
+        run(path)
+    assert "manifest.json is missing: it is written again from the configuration" in caplog.text
+
+
 def test_an_input_that_was_edited_in_its_middle_at_equal_size_is_seen_on_resume(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:

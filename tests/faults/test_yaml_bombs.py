@@ -38,6 +38,18 @@ def test_an_alias_bomb_is_refused_at_once_within_little_memory(tmp_path: Path) -
     assert message.endswith("values; it may have 100,000")
 
 
+@pytest.mark.parametrize("aliased", [False, True])
+def test_ten_thousand_selections_are_read(aliased: bool) -> None:
+    """Only what aliases repeat is bounded: what is written is bounded by the length of the file."""
+    terms = (
+        "*terms" if aliased else "{procedure: bh, alpha: 0.1, detectors: [loss], direction: members, confidence: 0.9}"
+    )
+    lines = [f"  - {{name: s{i}, terms: {terms}}}\n" for i in range(10_000)]
+    first = "terms: &terms {procedure: bh, alpha: 0.1}\n"
+    value = load_bounded(f"{first}selections:\n{''.join(lines)}")
+    assert len(value["selections"]) == 10_000
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

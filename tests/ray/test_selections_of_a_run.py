@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from finished import refile, with_column
+from signed import file_blind_test
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -261,7 +262,7 @@ def test_documents_that_their_words_give_away_are_not_supported(finished: Path, 
     assert len(rows) == 120
     assert summary.diagnostics.blind.n_audit == 120
     apart = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
-    (run / "diagnostics/blind-unseen.json").write_text(json.dumps(apart.plain()))
+    file_blind_test(Store(str(run)), apart)
     summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
     assert (summary.supported, summary.reasons) == (False, ["Their words differ."])
     facts = json.loads((run / "report/report.json").read_text())

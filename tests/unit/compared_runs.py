@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from finished import refile, run, with_column
 from made_up import sentence, write_audit, write_jsonl
+from signed import sign
 
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import read_run
@@ -85,3 +86,4 @@ def amend(place: Path, name: str, changes: Mapping[str, Any]) -> None:
     for key, change in changes.items():
         value[key] = {**value[key], **change} if isinstance(change, dict) else change
     (place / name).write_text(json.dumps(value))
+    sign(Store(str(place)))

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from signed import sign
 
 from pipeline.audit.blind import blind_diagnostic
 from pipeline.audit.forecast import resolution
 from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.records import write_record
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import (
     CountDiagnostic,
@@ -21,7 +23,7 @@ from pipeline.audit.summary import (
     ShareDiagnostic,
     Summary,
     read_summary,
-    write_summary,
+    summary_file,
 )
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
@@ -84,7 +86,7 @@ def build_run(
     _score(store, [shard.id for shard in shards], m, n)
     for selection in config.selections:
         _select(store, selection, str(source), m, n, members, shift, limit)
-    return store
+    return sign(store)
 
 
 def _score(store: Store, shards: list[str], m: int, n: int) -> None:
@@ -142,7 +144,7 @@ def _select(
     rank = ranks(audit, calibrate(calibration), direction)
     counts = RankCounts.of(np.append(rank, [n + 1] * 4), n)
     decision = decide(selection.procedure, counts, selection.exact_alpha)
-    write_summary(store, summary_of(selection, counts, decision, limit))
+    write_record(store, summary_file(name), summary_of(selection, counts, decision, limit))
     occupied = np.flatnonzero(counts.counts)
     store.write_table(
         f"selection/{name}/ranks.parquet", pa.table({"rank": occupied + 1, "count": counts.counts[occupied]})
@@ -208,7 +210,9 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
 
 
 def amend(store: Store, name: str, **changes: Any) -> None:
-    """Change fields of a selection's summary."""
+    """Change fields of a selection's summary, whatever other files of the answer were changed before."""
+    store = sign(store)
     summary = read_summary(store, name)
     assert summary is not None
-    write_summary(store, summary.model_copy(update=changes))
+    write_record(store, summary_file(name), summary.model_copy(update=changes))
+    sign(store)

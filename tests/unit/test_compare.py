@@ -162,6 +162,10 @@ def test_what_cannot_be_joined_is_one_line(
         shutil.rmtree(broken)
     shutil.copytree(b, broken)
     (broken / "selection/clean/summary.json").unlink()
+    assert "selection/clean/summary.json is missing; seenset select" in (
+        refusal(capsys, "joint", a, broken, "--output", output)
+    )
+    shutil.rmtree(broken / "selection/clean")
     assert "is unfinished: selection clean has no answer" in refusal(capsys, "joint", a, broken, "--output", output)
     assert not output.exists()
 
@@ -278,5 +282,5 @@ def test_what_cannot_be_compared_is_one_line(
     first = sorted((broken / "selection/clean/documents").glob("*.parquet"))[0]
     amend(broken, "selection/clean/summary.json", {"direction": "clean"})
     first.unlink()
-    assert "is gone: make the selections anew" in refusal(capsys, "compare", a, broken, "--output", output)
+    assert f"{first.name} is missing; seenset select" in refusal(capsys, "compare", a, broken, "--output", output)
     assert "is not a run directory" in refusal(capsys, "compare", a, tmp_path, "--output", output)

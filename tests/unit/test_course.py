@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
+from signed import sign
 
-from pipeline.audit.summary import Summary, read_summary, series_place, write_summary
+from pipeline.audit.answers import write_answer
+from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.selection.bounds import Bound
@@ -59,9 +61,8 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
             place = series_place(slots[name], config.series)
             level = {"alpha": float(slots[name].level), "n_audit": 100, "n_selected": len(ids), "series": place}
             one = answer.model_copy(update={"name": name, "procedure": "bh", **level, **changes})
-            write_summary(scored.store, one)
-            rows = listed(ids, file)
-            scored.store.write_table(f"selection/{name}/selected.parquet", rows)
+            selected = f"selection/{name}/selected.parquet"
+            write_answer(scored.store, one, {selected: scored.store.write_table(selected, listed(ids, file))})
             summaries.append(one)
         if summaries:
             file_result(config, scored, None, summaries, print)
@@ -245,6 +246,7 @@ def test_an_id_that_stands_for_another_text_is_new(scan: Scan, ledger: Path) -> 
     run = scan(["a"])
     other = listed(["b"], "a.jsonl").set_column(0, "doc_id", pa.array(["a"]))
     Store(str(run)).write_table("selection/members/selected.parquet", other)
+    sign(Store(str(run)))
     scan(["a"])
     (latest,) = read_course(str(ledger)).new
     assert latest.n_new == 1
@@ -255,6 +257,7 @@ def test_a_list_without_keys_is_not_read_and_the_note_names_the_command(scan: Sc
     run = scan(["a"])
     table = listed(["a"], "a.jsonl").drop_columns("text_key")
     Store(str(run)).write_table("selection/members/selected.parquet", table)
+    sign(Store(str(run)))
     scan(["a"])
     (latest,) = read_course(str(ledger)).new
     assert latest.n_new == 1
@@ -291,7 +294,7 @@ def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> N
 
 def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, ledger: Path) -> None:
     first, second = scan(["a"]), scan(["a"])
-    for name in ("summary.json", "selected.parquet"):
+    for name in ("summary.json", "selected.parquet", "digests.json"):
         (first / "selection/members" / name).write_bytes((second / "selection/members" / name).read_bytes())
     (one,) = read_course(str(ledger)).new
     assert one.n_new == 1
@@ -301,6 +304,7 @@ def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, le
 def test_a_list_of_another_length_than_was_filed_is_not_read(scan: Scan, ledger: Path) -> None:
     run = scan(["a", "b"])
     Store(str(run)).write_table("selection/members/selected.parquet", listed(["a"], "x"))
+    sign(Store(str(run)))
     (one,) = read_course(str(ledger)).new
     assert one.n_new is None
     assert "holds 1 documents, and 2 are filed" in one.notes[0]

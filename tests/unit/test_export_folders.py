@@ -14,6 +14,7 @@ import pytest
 from export_runs import finished_run
 from made_up import sentence
 from report_run import amend
+from signed import sign
 
 from pipeline.audit.description import build_config
 from pipeline.audit.history import read_history
@@ -175,6 +176,19 @@ def test_a_killed_export_is_not_taken_for_a_whole_one_and_goes_on(
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+def test_an_export_that_was_killed_while_it_wrote_its_first_file_goes_on(finished: Path, tmp_path: Path) -> None:
+    run = str(finished / "w/run")
+    (tmp_path / "out").mkdir()
+    (tmp_path / f"out/.{MARKER_FILE}.0123abcd").write_bytes(b'{"schema": 1, "sta')
+    (tmp_path / f"out/.{MARKER_FILE}.4567abcd").write_bytes(b"")
+    export(run, tmp_path / "out")
+    export(run, tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/.mine.txt.0123abcd").write_text("mine")
+    assert "mine is not empty, and no export" in refusal(run, tmp_path / "mine")
+
+
 def test_an_export_may_go_to_a_url(finished: Path, tmp_path: Path) -> None:
     run = str(finished / "w/run")
     export(run, "memory://bucket/out")
@@ -289,8 +303,10 @@ def test_an_answer_that_is_of_other_scores_is_refused(tmp_path: Path) -> None:
     documents = store.read_table(name)
     flipped = documents.set_column(2, "selected", pa.array([True] * len(documents)))
     store.write_table(name, flipped)
+    sign(store)
     assert "makes it anew" in refusal(run, tmp_path / "out")
     store.write_table(name, documents.take(list(reversed(range(len(documents))))))
+    sign(store)
     assert "was made from other scores than the run holds" in refusal(run, tmp_path / "out")
     store.write_table(name, documents)
     amend(store, "chosen", n_selected=3)
@@ -300,7 +316,7 @@ def test_an_answer_that_is_of_other_scores_is_refused(tmp_path: Path) -> None:
 def test_runs_without_an_answer_are_refused(tmp_path: Path) -> None:
     run = make(tmp_path)
     store = Store(run)
-    store.remove("selection/chosen/summary.json")
+    store.remove_folder("selection/chosen")
     assert "is not made yet" in refusal(run, tmp_path / "out", IncompleteError)
     assert read_history(store)
     manifest = read_manifest(store)
@@ -329,11 +345,13 @@ def test_a_run_of_another_form_is_refused(tmp_path: Path) -> None:
     store = Store(run)
     summary = store.read_json("selection/chosen/summary.json")
     store.write_json("selection/chosen/summary.json", {**summary, "schema": 9})
+    sign(store)
     message = refusal(run, tmp_path / "out")
-    assert "was written by seenset 0.6.0 in form 9, and this version reads form 1: make the selections anew" in message
+    assert "was written by seenset 0.6.0 in form 9, and this version reads form 1: seenset select" in message
     receipt = json.loads(store.read("receipts/score/audit-000000.json"))
     del receipt["files"], receipt["digest"]
     store.write_json("selection/chosen/summary.json", summary)
+    sign(store)
     store.write_json("receipts/score/audit-000000.json", receipt)
     assert "which kept no digests of files" in refusal(run, tmp_path / "out")
 

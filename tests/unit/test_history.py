@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from signed import file_blind_test, sign
 
 import seenset
 from benchmarks.small_model import WORDS
@@ -97,7 +98,7 @@ def select(store: Store, *overrides: str) -> list[Summary]:
 
 def set_words(store: Store, outcome: BlindDiagnostic) -> None:
     """What the blind test came to, which a run finds out once."""
-    store.write_json("diagnostics/blind-unseen.json", outcome.plain())
+    file_blind_test(store, outcome)
 
 
 def report_of(store: Store) -> tuple[Report, str]:
@@ -205,6 +206,9 @@ def test_no_selections_take_the_answers_and_leave_the_history(audit: Path, store
 def test_a_run_without_a_history_shows_the_selections_of_its_configuration(audit: Path, store: Store) -> None:
     run(audit)
     store.remove("selection/history.jsonl")
+    with pytest.raises(UserError, match=r"selection/history\.jsonl is missing; seenset select"):
+        run_status(store.url)
+    store = sign(store)  # as a version wrote it that kept no history
     assert [summary.name for summary in run_status(store.url).selections] == ["members"]
     report, page = report_of(store)
     assert report.history is None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from report_run import build_run
+from signed import sign, sign_manifest
 
 from pipeline.audit.manifest import read_manifest, read_run
 from pipeline.audit.records import Record
@@ -49,6 +50,15 @@ def rewrite(store: Store, name: str, change: Callable[[dict[str, Any]], Any]) ->
     value = store.read_json(name)
     changed = change(value)
     store.write_json(name, value if changed is None else changed)
+    seal(store, name)
+
+
+def seal(store: Store, name: str) -> None:
+    """Write the digests again, as if the program had written the file as it is now."""
+    if name == "manifest.json":
+        sign_manifest(store)
+    elif name.startswith("selection"):
+        sign(store)
 
 
 def refusal(function: Callable[..., Any], *arguments: Any) -> str:
@@ -87,6 +97,7 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
     write_report(store)
     files = {
         "summary": "selection/members/summary.json",
+        "digests": "selection/members/digests.json",
         "manifest": "manifest.json",
         "status": "status.json",
         "report": "report/report.json",
@@ -95,6 +106,8 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
         schema, value = json.loads(render_schemas()[f"{name}.schema.json"]), store.read_json(file)
         assert value["schema"] == 1, file
         assert set(schema["required"]) <= set(value) <= set(schema["properties"]), file
+        assert ("digest" in value) == RECORDS[name].sealed, file
+        value.pop("digest", None)
         plain = RECORDS[name].model_validate(value).plain()
         assert {key: plain[key] for key in value} == value, file
 
@@ -215,6 +228,7 @@ def test_a_file_of_a_newer_schema_is_refused(store: Store, name: str) -> None:
 @pytest.mark.parametrize(("content", "part"), [(b"{", "not JSON"), (b"[1]", "not a mapping")])
 def test_a_file_that_is_no_mapping_is_damaged(store: Store, name: str, content: bytes, part: str) -> None:
     store.write(name, content)
+    seal(store, name)
     assert f"{name} is damaged: {part}" in refusal(READERS[name], store)
 
 
@@ -235,6 +249,7 @@ def test_a_missing_and_an_unknown_key_are_named(store: Store, name: str, key: st
         value = store.read_json(name)
         edit(reduce(operator.getitem, sections, value))
         store.write_json(name, value)
+        seal(store, name)
         return refusal(READERS[name], store)
 
     unknown = change(lambda section: section.update({f"{last}s": 1}))

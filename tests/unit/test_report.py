@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from report_run import SCRIPT, SECRET, amend, build_run
+from signed import sign
 
 from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run, write_manifest
 from pipeline.audit.score_shards import ScoreHistogram
@@ -296,6 +297,7 @@ def test_a_whole_run_is_no_sample(run: Store) -> None:
 def test_scores_alone_are_no_answer(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     store.remove_folder("selection")
+    StatusFile(store, Counts(2)).write("incomplete", 3)
     page, facts = report(store)
     assert "No selection has been made." in page.text
     assert facts.selections == []
@@ -306,6 +308,7 @@ def test_scores_alone_are_no_answer(tmp_path: Path) -> None:
 def test_a_selection_that_was_not_made_is_named(tmp_path: Path) -> None:
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     store.remove_folder("selection/wide")
+    StatusFile(store, Counts(2)).write("incomplete", 3)
     assert "Asked for and not made yet: wide." in report(store)[0].text
 
 
@@ -324,6 +327,7 @@ def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_pa
     )
     config = manifest.config.model_copy(update={"text_transform": TransformConfig(dates="replace_year", year=2020)})
     write_manifest(store, manifest.model_copy(update={"config": config, "adapters": {"few": few}}))
+    sign(store)
     text = report(store)[0].text
     assert b"0a1b2c3d" not in store.read("report/report.json"), "hashes of documents stay in the manifest"
     assert "The year 2020 stands in the place of every year in every text, before any use." in text
@@ -335,10 +339,12 @@ def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: P
     manifest, _ = read_run(store)
     gradient = GradientRecord(method="batched", reason="", uncovered=[], differentiable=62, quantised=210)
     write_manifest(store, manifest.model_copy(update={"gradient": gradient}))
+    sign(store)
     top, _ = report(store)[0].text.split("1. The answer")
     assert "the norm over the 62 parameter tensors that can be differentiated, and leaves out 210 quantised" in top
     whole = gradient.model_copy(update={"differentiable": 272, "quantised": 0})
     write_manifest(store, manifest.model_copy(update={"gradient": whole}))
+    sign(store)
     assert "quantised" not in report(store)[0].text
 
 
@@ -359,6 +365,7 @@ def test_no_manifest_is_no_run_directory(tmp_path: Path) -> None:
 def test_a_damaged_summary_names_what_is_missing(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     store.write_json("selection/members/summary.json", {"schema": 1, "name": "members"})
+    sign(store)
     with pytest.raises(UserError, match=r"summary\.json is damaged: missing key 'supported'"):
         write_report(store)
 

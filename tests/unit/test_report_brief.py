@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from report_run import amend, build_run
+from signed import sign
 
 from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
@@ -71,6 +72,7 @@ def without_counts(store: Store, names: list[str]) -> None:
     for name in names:
         store.remove(f"selection/{name}/ranks.parquet")
         store.remove(f"selection/{name}/scores.json")
+    sign(store)
 
 
 @pytest.mark.parametrize(("number", "most"), [(2, 700), (14, 1500)])

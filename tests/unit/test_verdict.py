@@ -15,6 +15,7 @@ import pytest
 import yaml
 from finished import refile, with_column
 from rich.console import Console
+from signed import file_blind_test
 
 import seenset
 from pipeline.audit.blind import blind
@@ -69,7 +70,7 @@ def store(finished: Path, tmp_path: Path) -> Store:
     """A copy of that run whose words are alike."""
     shutil.copytree(finished, tmp_path / "run")
     store = Store(str(tmp_path / "run"))
-    store.write_json("diagnostics/blind-unseen.json", ALIKE.plain())
+    file_blind_test(store, ALIKE)
     return store
 
 
@@ -120,7 +121,7 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
     store: Store, outcome: BlindDiagnostic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_scores(store, 1.5)
-    store.write_json("diagnostics/blind-unseen.json", outcome.plain())
+    file_blind_test(store, outcome)
     select_again(store.url, [], texts=False)
     verdict = give_verdict(store.url)
     assert (verdict.answer, verdict.conclusion, verdict.supported) == ("trained on", "inconclusive", None)
@@ -145,7 +146,7 @@ def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
 ) -> None:
     """Documents and calibration of different years: the card stated no bound, and verdict and page stated one."""
     set_scores(store, 1.5)
-    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    file_blind_test(store, APART)
     with pytest.warns(seenset.UnsupportedWarning):
         run = seenset.open_run(store.url) if select_again(store.url, [], texts=False) else None
     assert run is not None
@@ -199,7 +200,7 @@ def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys
     assert ended.value.code == 4
     printed = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
     assert printed == read_verdict(store)
-    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    file_blind_test(store, APART)
     with pytest.raises(SystemExit) as ended:
         main(["verdict", store.url, "--fail-if-trained"])
     assert ended.value.code == 5
@@ -217,14 +218,14 @@ def test_the_python_interface_gives_the_record_and_warns(store: Store) -> None:
     set_scores(store, 1.5)
     assert seenset.verdict(store.url).answer == "trained on"
     run = seenset.open_run(store.url)
-    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    file_blind_test(store, APART)
     with pytest.warns(seenset.UnsupportedWarning, match="Their words differ"):
         assert seenset.verdict(run).supported is False
 
 
 def test_the_report_shows_the_verdict_and_a_new_question_takes_it_away(store: Store) -> None:
     set_scores(store, 1.5)
-    store.write_json("diagnostics/blind-unseen.json", APART.plain())
+    file_blind_test(store, APART)
     select_again(store.url, [], texts=False)
     give_verdict(store.url)
     report = Report.model_validate(store.read_json("report/report.json"))

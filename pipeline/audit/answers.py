@@ -1,0 +1,67 @@
+"""The files of an answer as they are written: the summary after all others, and then the digests of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.audit.against import JUDGED_RECORD
+from pipeline.audit.allocation import KEYS_FILE
+from pipeline.audit.diagnostics import blind_file
+from pipeline.audit.digests import check_answer, digests_of, write_digests
+from pipeline.audit.history import HISTORY_FILE
+from pipeline.audit.records import MANIFEST_FILE, write_record
+from pipeline.audit.score_shards import DUPLICATES
+from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.audit.summary import Summary, summary_file
+from pipeline.audit.weight_shards import weights_record_file
+from pipeline.config.corpus import ROLES
+from pipeline.errors import DamagedError, UserError
+from pipeline.store.files import Store
+
+_OF_RUN = (
+    MANIFEST_FILE,
+    SHARDS_FILE,
+    HISTORY_FILE,
+    JUDGED_RECORD,
+    KEYS_FILE,
+    DUPLICATES,
+    *(blind_file(role) for role in ROLES if role != "audit"),
+    *(weights_record_file(role) for role in ROLES if role != "audit"),
+)
+"""Files of the whole run that state a part of every answer, where they are there."""
+
+
+def run_digests(store: Store) -> dict[str, str]:
+    """SHA-256 of the files of a run that state a part of every answer, by name."""
+    return digests_of(store, _OF_RUN)
+
+
+def write_answer(store: Store, summary: Summary, files: Mapping[str, str]) -> None:
+    """Write the summary of a selection and the digests of its answer, by which it counts as answered.
+
+    Args:
+        store: the run directory.
+        summary: of the selection.
+        files: SHA-256 of all other files of the answer, by name in the run directory, with `run_digests`.
+    """
+    name = summary_file(summary.name)
+    write_digests(store, summary.name, {**files, name: write_record(store, name, summary)})
+
+
+def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False) -> list[str]:
+    """What is wrong with the answers of a run, a line for each that is not as it was written.
+
+    Args:
+        store: the run directory.
+        selections: their names; one that was never answered is passed over.
+        whole: whether the verdicts on all documents are checked too.
+    """
+    problems = []
+    for selection in selections:
+        try:
+            check_answer(store, selection, whole)
+        except DamagedError as error:
+            problems.append(f"{str(error).partition('; seenset ')[0]}; the answer is made again from the scores")
+        except UserError:  # of another version
+            continue
+    return problems

@@ -1,0 +1,226 @@
+"""Digests of the files that state an answer: `selection/<name>/digests.json`, written after all of them.
+
+A selection has an answer when this file is there. Every reader of an answer checks it first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, read_record, write_record
+from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.config.selection import HISTORY
+from pipeline.errors import DamagedError
+from pipeline.store.files import SIDE_BY_SIDE, Store
+from pipeline.store.receipts import DIGEST
+
+HISTORY_FILE = f"selection/{HISTORY}"
+"""What a run was asked: a line each time."""
+
+DOCUMENTS = "documents"
+"""Folder of a selection with the verdicts on all documents: a file is checked when it is read."""
+
+REWRITTEN = "seenset run with the configuration of the run writes it again"
+"""What makes a damaged manifest again, for messages."""
+
+_OF_RUN = (MANIFEST_FILE, SHARDS_FILE)
+"""Files of which answers are made, and that only `seenset run` writes."""
+
+
+class AnswerDigests(VersionedRecord):
+    """The files that state the answer of one selection: `selection/<name>/digests.json`."""
+
+    sealed = True
+    always_sealed = True
+
+    selection: str = Field(description="Name of the selection.")
+    files: dict[str, str] = Field(description="SHA-256 of each file, by its name in the run directory.")
+
+
+def digests_file(selection: str) -> str:
+    """Where a run directory keeps the digests of a selection."""
+    return f"selection/{selection}/digests.json"
+
+
+def verdicts_file(selection: str, shard: str) -> str:
+    """Where a run directory keeps the verdicts of a selection on the documents of a shard."""
+    return f"selection/{selection}/{DOCUMENTS}/{shard}.parquet"
+
+
+def remade(store: Store) -> str:
+    """What makes answers again, for messages."""
+    return f"seenset select {store.url} makes the answer again from the scores"
+
+
+def write_digests(store: Store, selection: str, files: Mapping[str, str]) -> None:
+    """Write the digests of an answer, after all of its files.
+
+    Args:
+        store: the run directory.
+        selection: name of the selection.
+        files: SHA-256 by name in the run directory.
+    """
+    write_record(store, digests_file(selection), AnswerDigests(selection=selection, files=dict(sorted(files.items()))))
+
+
+def digests_of(store: Store, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of those of the files that are there, by name."""
+    digests = {name: _digest(store, name) for name in names}
+    return {name: digest for name, digest in digests.items() if digest is not None}
+
+
+def answer_digests(store: Store) -> dict[str, str]:
+    """SHA-256 of the digests of every answer of a run, by selection."""
+    files = {name: store.digest(digests_file(name)) for name in store.names("selection") if name != HISTORY}
+    return {name: digest for name, digest in files.items() if digest is not None}
+
+
+def read_digests(store: Store, selection: str) -> AnswerDigests | None:
+    """The digests of an answer; None where there is no such file.
+
+    Raises:
+        DamagedError: the file is not as it was written, or belongs to another selection.
+        UserError: it was written by another version.
+    """
+    name = digests_file(selection)
+    where = f"{store.url}/{name}"
+    digests = read_record(store, name, AnswerDigests, remade(store), remade(store))
+    if digests is not None and digests.selection != selection:
+        raise DamagedError(f"{where} is damaged: it is of selection {digests.selection}; {remade(store)}")
+    return digests
+
+
+def check_answer(store: Store, selection: str, whole: bool = False) -> AnswerDigests | None:
+    """Check that the files of an answer are those that were written.
+
+    Args:
+        store: the run directory.
+        selection: name of the selection.
+        whole: whether the verdicts on all documents are checked too.
+
+    Returns:
+        The digests; None where the selection has none.
+
+    Raises:
+        DamagedError: a file is gone or was changed, or the digests were.
+    """
+    digests = read_digests(store, selection)
+    if digests is None:
+        return None
+    documents = f"selection/{selection}/{DOCUMENTS}/"
+    names = [name for name in digests.files if whole or not name.startswith(documents)]
+    with ThreadPoolExecutor(1 if store.local and not whole else SIDE_BY_SIDE) as pool:
+        for name, digest_now in zip(names, pool.map(partial(_digest, store), names), strict=True):
+            if digest_now != digests.files[name]:
+                raise changed_file(store, name, digest_now is None)
+    return digests
+
+
+def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """A table of an answer.
+
+    Args:
+        store: the run directory.
+        digests: of the answer.
+        name: of the file in the run directory.
+        columns: to be read; None: all.
+
+    Raises:
+        DamagedError: the file is gone, was changed, or is no part of the answer.
+    """
+    data = store.read_many([name])[0]
+    if data is None or hashlib.sha256(data).hexdigest() != digests.files.get(name):
+        raise changed_file(store, name, data is None)
+    return pq.read_table(io.BytesIO(data), columns=None if columns is None else list(columns))
+
+
+def read_selected(store: Store, selection: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The selected documents of an answer.
+
+    Raises:
+        DamagedError: the file or the digests are gone, or were changed.
+    """
+    digests = read_digests(store, selection)
+    if digests is None:
+        raise no_digests(store, selection)
+    return read_listed(store, digests, f"selection/{selection}/selected.parquet", columns)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictTables:
+    """The verdicts of an answer on all documents, a table a shard, each checked when it is read."""
+
+    store: Store
+    digests: AnswerDigests
+
+    @classmethod
+    def of(cls, store: Store, selection: str) -> VerdictTables:
+        """Those of a selection.
+
+        Raises:
+            DamagedError: it has no digests, or damaged ones.
+        """
+        digests = read_digests(store, selection)
+        if digests is None:
+            raise no_digests(store, selection)
+        return cls(store, digests)
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards, in the order of their names."""
+        folder = f"selection/{self.digests.selection}/{DOCUMENTS}/"
+        names = (name for name in self.digests.files if name.startswith(folder))
+        return [name[len(folder) :].removesuffix(".parquet") for name in sorted(names)]
+
+    def read(self, shard: str) -> pa.Table:
+        """The verdicts on the documents of a shard.
+
+        Raises:
+            DamagedError: the file is gone, or was changed.
+        """
+        return read_listed(self.store, self.digests, verdicts_file(self.digests.selection, shard))
+
+
+def no_digests(store: Store, selection: str) -> DamagedError:
+    """The error of an answer without digests."""
+    return DamagedError(
+        f"{store.url}/{digests_file(selection)} is missing, so the answer cannot be checked (version 0.9.0 wrote no "
+        f"digests): {remade(store)}"
+    )
+
+
+def changed_file(store: Store, name: str, missing: bool = False) -> DamagedError:
+    """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
+    what = "is missing" if missing else "is damaged: its content is not what was written"
+    return DamagedError(f"{store.url}/{name} {what}; {REWRITTEN if name in _OF_RUN else remade(store)}")
+
+
+def _digest(store: Store, name: str) -> str | None:
+    """SHA-256 of a file; of the history, without what differs when the same is asked at another time."""
+    digest = store.digest(name)
+    if name != HISTORY_FILE or digest is None:
+        return digest
+    if digest not in _timeless:
+        try:
+            entries = [json.loads(line) for line in store.read(name).splitlines() if line.strip()]
+            kept = [{key: one[key] for key in one if key not in _OF_A_TIME} for one in entries]
+        except (ValueError, TypeError):
+            return "no digest"
+        _timeless[digest] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return _timeless[digest]
+
+
+_OF_A_TIME = ("when", "command", DIGEST)
+
+_timeless: dict[str, str] = {}
+"""Of a history's content by its SHA-256: many selections are checked against one history."""

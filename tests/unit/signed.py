@@ -1,0 +1,48 @@
+"""Digests of a run directory whose files a test has changed, written as the program writes them."""
+
+from __future__ import annotations
+
+from pipeline.audit.answers import run_digests
+from pipeline.audit.diagnostics import blind_file
+from pipeline.audit.digests import digests_file, digests_of, write_digests
+from pipeline.audit.records import MANIFEST_FILE, write_part
+from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.audit.summary import BlindDiagnostic
+from pipeline.config.selection import HISTORY
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.store.receipts import sealed
+
+
+def sign_manifest(store: Store) -> None:
+    """Write the digests of the manifest as it is now, whatever it holds."""
+    try:
+        value = store.read_json(MANIFEST_FILE)
+    except UserError:
+        return
+    if isinstance(value, dict) and "digest" in value:
+        kept = {key: value[key] for key in value if key != "digest"}
+        store.write_json(MANIFEST_FILE, sealed({**kept, "shard_table": store.digest(SHARDS_FILE)}))
+
+
+def sign(store: Store) -> Store:
+    """Write the digests of the manifest and of every answer as they are now; a store that has read nothing.
+
+    A selection without a summary has no answer, and gets none.
+    """
+    store = Store(store.url)
+    sign_manifest(store)
+    shared = run_digests(store)
+    for selection in store.names("selection"):
+        if selection != HISTORY and store.names(f"selection/{selection}"):
+            paths = store.fs.find(store.path(f"selection/{selection}"))
+            names = [path[len(store.root) + 1 :] for path in paths]
+            files = digests_of(store, [name for name in names if name != digests_file(selection)])
+            write_digests(store, selection, {**shared, **files})
+    return store
+
+
+def file_blind_test(store: Store, outcome: BlindDiagnostic, role: str = "unseen") -> None:
+    """File what the blind test of a run came to, which the program finds out once."""
+    write_part(store, blind_file(role), outcome)
+    sign(store)
