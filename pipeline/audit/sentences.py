@@ -41,7 +41,9 @@ def wrong_clause(summary: Summary, bound: Bound) -> str:
     """At most how many of the selected are wrong; there is at least one."""
     wrong, these = bound.wrong_at_most, f"these {summary.n_selected:,}"
     if wrong >= summary.n_selected:
-        return f"it cannot be excluded that all of {these} are wrong"
+        return "the one selected document may be wrong" if wrong == 1 else f"all of {these} may be wrong"
+    if wrong == 0:
+        return "the one selected document is not wrong" if summary.n_selected == 1 else f"none of {these} is wrong"
     return f"at most {wrong:,} of {these} {'is' if wrong == 1 else 'are'} wrong"
 
 

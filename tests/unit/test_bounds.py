@@ -10,7 +10,7 @@ import pytest
 
 import seenset
 from pipeline.audit.conclusion import CONTRADICTED, bound_condition, conclude
-from pipeline.audit.sentences import bound_sentence
+from pipeline.audit.sentences import bound_sentence, wrong_clause
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
@@ -354,6 +354,19 @@ def test_the_command_prints_the_sentence_below_the_table(capsys: pytest.CaptureF
     assert printed.count("confidence") == 1
 
 
+def test_one_document_and_none_wrong_have_sentences_of_their_own() -> None:
+    def clause(n_selected: int, wrong: int) -> str:
+        made = with_bound(summary(n_selected=n_selected), wrong_at_most=wrong)
+        assert made.bound is not None
+        return wrong_clause(made, made.bound)
+
+    assert clause(1, 1) == "the one selected document may be wrong"
+    assert clause(1, 0) == "the one selected document is not wrong"
+    assert clause(40, 0) == "none of these 40 is wrong"
+    assert clause(40, 1) == "at most 1 of these 40 is wrong"
+    assert clause(40, 40) == "all of these 40 may be wrong"
+
+
 def test_the_command_prints_a_note_once_for_all_selections_that_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     made = [summary(supported=None, name=name) for name in ("first", "second")]
     (remark,) = made[0].remarks
@@ -402,7 +415,7 @@ def test_a_summary_of_version_0_9_with_a_bound_that_is_contradicted_is_read_with
 def test_a_bound_that_bounds_nothing_says_so() -> None:
     made = summary(n_selected=12, n_audit=600)
     nothing = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=0))
-    assert nothing == "With 95% confidence it cannot be excluded that all of these 12 are wrong."
+    assert nothing == "With 95% confidence all of these 12 may be wrong."
     some = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=30)) or ""
     assert some.startswith(nothing)
     assert "at least 30 of the 600 audited documents were trained on" in some

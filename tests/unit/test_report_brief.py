@@ -164,7 +164,7 @@ def test_without_a_bound_nothing_is_said_of_the_list_or_of_all(tmp_path: Path) -
 
 def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
     brief = amended(tmp_path, bound=Bound(0.95, 12, 0, 0, 12), n_selected=12)
-    assert "it cannot be excluded that all of these 12 are wrong" in brief.this_list
+    assert "all of these 12 may be wrong" in brief.this_list
     assert brief.bound == "perhaps all (95%)"
 
 
