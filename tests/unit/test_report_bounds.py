@@ -58,7 +58,7 @@ def test_what_a_check_contradicts_has_no_bound_on_the_page(run: Store) -> None:
 def test_what_was_not_checked_is_claimed_under_its_condition(run: Store) -> None:
     summary = read_summary(run, "members")
     assert summary is not None
-    blind = summary.diagnostics.blind.model_copy(update={"ok": None})
+    blind = summary.diagnostics.blind.model_copy(update={"ok": None, "outcome": "not tested"})
     diagnostics = summary.diagnostics.model_copy(update={"blind": blind})
     _, facts, _ = bounded(run, supported=None, diagnostics=diagnostics, n_selected=0)
     assert any("was not checked" in caution for caution in facts.selections[0].answer.cautions)
