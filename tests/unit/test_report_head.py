@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from report_run import amend, build_run
+from signed import sign
 
 from pipeline.audit.history import note_answers, read_history, several_questions
 from pipeline.audit.manifest import read_run, write_manifest
@@ -31,11 +32,12 @@ def run_of(folder: Path, **changes: Any) -> Store:
     manifest, _ = read_run(store)
     write_manifest(store, manifest.model_copy(update={"fingerprint": {"model": WEIGHTS}, **changes}))
     note(store)
-    return store
+    return sign(store)
 
 
 def note(store: Store, **settings: Any) -> None:
     """Record the answers, of a question with other settings where some are given."""
+    store = sign(store)
     manifest, _ = read_run(store)
     config = manifest.config
     asked = [one.model_copy(update=settings) for one in config.selections]
@@ -44,6 +46,7 @@ def note(store: Store, **settings: Any) -> None:
 
 
 def page_of(store: Store) -> tuple[str, Report]:
+    store = sign(store)
     write_report(store)
     return store.read("report/report.html").decode(), Report.model_validate(store.read_json("report/report.json"))
 
