@@ -158,7 +158,7 @@ def alpha(run: Path) -> str:
 
 
 def bound(run: Path) -> str:
-    return edited(run, "selection/first/alphas.json", '"confidence": 0.95', '"confidence": 0.99')
+    return edited(run, "selection/first/alphas.json", '"right_at_least": null', '"right_at_least": []')
 
 
 def groups(run: Path) -> str:
