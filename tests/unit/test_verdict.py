@@ -281,6 +281,8 @@ def test_procedure_bound_is_contradicted_by_groups_because_it_promises_nothing_b
     set_scores(store, 1.5, groups=lambda role, row: f"{role} {row // 2}")
     (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
     assert (summary.conclusion, summary.bound) == ("contradicted", None)
+    verdict = give_verdict(store.url)
+    assert (verdict.answer, verdict.conclusion, verdict.counts[0].unit) == ("trained on", "supported", "group")
 
 
 @pytest.mark.parametrize(
