@@ -133,8 +133,9 @@ def check_shard_table(store: Store, manifest: Manifest) -> None:
     Raises:
         DamagedError: it is not.
     """
-    if manifest.shard_table is not None and store.digest(SHARDS_FILE) != manifest.shard_table:
-        raise changed_file(store, SHARDS_FILE)
+    digest = store.digest(SHARDS_FILE)
+    if manifest.shard_table is not None and digest != manifest.shard_table:
+        raise changed_file(store, SHARDS_FILE, missing=digest is None)
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
