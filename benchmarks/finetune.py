@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.small_model import WORDS, save_small_model, smollm2_file
+from benchmarks.small_model import WORDS, fast_type, save_small_model, smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=0, help="by default 400 for tiny, 24 for others")
     parser.add_argument("--epochs", type=int, default=0, help="by default 10 for tiny, 1 for others")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: what dtype auto takes")
     arguments = parser.parse_args()
     tiny = arguments.model == "tiny"
     texts = _texts(arguments.texts or (400 if tiny else 24), 40 if tiny else 100)
@@ -50,11 +51,12 @@ def main() -> None:
     ratios, rays, loops = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        model = _model(arguments.model, root)
+        dtype = arguments.dtype or fast_type("cuda" if gpus else "cpu")
+        model = _model(arguments.model, root, dtype)
         for seed in range(arguments.rounds):
             epochs = arguments.epochs or (10 if tiny else 1)
             batch_size = 8 if tiny else 2
-            config = FinetuneConfig(epochs=epochs, batch_size=batch_size, dtype="float32", seed=seed)
+            config = FinetuneConfig(epochs=epochs, batch_size=batch_size, dtype=dtype, seed=seed)
             loops.append(_loop(model, texts, config, root / f"loop-{seed}", gpus))
             rays.append(_job(model, texts, config, Store(str(root / "run")), gpus))
             ratios.append(rays[-1] / loops[-1])
@@ -67,6 +69,7 @@ def main() -> None:
         "fsd_vs_plain": round(statistics.median(scored), 3),
         "fsd_ratios": [round(ratio, 3) for ratio in scored],
         "model": arguments.model,
+        "dtype": dtype,
         "texts": len(texts),
         "rounds": arguments.rounds,
         "versions": versions(),
@@ -79,13 +82,13 @@ def _texts(count: int, words: int) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) for _ in range(count)]
 
 
-def _model(name: str, root: Path) -> ModelConfig:
+def _model(name: str, root: Path, dtype: str) -> ModelConfig:
     if name == "tiny":
         save_small_model(root / "model")
-        return ModelConfig(path=str(root / "model"), dtype="float32")
+        return ModelConfig(path=str(root / "model"), dtype=dtype)
     if name == "smollm2":
-        return ModelConfig(path=str(smollm2_file()), dtype="float32")
-    return ModelConfig(path=name, dtype="float32")
+        return ModelConfig(path=str(smollm2_file()), dtype=dtype)
+    return ModelConfig(path=name, dtype=dtype)
 
 
 def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: Path, gpus: int) -> float:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.endpoint import measure_client
 from benchmarks.scoring import load, wikimia
+from benchmarks.small_model import fast_type
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel
 from pipeline.models.tokens import tokenize
@@ -88,7 +89,8 @@ def rates(lm: LanguageModel, job: Callable[[], int]) -> tuple[float, float]:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time every job once a round, alternating, and take medians."""
-    lm = load(arguments.model, arguments.device, arguments.dtype)
+    dtype = arguments.dtype or fast_type(arguments.device)
+    lm = load(arguments.model, arguments.device, dtype)
     token_ids = [tokens.ids for tokens in tokenize(lm.tokenizer, wikimia(1024), LONG)]
     long = [ids for ids in token_ids if len(ids) == LONG][: arguments.prompts]
     short = [ids[:SHORT] for ids in long]
@@ -115,7 +117,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "generation",
         "model": arguments.model,
-        "dtype": arguments.dtype,
+        "dtype": dtype,
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine(),
         "prompts": len(long),
         "draws": DRAWS,
@@ -139,7 +141,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6400, help="to the stub of an endpoint")
     parser.add_argument("--model", default="smollm2", help="smollm2, random-1b, or a path")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: what dtype auto takes")
     try:
         print(json.dumps(measure(parser.parse_args())))
     except UserError as error:

@@ -40,6 +40,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from benchmarks.small_model import fast_type
 from pipeline.models.libraries import quieten
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, picture_prompt
@@ -199,7 +200,8 @@ def seconds(lm: LanguageModel, job: Callable[[], Any]) -> tuple[float, float]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time every job once a round, alternating, and take medians of the ratios."""
     quieten()
-    lm = llava(arguments.hidden, arguments.layers, arguments.device, getattr(torch, arguments.dtype))
+    dtype = arguments.dtype or fast_type(arguments.device)
+    lm = llava(arguments.hidden, arguments.layers, arguments.device, getattr(torch, dtype))
     pictures, size = made_up_pictures(arguments.pictures), arguments.batch
     read = [plain_describe(lm, picture) for picture in pictures]
     described = [
@@ -226,7 +228,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "pictures",
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
-        "dtype": arguments.dtype,
+        "dtype": dtype,
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine(),
         "pictures": len(pictures),
         "batch": size,
@@ -250,7 +252,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: what dtype auto takes")
     print(json.dumps(measure(parser.parse_args())))
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.errors import UserError
+from pipeline.models.arithmetic import choose, processor_here
 
 WORDS = [
     "the",
@@ -92,3 +93,8 @@ def save_small_model(folder: Path, hidden: int = 64, layers: int = 2, vocabulary
     if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def fast_type(device: str = "cpu") -> str:
+    """The type that `dtype: auto` takes on a device for a checkpoint in bfloat16."""
+    return choose("bfloat16", 0, processor_here(1 if device == "cuda" else 0)).dtype

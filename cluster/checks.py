@@ -62,6 +62,7 @@ Verdict = tuple[State, str, str]  # state, value, mend
 
 MENDS = {
     "versions": "start Ray there from the same environment or image as here",
+    "processor": "take nodes of one kind where scores must agree in the last digits and bfloat16 must be fast",
     "plugins": "install the plugin there, as it is here",
     "gpus": "install the driver and the torch of its CUDA there",
     "memory": "see the reason",
@@ -82,7 +83,9 @@ def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Find
     """The lines of all nodes, in the order of the nodes and of the checks."""
     lines = [_line(node, check, answer, expected) for node in nodes for check, answer in node.answers.items()]
     winners = [node.name for node in nodes if _facts(node, "run directory").get("won")]
-    return [_shared(line, nodes, winners) if line.check == "run directory" else line for line in lines]
+    lines = [_shared(line, nodes, winners) if line.check == "run directory" else line for line in lines]
+    common = _common_flags(nodes)
+    return [_unlike(line, nodes, common) if line.check == "processor" else line for line in lines]
 
 
 def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
@@ -108,6 +111,26 @@ def _shared(line: Finding, nodes: Sequence[NodeReport], winners: Sequence[str]) 
     else:
         value = f"{len(winners)} nodes created one file, of which only one may"
     return Finding(line.node, line.check, "red", value, MENDS["run directory"])
+
+
+def _common_flags(nodes: Sequence[NodeReport]) -> tuple[str, ...]:
+    """Flags of the CPU that most nodes have."""
+    counts = Counter(tuple(_facts(node, "processor").get("flags", ())) for node in nodes)
+    return max(counts, key=lambda flags: (counts[flags], flags), default=())
+
+
+def _unlike(line: Finding, nodes: Sequence[NodeReport], common: tuple[str, ...]) -> Finding:
+    """The line of a processor with what only all nodes together tell: whether it is like the others."""
+    (node,) = (node for node in nodes if node.name == line.node)
+    if line.state == "red" or tuple(_facts(node, "processor").get("flags", ())) == common:
+        return line
+    value = f"{line.value}; most nodes have {' '.join(common) or 'none of these flags'}"
+    return Finding(line.node, line.check, "note", value, MENDS["processor"])
+
+
+def _processor(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
+    native = "bfloat16 is native" if facts["bfloat16"] else "bfloat16 is emulated, dtype auto takes float32"
+    return "good", f"{' '.join(facts['flags']) or 'no known flags'}: {native}", ""
 
 
 def _versions(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
@@ -280,6 +303,7 @@ def _first_batch(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Ve
 
 _JUDGES: dict[str, Callable[[Mapping[str, Any], NodeReport, Expectation], Verdict]] = {
     "versions": _versions,
+    "processor": _processor,
     "plugins": _plugins,
     "gpus": _gpus,
     "memory": _memory,

@@ -28,6 +28,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.plugins import Plugin, load_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError, one_line
+from pipeline.models.arithmetic import processor_here
 from pipeline.models.checkpoints import Kind, check_files, locate_adapter, matching, weight_files
 from pipeline.models.load import check_model
 from pipeline.models.tokens import TOKENIZER_FILES
@@ -106,6 +107,12 @@ class Inspector:
 def remove_traces(inspection: Inspection) -> None:
     """Remove the folder of a preflight from the run directory."""
     Store(inspection.config.run).remove_folder(inspection.folder)
+
+
+def _processor(_: Inspection, __: str) -> dict[str, Any]:
+    """Flags of the CPU that decide its type of weights, and whether it multiplies bfloat16 natively."""
+    here = processor_here()
+    return {"flags": list(here.flags), "bfloat16": here.bfloat16}
 
 
 def _plugins(inspection: Inspection, _: str) -> dict[str, Any]:
@@ -273,6 +280,7 @@ def _storage(inspection: Inspection, _: str) -> dict[str, Any]:
 
 
 CHECKS: dict[str, Callable[[Inspection, str], dict[str, Any]]] = {
+    "processor": _processor,
     "plugins": _plugins,
     "gpus": _gpus,
     "memory": _memory,

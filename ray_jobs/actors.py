@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
+from pipeline.audit.arithmetic import read_arithmetic
 from pipeline.audit.places import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError, instead_of_exit
+from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import ENVIRONMENT
 from pipeline.models.libraries import collect_rarely, give_back, keep_memory
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
+from pipeline.stages.events import Advance, Event, Failure, Ready, Remark, Tick, failure_of
 from pipeline.stages.line import SILENT_SECONDS
 from pipeline.stages.process import process
 from pipeline.stages.turns import SHARDS_AT_A_TIME, Turn, Turns
@@ -68,6 +70,7 @@ class ShardActor:
         driver: str,
         board: Any,
         versions: Mapping[str, str] | None = None,  # of the driver's programs
+        flags: Sequence[str] | None = None,  # of the CPU that decided the types of the run
     ) -> None:
         collect_rarely()
         keep_memory()
@@ -94,6 +97,8 @@ class ShardActor:
             board.broken.remote(f"{_node_here()}: {instead_of_exit(error)}")
         else:
             board.ready.remote()
+            if flags is not None and not placement.gpus and (line := flags_differ(flags)):
+                board.remark.remote(f"warning: {_node_here()}: {line}")
 
     def _tell_of_life(self) -> None:
         """Tell the board again and again that this process lives, whatever it works on."""
@@ -235,12 +240,22 @@ def map_shards(
     context.execution_no_progress_timeout_s = -1  # what is no progress is decided here
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     weights = [max(1.0, (sizes or {}).get(shard.id, 1.0)) for shard in shards]
+    types = read_arithmetic(store)
+    flags = None if types is None else tuple(types.flags)
     board = start_board(list(bundles(shards)), IN_BUNDLE, weights)
     callers = [{"caller": number} for number in range(SHARDS_AT_A_TIME * most)]
     with DataContext.current(context):
         dataset = ray.data.from_items(callers, override_num_blocks=len(callers)).flat_map(
             cast(Any, ShardActor),
-            fn_constructor_args=(stage, Placement(shape.gpus, shape.cpus), store.url, driver, board, versions_here()),
+            fn_constructor_args=(
+                stage,
+                Placement(shape.gpus, shape.cpus),
+                store.url,
+                driver,
+                board,
+                versions_here(),
+                flags,
+            ),
             compute=ActorPoolStrategy(
                 min_size=least,
                 max_size=most,
@@ -268,6 +283,7 @@ def _events(stage: Stage, board: Any, waiting: int, ended: Callable[[], BaseExce
 
     last = time.monotonic()
     request = 1
+    remarked: set[str] = set()
     while waiting:
         end = ended()  # before the news, which then has all that the actors said
         answer = board.news.remote(request)
@@ -287,6 +303,10 @@ def _events(stage: Stage, board: Any, waiting: int, ended: Callable[[], BaseExce
             )
         if news.ready:
             yield Ready()
+        for line in news.remarks:
+            if line not in remarked:  # several actors of a node
+                remarked.add(line)
+                yield Remark(line)
         for shard, advance in news.advances.items():
             yield Advance(shard, *advance)
         for kind, text in news.ended:

@@ -17,6 +17,7 @@ from pipeline.audit.allocation import (
     write_document_keys,
 )
 from pipeline.audit.answers import damaged_answers
+from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.finished import forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.mend import withdraw_damaged
@@ -41,7 +42,7 @@ from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages.base import Stage
 from pipeline.stages.crew import Crew
-from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick
+from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
 from pipeline.stages.line import longest_shards_first
 from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
@@ -54,7 +55,7 @@ from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
 from ray_jobs.beginning import Checks, begin_crew, begin_model, check_meanwhile, machine_of
-from ray_jobs.devices import device_of_run, device_on_file, note_device
+from ray_jobs.devices import arithmetic_of_run, device_of_run, device_on_file, note_device
 from ray_jobs.evidence import reader_here, reader_in_crew, reader_on_cluster
 from ray_jobs.finetune import Adapter
 from ray_jobs.head import check_head, head_watched
@@ -137,6 +138,7 @@ def run_audit(
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):
+        config = _typed(config, store)
         reporter.say("selecting")
         claim = claim_of(config, scored, limit, reporter.say)
         summaries = select_all(config, scored, limit, fold, texts=texts, reread=reread, say=reporter.say, claim=claim)
@@ -151,9 +153,16 @@ def run_audit(
 
 def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
     """What a finished run would be scored by now."""
+    config = _typed(config, store)
     settled = None if config.against is None else settled_judged(config, store)  # else no request for it
     judged = None if settled is None else settled[1]
     return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
+
+
+def _typed(config: AuditConfig, store: Store) -> AuditConfig:
+    """The configuration with the types that the run has decided."""
+    types = read_arithmetic(store)
+    return config if types is None else with_types(config, types.types)
 
 
 @contextmanager
@@ -196,10 +205,17 @@ def _scoring(
     if machine is None and (warning := cluster_warning(config.resources)) is not None:
         reporter.say(warning)
     store = Store(config.run)
+    types = None if machine is None else arithmetic_of_run(config, store, machine, reporter.say)
+    plan = plan if types is None else replace(plan, config=with_types(config, types.types))
     early, crew = begin_model(plan, store, machine), begin_crew(plan, store, machine)
     with closing(crew) if crew is not None else nullcontext(), RunLock(store, reporter.say) as lock:
         store = lock.held
         checks = check_meanwhile(plan, store, reporter, machine, early, crew)
+        types = types or arithmetic_of_run(config, store, machine, reporter.say)
+        config = with_types(config, types.types)
+        plan = replace(plan, config=config)
+        if sentence := types.sentence("model"):
+            reporter.say(f"the model computes in {sentence}")
         store.begin()
         forget_finished(store)
         unscored = pending(plan, STAGE, store)
@@ -210,6 +226,7 @@ def _scoring(
         if config.series is not None:
             check_ledger(config, fingerprints[STAGE])
         fold = fold_of(store, machine is None, crew)
+        note_arithmetic(store, types)
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         note_device(store, device)
         if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
@@ -373,6 +390,8 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
                 counts.answers = event.requests
             elif isinstance(event, Ready):
                 counts.began = time.monotonic()
+            elif isinstance(event, Remark):
+                reporter.say(event.text)
             status.tick()
             if ready:
                 reporter.update(counts)

@@ -42,6 +42,7 @@ class News:
     advances: dict[str, tuple[int, int]] = field(default_factory=dict)  # shard -> documents, tokens
     ready: bool = False  # whether a worker has loaded its models
     broken: str = ""  # why a worker cannot load them
+    remarks: list[str] = field(default_factory=list)  # on workers, a line each
 
 
 class Board:
@@ -112,6 +113,10 @@ class Board:
     def ready(self) -> None:
         """Note that a worker has loaded its models."""
         self.fresh.ready = True
+
+    def remark(self, line: str) -> None:
+        """Note what the user should know of a worker."""
+        self.fresh.remarks.append(line)
 
     def broken(self, reason: str) -> None:
         """Note why a worker cannot load its models."""

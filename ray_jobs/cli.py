@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage
-from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, series, terminal
+from ray_jobs import comparing, ending, exit_codes, finished, guard, head, heartbeat, interrupts, series, terminal
 from ray_jobs.options import (
     AsJson,
     ConfigPath,
@@ -62,8 +63,10 @@ def plan(
 ) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     planned = _planned(config, set_, limit)
+    heartbeat.start("plan")
     from pipeline.audit.allocation import check_adapters
     from pipeline.audit.apart import write_matched
+    from pipeline.audit.arithmetic import with_types
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
     from pipeline.audit.precheck import plan_checks
@@ -74,13 +77,19 @@ def plan(
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
     from ray_jobs.beginning import check_actors
+    from ray_jobs.devices import arithmetic_ahead
     from ray_jobs.neighbours import cluster_warning
 
-    audit = planned.config
     check_actors(planned)
+    slow: list[str] = []
+    types = arithmetic_ahead(planned, slow.append)
+    planned = replace(planned, config=with_types(planned.config, types.types))
+    audit = planned.config
     planned, series = planned_scan(planned)
     checks = plan_checks(planned)
     model = describe_model(audit.model, audit.corpus.has_pictures)
+    if "model" in types.types:
+        model["chosen"] = types.types["model"].reason
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
     if audit.paraphraser is not None:
@@ -89,6 +98,7 @@ def plan(
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     facts["series"], facts["against"] = series, planned_against(audit)
+    facts["slow"] = slow
     if matched is not None:
         subsets = write_matched(planned, matched)
         facts["matched"] = [subset.facts() for subset in subsets]
@@ -114,6 +124,7 @@ def run(
 
     planned = _planned(config, set_, limit)
     begin_scoring_ahead(planned)
+    heartbeat.start("run")
     from ray_jobs.audit import run_audit
     from ray_jobs.progress import Reporter
 
@@ -134,6 +145,7 @@ def evaluate(
 ) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
+    heartbeat.start("evaluate")
     from ray_jobs.evaluate import run_evaluation
     from ray_jobs.progress import Reporter
 
@@ -182,6 +194,7 @@ def trial(
     check_inputs(described, points)
     check_shifts(points)
     guard.guard(may_need_cluster(described.resources))
+    heartbeat.start("trial")
     from ray_jobs.trial import run_trial
 
     console = terminal.console(errors=json_)
@@ -263,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with head.head_watched():
                 code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
         finally:
+            heartbeat.end()
             if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
                 keys.give_keys_back()
             if children := sys.modules.get("pipeline.stages.child"):

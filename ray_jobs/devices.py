@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
+import torch
+
+from pipeline.audit.arithmetic import Arithmetic, Deciding, decide, read_arithmetic
 from pipeline.audit.budgets import with_memory
-from pipeline.audit.machine import LocalMachine
-from pipeline.audit.places import actor_shape
-from pipeline.config.audit import ResourcesConfig
+from pipeline.audit.machine import LocalMachine, machine_for, runs_locally
+from pipeline.audit.places import ActorShape, Node, actor_shape, places_on
+from pipeline.audit.plan import Plan
+from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.errors import UserError, one_line
+from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.store.files import Store
-from ray_jobs.connection import REASON_CHARACTERS, connect
-from ray_jobs.nodes import cluster_nodes
+from ray_jobs.connection import REASON_CHARACTERS, cluster_is_named, connect, is_private
+from ray_jobs.nodes import cluster_nodes, nodes_ahead
 
 DEVICE_FILE = "device.json"
 ASK_SECONDS = 120.0
@@ -51,6 +59,81 @@ def device_of_run(resources: ResourcesConfig, store: Store, machine: LocalMachin
         name = name if resources.deterministic else ""
         device = replace(device, memory=device.memory or memory, name=name)
     return with_memory(device, resources)
+
+
+def arithmetic_of_run(
+    config: AuditConfig, store: Store, machine: LocalMachine | None, say: Callable[[str], None]
+) -> Arithmetic:
+    """The types of the models and trainings of a run: those that its directory states, else decided now.
+
+    Args:
+        config: of the audit.
+        store: the run directory.
+        machine: where the work is done in this process; None: on a cluster, of which one worker node is asked.
+        say: prints a line.
+
+    Raises:
+        UserError: as `decide`, or the cluster does not answer.
+    """
+    ask = partial(_deciding_node, config.resources) if machine is None else partial(_deciding_here, machine)
+    return decide(config, read_arithmetic(store), ask, say)
+
+
+def arithmetic_ahead(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
+    """The types that a run of this plan would decide; no cluster is started for it.
+
+    Args:
+        plan: of the audit.
+        say: prints a line.
+
+    Raises:
+        UserError: as `arithmetic_of_run`.
+    """
+    gpus, named = torch.cuda.device_count(), cluster_is_named()
+    store, resources = Store(plan.config.run), plan.config.resources
+    if runs_locally(plan, named, gpus):
+        return arithmetic_of_run(plan.config, store, machine_for(plan, gpus), say)
+    if named and os.environ.get("RAY_ADDRESS") != "local":
+        return arithmetic_of_run(plan.config, store, None, say)
+    nodes = nodes_ahead(gpus)
+    shape = actor_shape(resources, nodes)
+    ask = partial(_on_this_machine, shape, _copies(resources, shape, nodes))
+    return decide(plan.config, read_arithmetic(store), ask, say)
+
+
+def _deciding_here(machine: LocalMachine) -> Deciding:
+    return Deciding(processor_here(machine.gpus), machine.workers if machine.apart else 1)
+
+
+def _on_this_machine(shape: ActorShape, copies: int) -> Deciding:
+    return Deciding(processor_here(shape.gpus), copies)
+
+
+def _copies(resources: ResourcesConfig, shape: ActorShape, nodes: Sequence[Node]) -> int:
+    """Copies of the weights in the memory of one node: one an actor on CPUs; a GPU's memory holds an actor's own."""
+    held = 1 if shape.gpus else max(places_on(node, shape) for node in nodes)
+    return min(held, resources.actors_between(held, held)[1])
+
+
+def _deciding_node(resources: ResourcesConfig) -> Deciding:
+    """The processor of a node that holds an actor: of this one, or asked by one task."""
+    import ray
+
+    connect()
+    nodes = cluster_nodes()
+    shape = actor_shape(resources, nodes)
+    copies = _copies(resources, shape, nodes)
+    if is_private() and not shape.gpus:
+        return _on_this_machine(shape, copies)
+    task: Any = ray.remote(num_cpus=shape.cpus, num_gpus=shape.gpus, max_retries=1)(processor_here)
+    hint = "state the type with dtype, such as dtype: float32, to start without asking"
+    try:
+        return Deciding(ray.get(task.remote(shape.gpus), timeout=ASK_SECONDS), copies)
+    except ray.exceptions.GetTimeoutError:
+        raise UserError(f"no node stated its processor within {ASK_SECONDS:g} s; {hint}") from None
+    except ray.exceptions.RayError as error:
+        reason = one_line(str(getattr(error, "cause", error)))[:REASON_CHARACTERS]
+        raise UserError(f"a node cannot state its processor ({reason}); {hint}") from None
 
 
 def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:

@@ -83,8 +83,11 @@ def print_plan(facts: dict[str, Any]) -> None:
     """The forecast of a run (`pipeline.audit.forecast`)."""
     screen = console()
     model = facts["model"]
-    about = model["architecture"] if model["dtype"] == "unknown" else f"{model['architecture']}, {model['dtype']}"
-    screen.print(f"model {model['path']} ({about})", markup=False, highlight=False)
+    chosen = f", {model['chosen']}" if model.get("chosen") else ""
+    about = model["architecture"] + ("" if model["dtype"] == "unknown" else f", {model['dtype']}{chosen}")
+    screen.print(f"model {model['path']} ({about})", markup=False, highlight=False, soft_wrap=True)
+    for line in facts["slow"]:
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("role", "documents", "shards")
     for role, entry in facts["roles"].items():
         about = "" if entry["exact"] else "about "

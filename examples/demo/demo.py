@@ -10,6 +10,7 @@ answer against the truth. All that is already there for the same settings is use
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -26,7 +27,7 @@ from examples.models import smollm2
 from pipeline.errors import ExitCode, UserError
 
 TRIAL: dict[str, Any] = {
-    "contaminate": {"share": 0.5, "epochs": 4, "batch_size": 4, "learning_rate": 2e-3, "dtype": "bfloat16"},
+    "contaminate": {"share": 0.5, "epochs": 4, "batch_size": 4, "learning_rate": 2e-3},
     "repeats": 100,
     "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
     "selections": [
@@ -68,7 +69,7 @@ def write_trial(folder: Path, passages: Path, seed: int) -> Path:
     """Write trial.yaml, the configuration that a user would write, and return its path."""
     trial = {
         "run": "./trial",  # beside the file
-        "model": {**smollm2(), "dtype": "bfloat16"},
+        "model": smollm2(),
         "documents": {"path": os.path.relpath(passages, folder), "id": "id"},
         **TRIAL,
         "seed": seed,
@@ -80,10 +81,21 @@ def write_trial(folder: Path, passages: Path, seed: int) -> Path:
 
 
 def seenset(*arguments: str) -> int:
-    """Run the command as a user would, with the output on the terminal; its exit code."""
+    """Run the command as a user would, with the output on the terminal; its exit code.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, after the command, which gets the signal too, has printed its line and ended.
+    """
     console.print(f"\n[bold]$ seenset {' '.join(arguments)}[/bold]", highlight=False, soft_wrap=True)
     sys.stdout.flush()
-    return subprocess.run([sys.executable, "-m", "ray_jobs.cli", *arguments], check=False).returncode
+    command = subprocess.Popen([sys.executable, "-m", "ray_jobs.cli", *arguments])
+    try:
+        return command.wait()
+    except KeyboardInterrupt:
+        while command.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt):
+                command.wait()
+        raise
 
 
 def run_demo(count: int, seed: int, work: Path) -> int:
@@ -112,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"demo: {error}", file=sys.stderr)
         return int(ExitCode.USER_ERROR)
+    except KeyboardInterrupt:  # where the command was running, it has printed its line
+        return int(ExitCode.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def ensure_model(folder: Path, texts: list[str]) -> Path:
     torch.set_num_threads(os.cpu_count() or 1)
     if not adapter.exists():
         console.print(f"model: training {len(texts)} passages into SmolLM2-135M")
-        base = open_model(ModelConfig(**smollm2(), dtype="bfloat16"))
+        base = open_model(ModelConfig(**smollm2()))
         train(base.model, base.tokenizer, texts, TRAINING, adapter)
     opened = open_model(ModelConfig(**smollm2(), dtype="float32", adapter=str(adapter)))
     model: Any = opened.model
@@ -94,7 +94,7 @@ def serving(model: Path, port: int, log: Path) -> Iterator[str]:
         if tried.connect_ex(("127.0.0.1", port)) == 0:
             raise UserError(f"port {port} is taken; give another --port")
     command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "bfloat16"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "auto"]
     with log.open("wb") as file:
         server = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -127,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UserError as error:
             print(f"trials: {error}", file=sys.stderr)
             return int(ExitCode.USER_ERROR)
+        except KeyboardInterrupt:  # where the command was running, it has printed its line
+            return int(ExitCode.INTERRUPTED)
         if code:
             return code
         console.print(f"{name}: {time.monotonic() - start:.0f} s", highlight=False)

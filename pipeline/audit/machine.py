@@ -7,8 +7,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from pipeline.audit.plan import Plan, pending
 from pipeline.audit.status import SCORING
 from pipeline.config.audit import ResourcesConfig
@@ -16,6 +14,7 @@ from pipeline.config.models import ModelConfig, expand_user
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import Checkpoint, weight_files
+from pipeline.models.memory import free_memory
 from pipeline.stages.child import begin_ahead
 from pipeline.store.files import Store
 
@@ -91,9 +90,7 @@ def _fits_now(plan: Plan, machine: LocalMachine) -> bool:
     if config.paraphraser is not None or adapters_of(parse_detectors(config.detectors)):
         return False
     sizes = [_weight_bytes(model) for model in config.models]
-    return (
-        None not in sizes and MEMORY_A_WEIGHT * machine.workers * sum(map(int, filter(None, sizes))) <= _free_memory()
-    )
+    return None not in sizes and MEMORY_A_WEIGHT * machine.workers * sum(map(int, filter(None, sizes))) <= free_memory()
 
 
 def _weight_bytes(model: object) -> int | None:
@@ -103,18 +100,6 @@ def _weight_bytes(model: object) -> int | None:
     folder = Path(expand_user(model.path))
     names = weight_files(model, Checkpoint(folder, None)) if folder.is_dir() else []
     return sum((folder / name).stat().st_size for name in names) or None
-
-
-def _free_memory() -> int:
-    """Bytes that this process and its children may take, by the machine and by the limit of its container."""
-    free = int(psutil.virtual_memory().available)
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return min(free, limit - used + int(counts.get("inactive_file", 0)))  # of files that were read: given back
-    except (OSError, ValueError):  # no such limit
-        return free
 
 
 def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bool:

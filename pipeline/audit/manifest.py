@@ -40,7 +40,10 @@ class AuditedModel(Record):
     """What is known of the audited model without loading its weights."""
 
     architecture: str = Field(description="Class of the model; endpoint where only its answers are seen.")
-    dtype: str = Field(description="Arithmetic of the weights; unknown behind an endpoint.")
+    dtype: str = Field(description="Type of the weights; unknown behind an endpoint.")
+    chosen: str | None = Field(
+        None, description="Why dtype auto chose this type; null where the configuration states it."
+    )
     max_tokens: int | None = Field(description="Positions that the model has; null where it does not say.")
     parameters: int | None = Field(description="Parameters; null where only loading would tell.")
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.audit.arithmetic import read_arithmetic
 from pipeline.audit.manifest import (
     Allocation,
     AuditedModel,
@@ -75,7 +76,10 @@ def settle(
     if before is not None and before.fingerprint == dict(fingerprint):
         model = before.model
     else:
-        model = AuditedModel(**describe_model(plan.config.model, plan.config.corpus.has_pictures))
+        types = read_arithmetic(store)
+        decided = None if types is None else types.types.get("model")
+        described = describe_model(plan.config.model, plan.config.corpus.has_pictures)
+        model = AuditedModel(**described, chosen=None if decided is None else decided.reason)
     write_manifest(store, _manifest(plan, fingerprint, model, allocation or Allocation()))
     return plan
 

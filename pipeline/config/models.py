@@ -20,7 +20,9 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Hub revision: a commit, tag or branch.")
     gguf_file: str | None = Field(None, description="Name of the GGUF file inside `path`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Arithmetic of the weights; auto takes the checkpoint's own (GGUF: float32)."
+        "auto",
+        description="Type of the weights; auto takes the fastest of the device that loses nothing of the checkpoint: "
+        "its own where the device multiplies it natively, else float32 (GGUF: float32).",
     )
     quantization: Literal["8bit", "4bit"] | None = Field(None, description="Load through bitsandbytes.")
     adapter: Annotated[str | None, Place.INPUT] = Field(

@@ -30,7 +30,11 @@ class FinetuneConfig(Section):
     batch_size: int = Field(8, ge=1, description="Texts in a step; the last step of an epoch may hold fewer.")
     learning_rate: float = Field(1e-3, gt=0, description="Rate of the first step; a cosine takes it to zero.")
     max_tokens: int = Field(1024, ge=2, description="Texts are cut to this many tokens.")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Arithmetic; trained weights are float32.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto",
+        description="Type of the products; auto is bfloat16 where the device multiplies it natively, else float32. "
+        "Trained weights are float32.",
+    )
     pass_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None,
         description="Padded tokens that go through the model at a time, at most; fewer take less memory. By default "

@@ -115,7 +115,7 @@ def _model(run: RunFacts) -> ModelReport:
         adapter=None if weights is None else weights.adapter_shown or None,
         quantization=None if weights is None else weights.quantization,
         architecture=known.architecture,
-        dtype=known.dtype,
+        dtype=known.dtype if known.chosen is None else f"{known.dtype}, {known.chosen}",
         parameters=known.parameters,
         digest=None if weights is None else _model_digest(run),
         fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],

@@ -39,11 +39,18 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What the user should know of a worker, in one line."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing new: a second has passed."""
 
 
-Event = Receipt | Failure | Advance | Answered | Ready | Tick
+Event = Receipt | Failure | Advance | Answered | Ready | Remark | Tick
 
 
 def failure_of(shard: Shard, raised: Exception | SystemExit) -> Failure:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
+from pipeline.models.arithmetic import choose_training, processor_here
 from pipeline.models.device_errors import check_lost, out_of_memory
 from pipeline.models.embedding import embedding_rows
 from pipeline.training.loss import (
@@ -172,6 +173,14 @@ def _run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return nullcontext(), plain_attention() if plain else nullcontext()
 
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def typed(model: Any, config: FinetuneConfig) -> FinetuneConfig:
+    """The settings with a type in the place of dtype auto, for a training that no run has decided."""
+    if config.dtype != "auto":
+        return config
+    processor = processor_here(1 if model.device.type == "cuda" else 0)
+    return config.model_copy(update={"dtype": choose_training(processor).dtype})
 
 
 def arithmetic(model: Any, config: FinetuneConfig) -> Any:

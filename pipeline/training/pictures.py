@@ -19,6 +19,7 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
 from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.loss import loss_of_tokens
+from pipeline.training.memory import typed
 from pipeline.training.steps import ALONE
 from pipeline.training.train import (
     CHECKPOINT_SECONDS,
@@ -78,6 +79,7 @@ def train_pictures(
     """
     if lm.processor is None:
         raise UserError("pictures are trained into a vision-language model, and this model reads texts alone")
+    config = typed(lm.model, config)
     check_job(output_folder, len(pictures), config)
     prompts = _Prompts(lm)
     documents = [

@@ -34,7 +34,7 @@ from pipeline.store.space import whole
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.loss import batch_loss
-from pipeline.training.memory import Loss, PassSize, arithmetic, explained, pass_size, passes_of, recomputed
+from pipeline.training.memory import Loss, PassSize, arithmetic, explained, pass_size, passes_of, recomputed, typed
 from pipeline.training.steps import ALONE, ProcessGroup, Updates
 from pipeline.training.zero import ZeroUpdates
 
@@ -139,6 +139,7 @@ def train(
         LostDeviceError: the device refuses all further work of this process.
         FullError: there is no space left for a checkpoint or the result.
     """
+    config = typed(model, config)
     check_job(output_folder, len(texts), config, zero)
     documents = encode(tokenizer, texts, config.max_tokens)
     for index, document in enumerate(documents):

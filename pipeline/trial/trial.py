@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import torch
 from rich.table import Table
 
 from pipeline import __version__
+from pipeline.audit.arithmetic import Deciding, decide, note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.detection import DetectorScores, detection, roc
 from pipeline.audit.digests import read_selected
 from pipeline.audit.halvings import blocks_among
@@ -26,6 +28,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
+from pipeline.models.arithmetic import processor_here
 from pipeline.report.roc import roc_figures
 from pipeline.report.svg import FigureImage
 from pipeline.report.tables import Row, as_text, detector_rows, detector_table
@@ -44,6 +47,9 @@ from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_r
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure, pool_of
 from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import draw_split
+
+LINE_SECONDS = 10.0
+"""Without a line of a training, after which its next step is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +115,23 @@ def carry_out(
     with ExitStack() as locks:
         held = {url: locks.enter_context(RunLock(Store(url), say)).held for url in {store.url, work.url}}
         store, work = held[store.url], held[work.url]
+        config = _typed(config, work, say)
+        points = [replace(point, config=_typed(point.config, work, say)) for point in points]
         with TrialProgress(store, sum(point.config.models for point in points), len(points)) as progress:
             trial = _Trial(config, run_audit, say, store, work, documents, progress)
             trial.read_words(points, limit)
             return trial.run(points, item_results)
+
+
+def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> TrialConfig:
+    """The trial with decided types in the place of dtype auto, which are recorded under the names of its models."""
+    parts = (config.model, config.reference_model, config.paraphraser)
+    models = [None if part is None else part.shown for part in parts]
+    name = f"arithmetic-{_digest(models)}.json"
+    gpus = int(torch.cuda.is_available())
+    types = decide(config, read_arithmetic(work, name), lambda: Deciding(processor_here(gpus), 1), say)
+    note_arithmetic(work, types, name)
+    return with_types(config, types.types)
 
 
 class _Trial:
@@ -136,6 +155,7 @@ class _Trial:
         self.work = work
         self.documents = documents
         self.audits: dict[str, _Audit] = {}
+        self.shown = 0.0  # seconds of a training after which its last line was printed
         self.places: dict[str, np.ndarray] = {}
         self.words: dict[str, Any] = {}  # text transform -> words of the documents
 
@@ -184,6 +204,7 @@ class _Trial:
         if planned.folder is not None and not planned.folder.exists():
             count = int(planned.trained.sum())
             self.say(f"contaminated model {index + 1} of {config.models}: training {count} documents in")
+            self.shown = 0.0
             contaminate(config, planned, self.documents, index, self.show_step)
         as_written: dict[str, Any] = {"split": self.base.split}
         if config.detectors == self.base.detectors:
@@ -366,8 +387,10 @@ class _Trial:
         return roc_figures(curves, areas, ("trained", "untrained"))
 
     def show_step(self, step: TrainingStep) -> None:
-        """About every tenth of a training."""
-        if step.step % max(1, step.steps // 10) == 0:
+        """The first step, about every tenth of a training, and a step after ten seconds without a line."""
+        silent = step.seconds - self.shown
+        if step.step == 1 or step.step % max(1, step.steps // 10) == 0 or silent >= LINE_SECONDS:
+            self.shown = step.seconds
             remaining = step.seconds / step.step * (step.steps - step.step)
             self.say(f"  step {step.step}/{step.steps}  loss {step.loss:.2f}  {duration(remaining)} left")
 

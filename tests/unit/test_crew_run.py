@@ -172,7 +172,7 @@ def test_large_work_is_done_by_processes_where_memory_holds_a_model_each(
     assert not runs_locally(plan_of(path, "model.path=owner/name"), False, 0), "how large it is, nobody knows"
     training = plan_of(path, "detectors=[{fsd: {base: loss}}]", "selections=[]")
     assert not runs_locally(training, False, 0), "adapters are trained beside other work"
-    monkeypatch.setattr(machine, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     assert not runs_locally(plan_of(path), False, 0), "no room for a model in each"
     local = plan_of(path, "resources.cluster=local")
     assert not machine_for(local, 0).apart
@@ -185,7 +185,7 @@ def test_what_free_memory_allows_is_decided_once_for_a_plan(
 ) -> None:
     plan = plan_of(make_audit(resources={"cluster": "auto", "actors": "auto"}))
     assert runs_locally(plan, False, 0)
-    monkeypatch.setattr(machine, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     assert runs_locally(plan, False, 0)
     assert machine_for(plan, 0).apart
 

@@ -29,6 +29,7 @@ CARD = {"name": "NVIDIA L4", "driver": "570.1", "total": 24 * GIB, "free": 23 * 
 FILES = {"model.safetensors": [10 * GIB, "aa"], "config.json": [600, "bb"]}
 FACTS: dict[str, dict[str, Any]] = {
     "versions": {"python": "3.12.3", "seenset": "0.7.0", "ray": "2.60.0", "torch": "2.9.0+cu128"},
+    "processor": {"flags": ["avx2"], "bfloat16": False},
     "clock": {"offset": 0.1, "within": 0.01},
     "plugins": {"digests": {"my.py": "aa"}},
     "gpus": {"cards": [CARD, CARD], "torch": 2, "cuda": "12.8"},
@@ -106,6 +107,7 @@ def test_a_good_cluster_has_no_red_line() -> None:
         ({"run_directory": {"second": True}}, "run directory", "red", "and one more later"),
         ({"storage": {"same": False}}, "storage", "red", "what was read is not what was written"),
         ({"storage": {"write": 2e6}}, "storage", "note", "write 2 MB/s"),
+        ({"processor": {"flags": []}}, "processor", "note", "most nodes have avx2"),
         ({"clock": {"offset": -75.0}}, "clock", "red", "-75.0 s"),
         ({"clock": {"offset": 5.0}}, "clock", "note", "+5.0 s"),
     ],

@@ -1,0 +1,156 @@
+"""The types of an audit's models and trainings: decided once per run, recorded, and kept by every later command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord, read_record
+from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig, FsdConfig
+from pipeline.config.yaml import Section
+from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.models.arithmetic import (
+    Processor,
+    check_explicit,
+    choose,
+    choose_training,
+    stored_bytes,
+    stored_type,
+)
+from pipeline.store.files import Store
+
+ARITHMETIC_FILE = "arithmetic.json"
+MODELS = ("model", "reference_model", "paraphraser")
+TRAININGS = ("contaminate", "fsd")
+
+Configured = TypeVar("Configured", bound=Section)
+
+
+class Decided(Record):
+    """The type of one model or training."""
+
+    dtype: str = Field(description="Type of the weights, or of the products of a training, such as float32.")
+    reason: str = Field(description="Why dtype auto chose it.")
+
+
+class Arithmetic(VersionedRecord):
+    """What `dtype: auto` chose for a run: `arithmetic.json`."""
+
+    types: dict[str, Decided] = Field(description="By key of the configuration, such as model.")
+    flags: list[str] = Field(description="Flags of the CPU that decided, of those that a choice depends on.")
+
+    def sentence(self, key: str) -> str | None:
+        """The choice in words, such as "float32, chosen for this CPU"; None where the configuration states the type."""
+        decided = self.types.get(key)
+        return None if decided is None else f"{decided.dtype}, {decided.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """What a decision needs of the workers."""
+
+    processor: Processor
+    copies: int  # of the weights in the memory of one machine
+
+
+def decide(
+    config: Section, earlier: Arithmetic | None, ask: Callable[[], Deciding], say: Callable[[str], None]
+) -> Arithmetic:
+    """The types of all models and trainings of a configuration whose dtype is auto.
+
+    Args:
+        config: of an audit or a trial.
+        earlier: that the run directory holds; its choices stay.
+        ask: gives the workers' processor; called only if there is something to decide or to check.
+        say: prints a line.
+
+    Raises:
+        UserError: as `stored_type` and `check_explicit`.
+    """
+    types = {} if earlier is None else dict(earlier.types)
+    opened = _models(config)
+    missing = [key for key in (*opened, *_trainings(config)) if _is_auto(getattr(config, key)) and key not in types]
+    stated = [key for key in opened if opened[key].dtype in ("bfloat16", "float16")]
+    if earlier is not None and not missing:
+        return earlier
+    if not missing and not stated:
+        return Arithmetic(types=types, flags=[])
+    deciding = ask()
+    for key in stated:
+        if warning := check_explicit(f"{key}.dtype", opened[key].dtype, deciding.processor):
+            say(warning)
+    total = deciding.copies * sum(stored_bytes(model) for model in opened.values())
+    for key in missing:
+        part = getattr(config, key)
+        if isinstance(part, ModelConfig):
+            choice = choose(stored_type(part), total, deciding.processor)
+        else:
+            choice = choose_training(deciding.processor)
+        if choice.warning:
+            say(f"warning: {key}: {choice.warning}")
+        types[key] = Decided(dtype=choice.dtype, reason=choice.reason)
+    return Arithmetic(types=types, flags=list(deciding.processor.flags))
+
+
+def with_types(config: Configured, types: Mapping[str, Decided]) -> Configured:
+    """The configuration with the decided type in the place of each dtype auto."""
+    changes: dict[str, Any] = {}
+    for key in (*MODELS, *TRAININGS):
+        part = getattr(config, key, None)
+        if part is not None and key in types and _is_auto(part):
+            changes[key] = _typed(part, types[key].dtype)
+    return config.model_copy(update=changes) if changes else config
+
+
+def _typed(part: Section, dtype: str) -> Section:
+    """A model or training in a type, and with it each named adapter that asks for auto."""
+    changes: dict[str, Any] = {"dtype": dtype} if getattr(part, "dtype", None) == "auto" else {}
+    if isinstance(part, FsdConfig):
+        changes["adapters"] = {
+            name: {**settings, "dtype": dtype} if settings.get("dtype") == "auto" else settings
+            for name, settings in part.adapters.items()
+        }
+    return part.model_copy(update=changes)
+
+
+def _models(config: Section) -> dict[str, ModelConfig]:
+    """The models of a configuration whose weights are opened, by key."""
+    parts = {key: getattr(config, key, None) for key in MODELS}
+    return {key: part for key, part in parts.items() if isinstance(part, ModelConfig)}
+
+
+def _trainings(config: Section) -> list[str]:
+    """Keys of the trainings that a configuration asks for."""
+    keys = ["contaminate"] if hasattr(config, "contaminate") else []
+    return [*keys, "fsd"] if adapters_of(parse_detectors(config.detectors)) else keys  # type: ignore[attr-defined]
+
+
+def _is_auto(part: object) -> bool:
+    """Whether a model, a training, or one of the named adapters of the `fsd` detector asks for auto."""
+    if isinstance(part, FsdConfig) and any(settings.get("dtype") == "auto" for settings in part.adapters.values()):
+        return True
+    return isinstance(part, (ModelConfig, FinetuneConfig)) and part.dtype == "auto"
+
+
+def read_arithmetic(store: Store, name: str = ARITHMETIC_FILE) -> Arithmetic | None:
+    """What a run directory says was decided; None where nothing was.
+
+    Args:
+        store: the run directory.
+        name: of the file.
+
+    Raises:
+        UserError: in one line, a damaged record, or one of another version.
+    """
+    remedy = "start a new run directory with seenset run, or use that version"
+    return read_record(store, name, Arithmetic, remedy)
+
+
+def note_arithmetic(store: Store, arithmetic: Arithmetic, name: str = ARITHMETIC_FILE) -> None:
+    """Write down what was decided. The run's lock must be held."""
+    if arithmetic.types and read_arithmetic(store, name) != arithmetic:
+        store.write_json(name, arithmetic.plain())

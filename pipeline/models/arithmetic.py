@@ -1,0 +1,286 @@
+"""The type that weights are opened in: fast on the device at hand, and no less exact than the checkpoint's own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
+from pipeline.models.checkpoints import check_files, matching, weight_files
+from pipeline.models.memory import free_memory
+
+FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
+"""Environment variable whose words replace the flags of the processor, for a machine that hides or overstates them."""
+
+RELEVANT_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+AMPERE = (8, 0)
+"""Least compute capability of a GPU that multiplies bfloat16 natively."""
+
+WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number."""
+
+SLOW = 3.0
+"""From this factor on, a type that is slower than float32 gets a warning."""
+
+REPEATS = 5
+ROWS, INNER = 512, 576
+"""Shape of the matrix product that is timed: 512 tokens in a layer of a model of 135 million parameters."""
+
+_STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_NAMES = ", ".join(WIDTHS)
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What decides the type of weights: a CPU, or GPUs of one compute capability."""
+
+    capability: tuple[int, int] | None = None  # of the GPUs, the least; None: a CPU
+    flags: tuple[str, ...] = ()  # of the CPU, those of RELEVANT_FLAGS
+    bfloat16: bool = False  # whether the CPU multiplies bfloat16 natively
+    free: int | None = None  # bytes of memory for the weights; None: unknown
+
+    @property
+    def name(self) -> str:
+        """CPU or GPU."""
+        return "CPU" if self.capability is None else "GPU"
+
+    @property
+    def native(self) -> bool:
+        """Whether it multiplies bfloat16 at least as fast as float32."""
+        return self.bfloat16 if self.capability is None else self.capability >= AMPERE
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The type that weights are opened in, and why."""
+
+    dtype: str  # such as float32
+    reason: str  # such as "chosen for this CPU"
+    warning: str = ""  # one line where the choice is slow
+
+
+OWN = "the checkpoint's own"
+
+
+def choose(stored: str, size: int, processor: Processor) -> Choice:
+    """The type that `dtype: auto` opens weights in.
+
+    A GPU of compute capability 8.0 or higher takes the type of the checkpoint; an older one float16 where the
+    checkpoint is float16, else float32. A CPU takes bfloat16 only where the checkpoint is bfloat16 and the processor
+    multiplies it natively, and float16 never: bfloat16 and float16 weights convert to float32 without loss. Where
+    float32 weights exceed the free memory, the type of the checkpoint stays.
+
+    Args:
+        stored: type of the weights in the files, from `stored_type`.
+        size: bytes of the weights in the files, of all copies that the machine opens.
+        processor: of the workers.
+    """
+    halves = ("bfloat16", "float16")
+    gpu = processor.capability is not None
+    if stored not in halves or (processor.native and (gpu or stored == "bfloat16")) or (gpu and stored == "float16"):
+        return Choice(stored, OWN)
+    needed = size * WIDTHS["float32"] // WIDTHS[stored]
+    if processor.free is None or needed <= processor.free:
+        return Choice("float32", f"chosen for this {processor.name}")
+    return Choice(
+        stored,
+        f"{OWN}: float32 does not fit into memory",
+        f"dtype auto keeps {stored}: in float32 the weights take {needed / 2**30:.1f} GiB, and "
+        f"{processor.free / 2**30:.1f} GiB of memory are free",
+    )
+
+
+def choose_training(processor: Processor) -> Choice:
+    """The type that `dtype: auto` of a training computes in: bfloat16 where it is native, else float32."""
+    return Choice("bfloat16" if processor.native else "float32", f"chosen for this {processor.name}")
+
+
+def stored_type(config: ModelConfig) -> str:
+    """The type of the weights in a model's files, such as bfloat16; of a GGUF file float32, which it is unpacked to.
+
+    Raises:
+        UserError: a file is missing, the files do not state their type, or it is an 8-bit float.
+    """
+    source = check_files(config)
+    if source.gguf:
+        return "float32"
+    settings = _read_json(source.folder / "config.json")
+    shards = matching(source.folder, ["*.safetensors"])
+    kinds = _safetensors_types(shards[0]) if shards else set()
+    if any(kind.startswith("F8") for kind in kinds) or "fp8" in _quantised_by(settings):
+        raise UserError(
+            f"model {config.shown}: its weights are 8-bit floats, which cannot be opened here; take the checkpoint in "
+            "bfloat16 or float32"
+        )
+    parts = [settings, settings.get("text_config") or {}]
+    stated = [part.get("dtype") or part.get("torch_dtype") for part in parts if isinstance(part, dict)]
+    named = next((str(name).removeprefix("torch.") for name in stated if name), None)
+    stored = named or next((name for kind, name in _STORED.items() if kind in kinds), None)
+    if stored not in WIDTHS:
+        found = f"of type {stored}" if stored else "of a type that neither config.json nor a safetensors file states"
+        raise UserError(
+            f"model {config.shown}: its weights are {found}, and dtype auto knows {_NAMES}; set dtype: float32"
+        )
+    return stored
+
+
+def stored_bytes(config: ModelConfig) -> int:
+    """Bytes of a model's weight files; 0 where they are not on this machine yet."""
+    source = check_files(config)
+    names = [source.gguf] if source.gguf else weight_files(config, source)
+    return sum((source.folder / name).stat().st_size for name in names)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the loader states what is wrong with it
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _safetensors_types(path: Path) -> set[str]:
+    """Names of the types in a safetensors file, such as BF16."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError):  # the loader states what is wrong with it
+        return set()
+
+
+def _quantised_by(settings: dict[str, Any]) -> str:
+    method = settings.get("quantization_config") or {}
+    return str(method.get("quant_method", "")) if isinstance(method, dict) else ""
+
+
+# --- the device at hand
+
+
+def processor_here(gpus: float = 0) -> Processor:
+    """The processor that this process computes on.
+
+    Args:
+        gpus: of a worker; 0: the CPU.
+    """
+    if gpus:
+        import torch
+
+        cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        free = int(min(card.total_memory for card in cards) * gpus)
+        return Processor(capability=min((card.major, card.minor) for card in cards), free=free)
+    flags = flags_here()
+    return Processor(flags=flags, bfloat16=_native_bfloat16(flags), free=free_memory())
+
+
+def flags_here() -> tuple[str, ...]:
+    """Those of RELEVANT_FLAGS that the CPU has; empty where the system does not state them."""
+    text = os.environ.get(FLAGS_VARIABLE)
+    if text is None:
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+            text = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    words = set((text or "").split())
+    return tuple(flag for flag in RELEVANT_FLAGS if flag in words)
+
+
+def flags_differ(decided: Sequence[str]) -> str:
+    """One line where this CPU has other flags than the one that decided the types of a run; empty where it has not.
+
+    Args:
+        decided: flags of the CPU that decided.
+    """
+    here = flags_here()
+    if here == tuple(decided):
+        return ""
+    shown, wanted = (" ".join(flags) or "none of them" for flags in (here, decided))
+    return (
+        f"its CPU has other flags than the one that decided the types of this run ({shown}, not {wanted}): bfloat16 "
+        "may be slow there, and the last digits of scores may differ"
+    )
+
+
+def _native_bfloat16(flags: Sequence[str]) -> bool:
+    """Whether a CPU multiplies bfloat16 natively: by its flags on Linux on x86-64, elsewhere by one measurement."""
+    x86 = platform.system() == "Linux" and platform.machine() in ("x86_64", "AMD64")
+    if x86 or FLAGS_VARIABLE in os.environ:
+        return bool(NATIVE_BFLOAT16.intersection(flags))
+    return _measured_once()
+
+
+def _measured_once() -> bool:
+    """Whether bfloat16 products are at least as fast as float32 ones, measured once per processor and torch version."""
+    import torch
+
+    identity = json.dumps([platform.processor(), platform.machine(), platform.version(), torch.__version__])
+    name = f"bfloat16-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "seenset", name)
+    with contextlib.suppress(OSError, ValueError):
+        return bool(json.loads(path.read_text(encoding="utf-8"))["native"])
+    native = slowdown("bfloat16") <= 1
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"native": native}), encoding="utf-8")
+    return native
+
+
+def slowdown(dtype: str) -> float:
+    """How many times longer a matrix product takes on this CPU in a type than in float32; medians of five each."""
+    return _product_seconds(dtype) / _product_seconds("float32")
+
+
+def _product_seconds(dtype: str) -> float:
+    import torch
+
+    left = torch.ones(ROWS, INNER, dtype=getattr(torch, dtype))
+    right = torch.ones(INNER, INNER, dtype=getattr(torch, dtype))
+    times = []
+    for _ in range(REPEATS + 1):  # the first one warms up
+        began = time.perf_counter()
+        torch.mm(left, right)
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
+
+
+def check_explicit(key: str, dtype: str, processor: Processor) -> str:
+    """A warning of one line where a stated type is slow on this processor; empty where it is not.
+
+    Args:
+        key: of the configuration, such as model.dtype.
+        dtype: that it states.
+        processor: of the workers.
+
+    Raises:
+        UserError: the GPU has no such type.
+    """
+    if dtype not in ("bfloat16", "float16"):
+        return ""
+    if processor.capability is not None:
+        if dtype == "bfloat16" and not processor.native:
+            shown = ".".join(map(str, processor.capability))
+            raise UserError(
+                f"{key}: bfloat16 needs a GPU of compute capability 8.0 or higher, this one has {shown}; "
+                "leave dtype out, or set float32 or float16"
+            )
+        return ""
+    if dtype == "bfloat16" and processor.native:
+        return ""
+    factor = slowdown(dtype)
+    if factor < SLOW:
+        return ""
+    return (
+        f"warning: {key} {dtype} is {factor:.0f} times slower than float32 on this CPU; leave dtype out, which takes "
+        "float32 here without loss, or set dtype: float32"
+    )
