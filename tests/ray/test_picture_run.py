@@ -74,7 +74,7 @@ def audit(tmp_path: Path) -> str:
 
 
 def selection_digest(run: Path) -> dict[str, str]:
-    files = sorted(p for p in (run / "selection").glob("*/**/*") if p.is_file())
+    files = sorted(p for p in (run / "selection").glob("*/**/*") if p.is_file() and p.name != "digests.json")
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 

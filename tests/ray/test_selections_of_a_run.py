@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from finished import refile, with_column
-from signed import file_blind_test
+from signed import file_blind_test, sign
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -115,7 +115,7 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
     assert summary.n_selected == len(found)
     assert summary.strict.guarantee == "finite-sample"
     assert summary.promise
-    names = ["blind", "resolution", "overlap", "near_copies", "duplicates", "truncated"]
+    names = ["blind", "resolution", "overlap", "near_copies", "groups", "duplicates", "truncated", "tail"]
     assert list(summary.diagnostics.by_name()) == names
     assert (summary.supported, summary.standing, summary.reasons) == (None, "inconclusive", [])
     verdicts = [r for p in sorted((run / "selection/s0/documents").iterdir()) for r in pq.read_table(p).to_pylist()]
@@ -250,6 +250,7 @@ def test_texts_that_are_not_those_that_were_scored_are_not_shown(
         moved.write_text("".join(json.dumps(row) + "\n" for row in changed[change]))
     table = json.loads((run / "shards.json").read_text())
     (run / "shards.json").write_text(json.dumps([{**shard, "path": str(moved)} for shard in table]))
+    sign(Store(str(run)))
     (summary,) = select(run, {"alpha": 0.2}, texts=True)
     assert summary.n_selected == len(selected_rows(run)) >= 36
     assert [row["doc_id"] for row in selected_rows(run) if row["excerpt"] is not None] in ([], ["audit-0"])
@@ -276,6 +277,7 @@ def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(finished: Pa
     for shard in table:
         shard["path"] = "/no/such/place.jsonl"
     (run / "shards.json").write_text(json.dumps(table))
+    sign(Store(str(run)))
     summary = select(run, {})[0]
     assert summary.diagnostics.blind.ok is None
     assert "was not tested" in summary.diagnostics.blind.sentence

@@ -55,7 +55,7 @@ def files_of(folder: Path, *parts: str) -> dict[str, bytes]:
     found = {}
     for part in parts:
         for path in sorted((folder / part).rglob("*")):
-            if path.is_file() and not path.name.startswith("history"):
+            if path.is_file() and not path.name.startswith(("history", "digests")):  # which cover the run's name
                 name = re.sub(r"-[0-9a-f]{8}(?=\.parquet$)", "", str(path.relative_to(folder)))  # of one attempt
                 found[name] = path.read_bytes()
     return found
