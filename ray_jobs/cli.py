@@ -15,7 +15,7 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage
-from ray_jobs import comparing, ending, exit_codes, finished, guard, head, heartbeat, interrupts, series, terminal
+from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, series, terminal
 from ray_jobs.options import (
     AsJson,
     ConfigPath,
@@ -63,7 +63,6 @@ def plan(
 ) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
     planned = _planned(config, set_, limit)
-    heartbeat.start("plan")
     from pipeline.audit.allocation import check_adapters
     from pipeline.audit.apart import write_matched
     from pipeline.audit.arithmetic import with_types
@@ -124,7 +123,6 @@ def run(
 
     planned = _planned(config, set_, limit)
     begin_scoring_ahead(planned)
-    heartbeat.start("run")
     from ray_jobs.audit import run_audit
     from ray_jobs.progress import Reporter
 
@@ -145,7 +143,6 @@ def evaluate(
 ) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
-    heartbeat.start("evaluate")
     from ray_jobs.evaluate import run_evaluation
     from ray_jobs.progress import Reporter
 
@@ -194,7 +191,6 @@ def trial(
     check_inputs(described, points)
     check_shifts(points)
     guard.guard(may_need_cluster(described.resources))
-    heartbeat.start("trial")
     from ray_jobs.trial import run_trial
 
     console = terminal.console(errors=json_)
@@ -276,7 +272,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with head.head_watched():
                 code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
         finally:
-            heartbeat.end()
             if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
                 keys.give_keys_back()
             if children := sys.modules.get("pipeline.stages.child"):

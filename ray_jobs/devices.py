@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.audit.arithmetic import Arithmetic, Deciding, decide, read_arithmetic
+from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, read_arithmetic
 from pipeline.audit.budgets import with_memory
 from pipeline.audit.machine import LocalMachine, machine_for, runs_locally
 from pipeline.audit.places import ActorShape, Node, actor_shape, places_on
@@ -73,10 +73,10 @@ def arithmetic_of_run(
         say: prints a line.
 
     Raises:
-        UserError: as `decide`, or the cluster does not answer.
+        UserError: as `decide_types`, or the cluster does not answer.
     """
     ask = partial(_deciding_node, config.resources) if machine is None else partial(_deciding_here, machine)
-    return decide(config, read_arithmetic(store), ask, say)
+    return decide_types(config, read_arithmetic(store), ask, say)
 
 
 def arithmetic_ahead(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
@@ -98,7 +98,7 @@ def arithmetic_ahead(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
     nodes = nodes_ahead(gpus)
     shape = actor_shape(resources, nodes)
     ask = partial(_on_this_machine, shape, _copies(resources, shape, nodes))
-    return decide(plan.config, read_arithmetic(store), ask, say)
+    return decide_types(plan.config, read_arithmetic(store), ask, say)
 
 
 def _deciding_here(machine: LocalMachine) -> Deciding:

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pipeline.errors import ExitCode, UserError
-from ray_jobs import guard, heartbeat, terminal
+from ray_jobs import guard, terminal
 from ray_jobs.options import (
     TRAINED_HELP,
     AsHuggingFace,
@@ -191,4 +191,3 @@ def check_run(run: str, overrides: list[str] | None = None) -> None:
         )
     build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
     guard.guard(may_need_cluster(manifest.config.resources))
-    heartbeat.start("seenset")

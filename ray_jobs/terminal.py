@@ -86,7 +86,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     chosen = f", {model['chosen']}" if model.get("chosen") else ""
     about = model["architecture"] + ("" if model["dtype"] == "unknown" else f", {model['dtype']}{chosen}")
     screen.print(f"model {model['path']} ({about})", markup=False, highlight=False, soft_wrap=True)
-    for line in facts["slow"]:
+    for line in facts.get("slow", ()):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("role", "documents", "shards")
     for role, entry in facts["roles"].items():

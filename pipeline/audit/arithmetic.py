@@ -57,7 +57,7 @@ class Deciding:
     copies: int  # of the weights in the memory of one machine
 
 
-def decide(
+def decide_types(
     config: Section, earlier: Arithmetic | None, ask: Callable[[], Deciding], say: Callable[[str], None]
 ) -> Arithmetic:
     """The types of all models and trainings of a configuration whose dtype is auto.

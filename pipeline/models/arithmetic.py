@@ -128,9 +128,9 @@ def stored_type(config: ModelConfig) -> str:
     named = next((str(name).removeprefix("torch.") for name in stated if name), None)
     stored = named or next((name for kind, name in _STORED.items() if kind in kinds), None)
     if stored not in WIDTHS:
-        found = f"of type {stored}" if stored else "of a type that neither config.json nor a safetensors file states"
+        kind = f"of type {stored}" if stored else "of a type that neither config.json nor a safetensors file states"
         raise UserError(
-            f"model {config.shown}: its weights are {found}, and dtype auto knows {_NAMES}; set dtype: float32"
+            f"model {config.shown}: its weights are {kind}, and dtype auto knows {_NAMES}; set dtype: float32"
         )
     return stored
 

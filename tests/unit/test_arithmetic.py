@@ -10,7 +10,7 @@ import pytest
 import torch
 from made_up import sentence
 
-from pipeline.audit.arithmetic import Deciding, decide, read_arithmetic, with_types
+from pipeline.audit.arithmetic import Deciding, decide_types, read_arithmetic, with_types
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import read_run
 from pipeline.config.models import ModelConfig
@@ -201,7 +201,7 @@ def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_p
         }
     )
 
-    decided = decide(config, None, lambda: Deciding(OLD_CPU, 1), lambda line: None)
+    decided = decide_types(config, None, lambda: Deciding(OLD_CPU, 1), lambda line: None)
     typed = with_types(config, decided.types)
 
     assert {key: one.dtype for key, one in decided.types.items()} == dict.fromkeys(
