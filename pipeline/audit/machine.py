@@ -13,8 +13,8 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig, expand_user
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
+from pipeline.models.arithmetic import free_memory
 from pipeline.models.checkpoints import Checkpoint, weight_files
-from pipeline.models.memory import free_memory
 from pipeline.stages.child import begin_ahead
 from pipeline.store.files import Store
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files, matching, weight_files
-from pipeline.models.memory import free_memory
 
 FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
 """Environment variable whose words replace the flags of the processor, for a machine that hides or overstates them."""
@@ -183,6 +184,18 @@ def processor_here(gpus: float = 0) -> Processor:
         return Processor(capability=min((card.major, card.minor) for card in cards), free=free)
     flags = flags_here()
     return Processor(flags=flags, bfloat16=_native_bfloat16(flags), free=free_memory())
+
+
+def free_memory() -> int:
+    """Bytes that this process and its children may take, by the machine and by the limit of its container."""
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(counts.get("inactive_file", 0)))  # of files that were read: given back
+    except (OSError, ValueError):  # no such limit
+        return free
 
 
 def flags_here() -> tuple[str, ...]:

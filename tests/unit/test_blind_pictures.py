@@ -97,7 +97,7 @@ def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
     assert summary.supported is False
     report = json.loads(Store(config.run).read("report/report.json"))
     sentence = json.dumps(report["selections"][0]["answer"])
-    assert "Not supported: their thumbnails, colours, files and captions alone tell the audited" in sentence
+    assert "Contradicted: their thumbnails, colours, files and captions alone tell the audited" in sentence
 
 
 def test_captions_of_another_hand_are_found_where_the_pictures_are_alike() -> None:

@@ -376,7 +376,7 @@ def test_the_command_says_what_it_wrote(
     output = command()
     assert "Of 24 audited documents, 8 were selected as part of the training data of org/model and removed." in output
     assert output.splitlines()[-1] == "export: run-chosen (2 files, and README.md)"
-    assert "Inconclusive: too few documents" in output
+    assert "Not checked" in output
     facts = json.loads(command(str(tmp_path / "out"), "--json", "--keep", "selected"))
     assert (facts["n_audit"], facts["n_selected"], facts["n_kept"], facts["supported"]) == (24, 8, 8, None)
     assert facts["files"] == ["a.jsonl", "b.parquet"]
