@@ -198,6 +198,8 @@ def test_an_edited_file_is_named_with_the_command_that_makes_it_again(
 
 def test_a_blind_test_that_was_edited_is_made_again(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = run / "diagnostics/blind-unseen.json"
+    path.unlink()
+    select_again(str(run), [])  # which makes the test
     before, blind = path.read_bytes(), run_status(str(run)).selections[0].diagnostics.blind
     value = json.loads(before)
     path.write_text(json.dumps({**value, "ok": not value["ok"], "sentence": "edited"}))
