@@ -68,7 +68,9 @@ def check_run_folder(run: str, folders: Mapping[str, str]) -> None:
     Raises:
         UserError: it is, or does.
     """
-    if "://" in run or any(os.path.exists(os.path.join(run, name)) for name in _OF_A_RUN[:2]):
+    if "://" in run or "\0" in run:  # a name that no folder can have is refused where the folder is opened
+        return
+    if any(os.path.exists(os.path.join(run, name)) for name in _OF_A_RUN[:2]):
         return
     real = os.path.realpath(os.path.expanduser(run))
     for folder, named in folders.items():

@@ -86,7 +86,9 @@ def test_selected_documents_are_written_in_pieces_to_the_bytes_of_one_sorted_tab
         rows.add(whole.slice(start, 7_001))
     write_selected(store, "selection/s", rows, clean=True)
     ordered = whole.sort_by([(key, "ascending") for key in ORDER]).drop_columns(STRENGTH)
-    pq.write_table(ordered, tmp_path / "whole.parquet", compression="zstd", row_group_size=ROWS)
+    pq.write_table(
+        ordered, tmp_path / "whole.parquet", compression="zstd", row_group_size=ROWS, write_page_checksum=True
+    )
     written = (tmp_path / "selection/s/selected.parquet").read_bytes()
     assert written == (tmp_path / "whole.parquet").read_bytes()
     assert written == (tmp_path / "selection/s/clean.parquet").read_bytes()

@@ -56,7 +56,9 @@ def schedule_in(folder: Path) -> Schedule:
 def answers_in(folder: Path) -> dict[str, bytes]:
     files = sorted((folder / "selection").rglob("*"))
     return {
-        str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file() and file.suffix != ".jsonl"
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in files
+        if file.is_file() and file.suffix != ".jsonl" and file.name != "digests.json"
     }
 
 
