@@ -165,11 +165,11 @@ def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_
     assert rows["bhp"]["fdr"] > rows["bhw"]["fdr"] + 0.03
     assert rows["storeyw"]["fdr"] < 0.13
     assert rows["bhp"]["unsupported"] == 1
-    assert rows["bhw"]["unsupported"] < 0.5
+    assert (rows["bhw"]["unsupported"] or 0.0) < 0.5  # None: the test of the weights decided nothing
     assert rows["bhp"]["effective"] is None
     assert 50 < rows["bhw"]["effective"] < 300
     table = selection_table(list(rows.values()), [])
-    assert [column.header for column in table.columns][-2:] == ["effective n", "called not supported"]
+    assert [column.header for column in table.columns][-2:] == ["effective n", "called contradicted"]
     fewer = config.model_copy(update={"repeats": 2})
     assert measure(pool, fewer, 0).equals(repeats.slice(0, 2 * len(config.selections)))
 
