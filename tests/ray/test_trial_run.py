@@ -92,7 +92,7 @@ def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_t
         assert row["power"] > 0.2, name
         assert row["null_share"] == pytest.approx(0.5)
     (detector, _) = outcome.facts["detectors"]
-    assert 0.9 < detector["auc_low"] <= detector["auc"] <= detector["auc_high"] <= 1
+    assert 0.85 < detector["auc_low"] <= detector["auc"] <= detector["auc_high"] <= 1
     assert outcome.facts["left_out"] == {"empty": 1, "too_short": 1}
     assert outcome.facts["documents"] == 300
     # the audit itself is a `seenset run` with a report, and its answer is judged too
