@@ -48,18 +48,19 @@ def write_answer(store: Store, summary: Summary, files: Mapping[str, str]) -> No
     write_digests(store, summary.name, {**files, name: write_record(store, name, summary)})
 
 
-def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False) -> list[str]:
+def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False, shared: bool = True) -> list[str]:
     """What is wrong with the answers of a run, a line for each that is not as it was written.
 
     Args:
         store: the run directory.
         selections: their names; one that was never answered is passed over.
         whole: whether the verdicts on all documents are checked too.
+        shared: whether files of the run are checked too, as in `check_answer`.
     """
     problems = []
     for selection in selections:
         try:
-            check_answer(store, selection, whole)
+            check_answer(store, selection, whole, shared)
         except DamagedError as error:
             problems.append(f"{str(error).partition('; seenset ')[0]}; the answer is made again from the scores")
         except UserError:  # of another version

@@ -100,13 +100,14 @@ def read_digests(store: Store, selection: str) -> AnswerDigests | None:
     return digests
 
 
-def check_answer(store: Store, selection: str, whole: bool = False) -> AnswerDigests | None:
+def check_answer(store: Store, selection: str, whole: bool = False, shared: bool = True) -> AnswerDigests | None:
     """Check that the files of an answer are those that were written.
 
     Args:
         store: the run directory.
         selection: name of the selection.
         whole: whether the verdicts on all documents are checked too.
+        shared: whether files of the run are checked too; not after a command has written them for a new answer.
 
     Returns:
         The digests; None where the selection has none.
@@ -119,6 +120,8 @@ def check_answer(store: Store, selection: str, whole: bool = False) -> AnswerDig
         return None
     documents = f"selection/{selection}/{DOCUMENTS}/"
     names = [name for name in digests.files if whole or not name.startswith(documents)]
+    if not shared:
+        names = [name for name in names if name.startswith(f"selection/{selection}/")]
     with ThreadPoolExecutor(1 if store.local and not whole else SIDE_BY_SIDE) as pool:
         for name, digest_now in zip(names, pool.map(partial(_digest, store), names), strict=True):
             if digest_now != digests.files[name]:

@@ -79,7 +79,7 @@ def select_all(
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
-    for line in damaged_answers(scored.store, [selection.name for selection in config.selections]):
+    for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
         say(line)
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if scored.n_judged():

@@ -124,6 +124,22 @@ def test_a_large_corpus_is_scored_beside_its_checks_to_the_same_bytes_and_stops_
     assert json.loads((tmp_path / "shared/status.json").read_text())["state"] == "failed"
 
 
+def test_another_alpha_is_answered_without_a_word_of_damage(run_once: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run_once / "run", folder)
+    lines: list[str] = []
+    reporter = Reporter(Console(), quiet=True)
+    reporter.say = lines.append  # type: ignore[method-assign]
+    config = load_config(str(run_once / "audit.yaml"), [f"run={folder}", "selections.0.alpha=0.3"])
+    assert run_audit(config, reporter).exit_code == ExitCode.DONE
+    assert "selecting" in lines
+    assert not [line for line in lines if "damaged" in line]
+    summary = folder / "selection/members/summary.json"
+    summary.write_text(summary.read_text().replace('"alpha": 0.3', '"alpha": 0.1'))
+    run_audit(config, reporter)
+    assert [line for line in lines if "summary.json is damaged" in line]
+
+
 def test_the_manifest_says_how_gradient_norms_were_taken(make_audit: MakeAudit, tmp_path: Path) -> None:
     path = make_audit(detectors=["loss", "min_k", "zlib", "gradient_norm"])
     for _ in range(2):
