@@ -7,8 +7,8 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
-	test-statistical-1 test-statistical-2 test-browser slow slow-ray slow-rest faults fuzz lint format docs clean
+.PHONY: install dev demo trial samia test test-contract test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
+	test-statistical-1 test-statistical-2 test-browser slow slow-ray slow-contract slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -48,8 +48,11 @@ STATISTICAL_TESTS_1 := tests/statistical/test_fusion_validity.py
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-unit-1 test-unit-2 test-ray-2 test-ray-1 \
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-contract test-unit-1 test-unit-2 test-ray-2 test-ray-1 \
 		test-faults test-statistical-2 test-statistical-1 test-browser
+
+test-contract: dev
+	$(PYTEST) tests/contract -m "not slow"
 
 test-ray-1: dev
 	$(PYTEST) $(RAY_TESTS_1) -m "not slow"
@@ -80,10 +83,13 @@ test-browser: dev
 SLOW_APART := tests/ray/test_submitted_jobs.py
 
 slow: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 2 slow-ray slow-rest
+	$(MAKE) --no-print-directory --keep-going --jobs 2 slow-ray slow-contract slow-rest
 
 slow-ray: dev
 	$(PYTEST) $(filter-out $(SLOW_APART),$(RAY_TESTS)) -m slow
+
+slow-contract: dev
+	$(PYTEST) tests/contract -m slow
 
 slow-rest: dev
 	$(PYTEST) tests/unit tests/statistical tests/golden $(SLOW_APART) -m slow

@@ -29,7 +29,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
@@ -117,7 +117,7 @@ def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds
     stages = {}
     shards: list[Shard] = []
     for name, detectors in (("plain", ["min_k"]), ("fsd", ["min_k", {"fsd": {"base": "min_k"}}])):
-        config = build_config({"run": str(root), "detectors": detectors, **description})
+        config = build_config({"run": str(root / "scored"), "detectors": detectors, **description})
         shards = [shard for shard in make_plan(config).shards if shard.role == "audit"]
         stages[name] = stages_of(config, {"default": "loop-0"} if name == "fsd" else None, device=device)[-1]
     scorers = {name: stage.make(stage, Placement(gpus)) for name, stage in stages.items()}

@@ -47,7 +47,7 @@ from pipeline.audit.status import run_status
 from pipeline.audit.summary import Summary
 from pipeline.corpus.shards import number_rows
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 FILES = 200
@@ -57,9 +57,8 @@ LOOP_SHARDS = 4
 WATCH_SECONDS = 0.2
 NOTED = 10
 """Looks at the run until its worker processes are looked at again, which takes milliseconds."""
-CHILD = "pipeline.stages.child"
-WORKERS = ("ShardActor", "MapWorker", CHILD)
-"""In the command lines of processes that score: of Ray's actors, and of children of the command."""
+WORKERS = ("ShardActor", "MapWorker")
+"""In the command lines of Ray's actors, which score."""
 
 
 def main() -> None:
@@ -233,8 +232,7 @@ def _note_actors(run: _Run, driver: psutil.Popen) -> None:
         try:
             line = " ".join(child.cmdline())
             run.ray |= "raylet" in line
-            checking = CHILD in line and child.nice()  # the check of the documents stands back
-            if any(name in line for name in WORKERS) and not checking:
+            if any(name in line for name in WORKERS):
                 run.actors[child.pid] = child.memory_info().rss / 2**20
         except psutil.Error:  # it has just ended
             continue

@@ -28,7 +28,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Failure
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards

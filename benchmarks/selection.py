@@ -8,6 +8,12 @@ on each; `fused_seconds_per_1e8`: fusing twice and both passes of the threshold.
 and `ranking_seconds_per_1e8` ranks one shard's scores by every detector and scales up. `bound_seconds` is the bound of
 one list of all documents, the first time in a process; `bound_share` what that is of ranking, counting and deciding in
 memory for one detector and one procedure.
+
+`digest_share` is what digests take of `seenset select` without its report: one selection by one detector over DIGESTED
+documents in made-up score shards of SHARD documents, on a disk. The digests are of every score file that is read, every
+file of the answer that is written, and those of the run. `digest_check_share` is what a reader takes to check the whole
+answer, verdicts on all documents included, as a part of the same. Both are of the processor time of the process alone:
+near copies are found beside it, in another one. Digests and selection grow alike with the documents.
 """
 
 from __future__ import annotations
@@ -41,13 +47,16 @@ ALPHA = Fraction(1, 10)
 MEMBERS = 0.3
 SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)
 CHECKED = 10_000_000
+DIGESTED = 500_000
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=100_000_000)
-    documents = parser.parse_args().documents
+    parser.add_argument("--digested", type=int, default=DIGESTED, help="documents whose selection is written")
+    arguments = parser.parse_args()
+    documents = arguments.documents
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     pool = [_shard(seed) for seed in range(POOL)]
@@ -59,16 +68,22 @@ def main() -> None:
     seconds = _count_and_decide(pool, documents)
     fused_seconds = _fused(pool, documents)
     selection_seconds = _select(documents)
+    peak = _peak_mb()
+    from benchmarks.digests import digest_shares  # loads torch, whose memory is in no peak
+
+    digests = digest_shares(arguments.digested)
     result = {
         "seconds_per_1e8": round(seconds * 1e8 / documents, 2),
         "fused_seconds_per_1e8": round(fused_seconds * 1e8 / documents, 2),
         "bound_seconds": round(bound_seconds, 2),
         "bound_share": round(bound_seconds / selection_seconds, 3),
-        "peak_mb": round(_peak_mb(), 1),  # before the check by sorting
+        "peak_mb": round(peak, 1),  # before the check by sorting
         "peak_mb_1e7": round(peak_checked, 1),
         "equals_sort": _equals_sort(pool, checked),
         "ranking_seconds_per_1e8": round(_ranking() * 1e8 / SHARD, 2),
+        **digests,
         "documents": documents,
+        "digested": arguments.digested,
         "calibration": N,
         "detectors": DETECTORS,
         "procedures": list(PROCEDURES),

@@ -80,8 +80,9 @@ def instead_of_exit(error: BaseException) -> BaseException:
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     """A tail for an error message: the nearest known name if one is near, and all of them."""
     names = list(known)
-    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]!r}? " if near else ""
+    folded = {name.casefold(): name for name in names[::-1]}
+    near = difflib.get_close_matches(value.casefold(), folded, n=1, cutoff=0.5)
+    guess = f"did you mean {folded[near[0]]!r}? " if near else ""
     return f"{guess}{what}: {', '.join(names)}"
 
 

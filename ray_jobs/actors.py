@@ -1,16 +1,19 @@
-"""Ray Data runs actors that take shards from a line, for every stage; receipts come back, texts never move."""
+"""The Ray executor: Ray Data hands bundles of shards to a pool of actors; receipts come back, texts never move."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import itertools
 import json
 import logging
 import os
+import queue
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -24,27 +27,46 @@ from pipeline.models.devices import ENVIRONMENT
 from pipeline.models.libraries import collect_rarely, give_back, keep_memory
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Advance, Event, Failure, Ready, Remark, Tick, failure_of
-from pipeline.stages.line import SILENT_SECONDS
-from pipeline.stages.process import process
-from pipeline.stages.turns import SHARDS_AT_A_TIME, Turn, Turns
-from pipeline.store.attempts import forget_attempts
+from pipeline.stages.events import Event, Failure, Ready, Remark, Tick, failure_of
+from pipeline.stages.worker import OvertakenError, ShardStream
+from pipeline.store.attempts import shows_death
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipt
-from ray_jobs.board import Portion, losses_told, start_board
-from ray_jobs.bundles import IN_BUNDLE, bundles, shards_in
+from pipeline.store.receipts import Receipt, read_receipt, receipt_name
 from ray_jobs.connection import connect, is_private
-from ray_jobs.metrics import Metrics, ShardMetrics
+from ray_jobs.metrics import Metrics, StreamMetrics
 from ray_jobs.node_versions import check_versions
 from ray_jobs.nodes import cluster_nodes
 from ray_jobs.versions import versions_here
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
-NEWS_SECONDS = 0.2
-LIFE_SECONDS = SILENT_SECONDS / 4
-END_SECONDS = 3.0
-"""Waited for actors to end by themselves when all shards have ended."""
+END_SECONDS = 10.0
+"""Waited for actors to end when all shards have ended."""
+
+WATCHDOG_SECONDS = 1800.0
+"""After which an actor that computes one batch ends itself; Ray starts another one and repeats the bundle."""
+
+IN_FLIGHT = 2
+"""Rows at an actor: the next bundle is there when one ends. A hung actor holds both."""
+
+MOST_ROWS = 4_000
+"""Bundles that are dispatched together; Ray Data takes 1.2 ms and 8 KB of the driver for each row."""
+
+BUNDLE_TOKENS = {"cpu": 3e4, "cuda": 1.2e6}
+"""About a minute of work, at 500 tokens a second on a CPU and 20,000 on a GPU."""
+
+RESULTS = 60
+"""Parts of a bundle, about a second of work each, whose results are delivered together: Ray takes 20 ms for each."""
+
+BUNDLES_AN_ACTOR = 4
+"""At least, so that actors of different speed end together."""
+
+LISTING_SECONDS = 10.0
+"""Between two listings of the receipts by an actor that looks for missing shards."""
+
+OVERTAKEN_SECONDS = 2.0
+STALE_SECONDS = 20.0
+"""An attempt log that shows a death and has not changed for so long is nobody's."""
 
 GIVING_BACK = 8
 """Shards after which an actor gives back memory: otherwise the C library keeps 150 MB that nobody uses."""
@@ -53,13 +75,18 @@ GROWTH = 2
 """Times the actors that a run began with: how many `auto` may grow to, in all its stages."""
 
 
+Result = tuple[str, Any]
+"""What became of a shard: receipt or failure, and its plain values."""
+
 _first_nodes: dict[str, list[Node]] = {}  # by driver
 
 
 class ShardActor:
-    """One actor: it takes shards from the board's line until none is left, two at a time: one is read ahead.
+    """One actor. A call finishes a bundle of shards, or without one (a tail row) shards that have no receipt yet.
 
-    A call is a caller of the line. The call of an actor that died goes to another, and on with the shard that it had.
+    Ray repeats the row of an actor that died, and of the repeated one drops as many results as the dead one had
+    delivered, by count. So every call for a bundle yields the same sequence: that it is ready, then the results of each
+    group of shards in the order of the bundle, also of shards that have a receipt already.
     """
 
     def __init__(
@@ -68,7 +95,6 @@ class ShardActor:
         placement: Placement,
         store_url: str,
         driver: str,
-        board: Any,
         versions: Mapping[str, str] | None = None,  # of the driver's programs
         flags: Sequence[str] | None = None,  # of the CPU that decided the types of the run
     ) -> None:
@@ -77,14 +103,9 @@ class ShardActor:
         self.stage = stage
         self.store = Store(store_url)
         self.driver = driver
-        self.board = board
-        self.name = uuid.uuid4().hex  # of this process: what a dead one was at does not wait for the next
-        self.reported = 0.0
         self.finished = 0  # shards
-        self.turns = Turns()
         self.metrics = Metrics(store_url, stage.name)
-        self.worker: Any = None
-        threading.Thread(target=self._tell_of_life, name="seenset-life", daemon=True).start()
+        self.remark = self.broken = ""
         try:
             if versions is not None:
                 check_versions(versions)
@@ -93,90 +114,159 @@ class ShardActor:
         except (
             UserError,
             SystemExit,
-        ) as error:  # a node lacks a model or a plugin: one line, not the trace of an actor
-            board.broken.remote(f"{_node_here()}: {instead_of_exit(error)}")
+        ) as error:  # one line, not the trace of an actor
+            self.broken = f"{_node_here()}: {instead_of_exit(error)}"
         else:
-            board.ready.remote()
             if flags is not None and not placement.gpus and (line := flags_differ(flags)):
-                board.remark.remote(f"warning: {_node_here()}: {line}")
+                self.remark = f"warning: {_node_here()}: {line}"
 
-    def _tell_of_life(self) -> None:
-        """Tell the board again and again that this process lives, whatever it works on."""
-        while True:
-            self.board.hear.remote(self.name)
-            time.sleep(LIFE_SECONDS)
-
-    def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, str]]:
-        """Finish shards; the first row comes at once, so that the driver holds what runs this."""
-        caller = str(row["caller"])
-        yield {"caller": caller}
-        while self.worker is not None:
-            with self.turns.take() as turn:
-                portion = self.ask(self.board.take, caller, self.name, uuid.uuid4().hex)
-                if isinstance(portion, Portion):
-                    self.finish(portion, turn)
-            if portion is None:
-                return
-            if isinstance(portion, float):
-                time.sleep(portion)
-
-    def ask(self, method: Any, *arguments: Any) -> Any:
-        """What the board answers; while it cannot be reached it is asked again.
-
-        Raises:
-            RayActorError: it is lost.
-        """
-        import ray
-        from ray.exceptions import ActorUnavailableError
-
-        while True:
-            try:
-                return ray.get(method.remote(*arguments))
-            except ActorUnavailableError:  # it may have been heard: each of its methods can be called again
-                time.sleep(TICK_SECONDS)
-
-    def finish(self, portion: Portion, turn: Turn) -> None:
-        """Finish a shard, unless another actor is quicker."""
-        shard = shards_in(portion.bundle)[portion.index]
-        metrics = ShardMetrics(self.metrics, turn)
-
-        def on_batch(documents: int, tokens: int) -> None:
-            metrics.advance(documents, tokens)
-            if time.monotonic() - self.reported >= TICK_SECONDS:
-                self.reported = time.monotonic()
-                if self.ask(self.board.advance, portion.attempt, shard.id, documents, tokens):
-                    raise _Beaten
-
+    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[str]]]:
+        """Finish shards, a result each."""
+        (bundle,), (tail,), (tails,) = batch["bundle"], batch["tail"], batch["tails"]
+        yield _result("broken" if self.broken else "ready", self.broken or self.remark)
+        if self.broken:
+            return
+        _watch()
         try:
-            receipt = process(
-                self.stage, self.worker, shard, self.store, self.driver, on_batch, turn, second=portion.second
-            )
-            metrics.finish(receipt)
+            if tails:
+                yield from map(_results, self._finish_missing(int(tail), int(tails)))
+            else:
+                groups = groups_in(bundle)
+                results = self._finish([shard for group in groups for shard in group])
+                for group in groups:
+                    yield _results(*itertools.islice(results, len(group)))
+        except LostDeviceError:  # an exit that Ray was not told of: it starts another actor and repeats the row
+            os._exit(1)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Result]:
+        """Finish shards; `beside` an attempt of another actor that may still end, nothing but a receipt counts."""
+        looked = time.monotonic()
+
+        def on_batch(shard: Shard, documents: int, tokens: int) -> None:
+            nonlocal looked
+            _watch()
+            if not beside:
+                metrics.advance(shard.id, documents, tokens)
+            elif time.monotonic() - looked > OVERTAKEN_SECONDS:
+                looked = time.monotonic()
+                if self.store.exists(receipt_name(self.stage.name, shard.id)):
+                    raise OvertakenError
+
+        stream = ShardStream(self.stage, self.worker, self.store, self.driver, on_batch, kept=not beside)
+        metrics = StreamMetrics(self.metrics, stream)
+        todo = iter(shards)
+        for shard, result in stream.finish(lambda ahead: next(todo, None)):
+            _watch()
+            if isinstance(result, Receipt):
+                if stream.filed:
+                    metrics.finish(result)
+                yield "receipt", result.to_dict()
+            elif not beside:
+                yield "failure", asdict(failure_of(shard, result))
             self.finished += 1
             if self.finished % GIVING_BACK == 0:
                 give_back()
-        except _Beaten:
-            if not portion.second:
-                with contextlib.suppress(Exception):  # nobody reads it any more
-                    if read_receipt(self.store, self.stage.name, shard.id):
-                        forget_attempts(self.store, self.stage.name, shard.id)
-            self.ask(self.board.give_up, portion.attempt)
-        except LostDeviceError:  # an exit that Ray was not told of: it starts another actor, and gives it this work
-            os._exit(1)
-        except (Exception, SystemExit) as error:  # it would end the whole job: report the shard, go on with the rest
-            self.ask(self.board.end, portion.attempt, "failure", json.dumps(asdict(failure_of(shard, error))))
-        else:
-            self.ask(self.board.end, portion.attempt, "receipt", json.dumps(receipt.to_dict()))
+
+    def _finish_missing(self, tail: int, tails: int) -> Iterator[Result]:
+        """Finish shards that other actors have not finished, until none is missing, each at most once.
+
+        They are taken from the end of the order in which they were dispatched, where no other actor may be for long.
+        """
+        (shards,) = groups_in(self.store.read(_todo_file(self.stage)))
+        shards.reverse()
+        tried: set[str] = set()
+        seen: dict[str, tuple[Any, float]] = {}  # attempt logs that show a death, and since when they are as they are
+        while True:
+            filed = {name.removesuffix(".json") for name in self.store.names(f"receipts/{self.stage.name}", ".json")}
+            shards = [shard for shard in shards if shard.id not in filed]
+            if not shards:
+                return
+            first = tail * len(shards) // tails
+            for shard in [*shards[first:], *shards[:first]]:
+                if shard.id in tried or read_receipt(self.store, self.stage.name, shard.id):
+                    continue
+                state = self._deaths_of(shard)
+                if state is not None and (shard.id not in seen or seen[shard.id][0] != state):
+                    seen[shard.id] = state, time.monotonic()
+                if state is None:
+                    tried.add(shard.id)
+                    yield from self._finish_beside(shard)
+                elif time.monotonic() - seen[shard.id][1] > STALE_SECONDS:  # its actor finds no place to start again
+                    yield from self._finish([shard])
+            _watch()
+            time.sleep(LISTING_SECONDS)
+
+    def _finish_beside(self, shard: Shard) -> Iterator[Result]:
+        """Finish a shard that another actor may be at; a mark says so, in case that its documents end actors."""
+        mark = self._mark_of(shard)
+        self.store.write(mark, b"")
+        yield from self._finish([shard], beside=True)
+        self.store.remove(mark)
+
+    def _deaths_of(self, shard: Shard) -> Any:
+        """What the attempts at a shard left, where that shows that an actor may have died of it; else None."""
+        if (record := shows_death(self.store, self.stage.name, shard.id)) is not None:
+            return record
+        return "mark" if self.store.exists(self._mark_of(shard)) else None
+
+    def _mark_of(self, shard: Shard) -> str:
+        return f"attempts/{self.stage.name}/{shard.id}.beside"
 
 
-class _Beaten(BaseException):
-    """Ends an attempt at a shard that another worker has finished."""
+def _todo_file(stage: Stage) -> str:
+    """Where the shards of a wave stand for tail rows, which may run anywhere."""
+    return f"attempts/{stage.name}/shards"
+
+
+def _result(kind: str, value: str) -> dict[str, list[str]]:
+    return {"kind": [kind], "value": [value]}
+
+
+def _results(*results: Result) -> dict[str, list[str]]:
+    return _result("results", json.dumps(results))
+
+
+def _watch() -> None:
+    """End this process if nothing is heard of it for long, even if it holds the interpreter lock."""
+    with contextlib.suppress(Exception):  # no file of standard error
+        faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
 
 
 def _node_here() -> str:
     import ray
 
     return f"node {ray.util.get_node_ip_address()}"
+
+
+def packed(groups: Sequence[Sequence[Shard]]) -> bytes:
+    """Groups of shards in few bytes: shards of one input differ in a number or two."""
+    return zlib.compress(json.dumps([[shard.to_dict() for shard in group] for group in groups]).encode(), 1)
+
+
+def groups_in(data: bytes) -> list[list[Shard]]:
+    """The inverse of `packed`."""
+    return [[Shard.from_dict(row) for row in group] for group in json.loads(zlib.decompress(data))]
+
+
+def bundles(shards: Sequence[Shard], sizes: Mapping[str, float], most: float) -> list[list[Shard]]:
+    """Shards in their order, together as many as make up a size; at least one.
+
+    Args:
+        shards: the longest first.
+        sizes: by id.
+        most: size of a bundle of several.
+    """
+    made: list[list[Shard]] = []
+    size = most
+    for shard in shards:
+        if size + sizes[shard.id] > most:
+            made.append([])
+            size = 0.0
+        made[-1].append(shard)
+        size += sizes[shard.id]
+    return made
 
 
 def actors(
@@ -218,112 +308,186 @@ def map_shards(
         resources: of the audit.
         shards: without a receipt of the stage.
         store: the run directory.
-        driver: who asks, for the count of attempts.
-        sizes: about how much work each shard is, by id; None: all alike. The largest are begun first.
+        driver: who asks, for the attempt logs.
+        sizes: about how many tokens each shard has, by id; None: all alike. The largest are begun first.
 
     Raises:
         UserError: the cluster cannot hold one actor.
         IncompleteError: a node cannot load what the stage needs, or the cluster is lost.
     """
-    import ray
-    from ray.data import ActorPoolStrategy, DataContext
-
     connect()
     nodes = cluster_nodes()
     # What the cluster has grown to since the run's first stage is not doubled again.
     first = _first_nodes.setdefault(driver, nodes)
     least, most, shape = actors(resources, nodes, len(shards), first)
-    context = DataContext.get_current().copy()
-    context.target_max_block_size = 1  # each row is a block of its own, which is seen as soon as it is there
-    context.enable_progress_bars = False
-    context.execution_options.preserve_order = False
-    context.execution_no_progress_timeout_s = -1  # what is no progress is decided here
+    sizes = {shard.id: max(1.0, (sizes or {}).get(shard.id, 1.0)) for shard in shards}
+    ordered = sorted(shards, key=lambda shard: -sizes[shard.id])
+    tokens = BUNDLE_TOKENS["cuda" if shape.gpus else "cpu"]
+    bundled = bundles(ordered, sizes, min(tokens, sum(sizes.values()) / (BUNDLES_AN_ACTOR * most)))
+    made = [bundles(bundle, sizes, tokens / RESULTS) for bundle in bundled]
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    weights = [max(1.0, (sizes or {}).get(shard.id, 1.0)) for shard in shards]
-    types = read_arithmetic(store)
-    flags = None if types is None else tuple(types.flags)
-    board = start_board(list(bundles(shards)), IN_BUNDLE, weights)
-    callers = [{"caller": number} for number in range(SHARDS_AT_A_TIME * most)]
-    with DataContext.current(context):
-        dataset = ray.data.from_items(callers, override_num_blocks=len(callers)).flat_map(
-            cast(Any, ShardActor),
-            fn_constructor_args=(
-                stage,
-                Placement(shape.gpus, shape.cpus),
-                store.url,
-                driver,
-                board,
-                versions_here(),
-                flags,
-            ),
-            compute=ActorPoolStrategy(
-                min_size=least,
-                max_size=most,
-                initial_size=most,  # those that find no place wait for one, and begin where a node is added
-                max_tasks_in_flight_per_actor=SHARDS_AT_A_TIME,
-                max_concurrent_calls_per_actor=SHARDS_AT_A_TIME,
-                enable_true_multi_threading=True,
-            ),
-            num_cpus=shape.cpus,
-            num_gpus=shape.gpus,
-            **task_environment(resources, shape.gpus),
-        )
-    with losses_told(board), running(dataset) as ended:
-        yield from _events(stage, board, len(shards), ended)
-    for name in store.names(f"attempts/{stage.name}", ".json"):  # of actors that ended in a second attempt
-        shard = name.removesuffix(".json")
+    for start in range(0, len(made), MOST_ROWS):
+        wave = made[start : start + MOST_ROWS]
+        yield from _Wave(stage, store, resources, shape, (least, most)).run(wave, driver)
+    store.remove(_todo_file(stage))
+    for name in store.names(f"attempts/{stage.name}"):  # of actors that ended beside another one
+        shard = name.rpartition(".")[0]
         if read_receipt(store, stage.name, shard):
-            forget_attempts(store, stage.name, shard)
+            store.remove(f"attempts/{stage.name}/{name}")
 
 
-def _events(stage: Stage, board: Any, waiting: int, ended: Callable[[], BaseException | None]) -> Iterator[Event]:
-    """What the board says, until all shards have ended."""
-    import ray
-    from ray.exceptions import ActorUnavailableError
+class _Wave:
+    """One dataset: bundles of shards and tail rows through a pool of actors."""
 
-    last = time.monotonic()
-    request = 1
-    remarked: set[str] = set()
-    while waiting:
-        end = ended()  # before the news, which then has all that the actors said
-        answer = board.news.remote(request)
-        while not ray.wait([answer], timeout=TICK_SECONDS)[0]:
-            yield Tick()
-        try:
-            news = ray.get(answer)
-        except ActorUnavailableError:  # it may have been heard: the same request has the same answer
-            yield Tick()
-            time.sleep(NEWS_SECONDS)
-            continue
-        request += 1
-        if news.broken:
-            raise IncompleteError(
-                f"{news.broken}; what is finished is kept: every node needs the same packages, and each model as a hub "
-                "id or under a path that all nodes share"
+    def __init__(
+        self, stage: Stage, store: Store, resources: ResourcesConfig, shape: ActorShape, between: tuple[int, int]
+    ) -> None:
+        self.stage = stage
+        self.store = store
+        self.resources = resources
+        self.shape = shape
+        self.least, self.most = between
+        self.results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
+        self.stop = threading.Event()
+
+    def run(self, made: Sequence[Sequence[Sequence[Shard]]], driver: str) -> Iterator[Event]:
+        """What becomes of the shards of bundles of groups, until all have ended."""
+        missing = {shard.id for shard in _shards(made)}
+        remarked: set[str] = set()
+        last = time.monotonic()
+        with self._running(self._dataset(made, driver), set(missing)):
+            while missing:
+                try:
+                    result = self.results.get(timeout=TICK_SECONDS)
+                except queue.Empty:
+                    if time.monotonic() - last > NO_PROGRESS_SECONDS:
+                        raise IncompleteError(
+                            f"no shard of stage {self.stage.name} was finished for {NO_PROGRESS_SECONDS / 3600:g} hours"
+                        ) from None
+                    yield Tick()
+                    continue
+                if isinstance(result, BaseException):
+                    raise result
+                if result is None:
+                    yield from self._filed(missing)
+                    return
+                kind, value = result
+                if kind == "broken":
+                    raise IncompleteError(
+                        f"{value}; completed shards are kept: every node needs the same packages, and each model as a "
+                        "hub id or under a path that all nodes share"
+                    )
+                event = _event(kind, value)
+                if isinstance(event, Remark):
+                    yield Ready()
+                    if event.text and event.text not in remarked:  # several actors of a node
+                        remarked.add(event.text)
+                        yield event
+                elif event.shard in missing:
+                    missing.remove(event.shard)
+                    last = time.monotonic()
+                    yield event
+
+    def _filed(self, missing: set[str]) -> Iterator[Event]:
+        """The receipts whose results were lost with an actor.
+
+        Raises:
+            IncompleteError: shards have none.
+        """
+        for shard in sorted(missing):
+            if receipt := read_receipt(self.store, self.stage.name, shard):
+                missing.remove(shard)
+                yield receipt
+        if missing:
+            raise IncompleteError("all actors ended before all shards did: run the same command again")
+
+    def _dataset(self, made: Sequence[Sequence[Sequence[Shard]]], driver: str) -> Any:
+        """The calls of actors."""
+        import ray
+        from ray.data import ActorPoolStrategy, DataContext
+
+        context = DataContext.get_current().copy()
+        context.target_max_block_size = 1  # each result is a block of its own, which is seen as soon as it is there
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = False
+        context.execution_no_progress_timeout_s = -1  # what is no progress is decided here
+        types = read_arithmetic(self.store)
+        tails = IN_FLIGHT * self.most
+        rows = [{"bundle": packed(bundle), "tail": 0, "tails": 0} for bundle in made]
+        rows += [{"bundle": b"", "tail": number, "tails": tails} for number in range(tails)]
+        self.store.write(_todo_file(self.stage), packed([list(_shards(made))]))
+        with DataContext.current(context):
+            return ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+                cast(Any, ShardActor),
+                batch_size=1,
+                batch_format="numpy",
+                fn_constructor_args=(
+                    self.stage,
+                    Placement(self.shape.gpus, self.shape.cpus),
+                    self.store.url,
+                    driver,
+                    versions_here(),
+                    None if types is None else tuple(types.flags),
+                ),
+                compute=ActorPoolStrategy(
+                    min_size=self.least,
+                    max_size=self.most,
+                    initial_size=self.most,  # those that find no place wait for one, and begin where a node is added
+                    max_tasks_in_flight_per_actor=IN_FLIGHT,
+                ),
+                num_cpus=self.shape.cpus,
+                num_gpus=self.shape.gpus,
+                **task_environment(self.resources, self.shape.gpus),
             )
-        if news.ready:
-            yield Ready()
-        for line in news.remarks:
-            if line not in remarked:  # several actors of a node
-                remarked.add(line)
-                yield Remark(line)
-        for shard, advance in news.advances.items():
-            yield Advance(shard, *advance)
-        for kind, text in news.ended:
-            waiting -= 1
-            if kind == "receipt":
-                yield Receipt.from_dict(json.loads(text), f"receipt of stage {stage.name}")
+
+    @contextmanager
+    def _running(self, dataset: Any, missing: set[str]) -> Iterator[None]:
+        """Run the calls of actors in a thread while the block runs, and end the actors with it."""
+
+        def read() -> None:
+            try:
+                results = iter(dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"))
+                with closing(results):  # ends hung actors too
+                    for batch in results:
+                        for kind, value in zip(batch["kind"], batch["value"], strict=True):
+                            results = json.loads(value) if kind == "results" else [(str(kind), str(value))]
+                            for result in results:
+                                self.results.put(result)
+                            missing.difference_update(v["shard"] for _, v in results if kind == "results")
+                        if not missing or self.stop.is_set():
+                            return
+            except BaseException as error:
+                self.results.put(error)
             else:
-                yield Failure(**json.loads(text))
-        if news.ended or news.advances or news.ready:
-            last = time.monotonic()
-        elif time.monotonic() - last > NO_PROGRESS_SECONDS:
-            raise IncompleteError(f"no worker of stage {stage.name} got on for {NO_PROGRESS_SECONDS / 3600:g} hours")
-        if waiting:
-            if end is not None:
-                raise end
-            yield Tick()
-            time.sleep(NEWS_SECONDS)
+                self.results.put(None)
+
+        thread = threading.Thread(target=read, name="seenset-actors", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stop.set()
+            thread.join(END_SECONDS if not missing else 0)
+            end_execution(dataset, thread)
+
+
+def _shards(made: Sequence[Sequence[Sequence[Shard]]]) -> Iterator[Shard]:
+    return itertools.chain.from_iterable(itertools.chain.from_iterable(made))
+
+
+def _event(kind: str, value: Any) -> Receipt | Failure | Remark:
+    if kind == "receipt":
+        return Receipt.from_dict(value, "receipt of an actor")
+    return Failure(**value) if kind == "failure" else Remark(value)
+
+
+def end_execution(dataset: Any, thread: threading.Thread) -> None:
+    """End the actors of a dataset whose results a thread waits for: it cannot be closed by another one."""
+    end = time.monotonic() + END_SECONDS
+    while dataset._current_executor is None and thread.is_alive() and time.monotonic() < end:
+        time.sleep(0.2)  # it is there with the first row
+    if dataset._current_executor is not None and thread.is_alive():
+        dataset._current_executor.shutdown(force=True)
 
 
 def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
@@ -331,39 +495,3 @@ def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
     if not (gpus and resources.deterministic):
         return {}
     return {"runtime_env": {"env_vars": ENVIRONMENT}}
-
-
-@contextmanager
-def running(dataset: Any) -> Iterator[Callable[[], BaseException | None]]:
-    """Run the calls of actors in the background while the block runs, and end the actors with it.
-
-    Returns:
-        What ended the calls: an error, or that none is left; None while they run.
-    """
-    raised: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            for _ in dataset.iter_rows():
-                pass
-        except BaseException as error:
-            raised.append(error)
-
-    def ended() -> BaseException | None:
-        if thread.is_alive():
-            return None
-        over = IncompleteError("all actors ended before all shards did: run the same command again")
-        return raised[0] if raised else over
-
-    thread = threading.Thread(target=read, name="seenset-actors", daemon=True)
-    thread.start()
-    try:
-        yield ended
-        thread.join(END_SECONDS)
-    finally:
-        end = time.monotonic() + END_SECONDS
-        while dataset._current_executor is None and thread.is_alive() and time.monotonic() < end:
-            time.sleep(NEWS_SECONDS)  # it is there with the first row
-        executor = dataset._current_executor  # an actor may be held up by what is done elsewhere
-        if executor is not None and thread.is_alive():
-            executor.shutdown(force=True)

@@ -13,8 +13,8 @@ from pipeline.config.models import weights_of
 from pipeline.store.files import Store
 from ray_jobs.connection import connect
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, resources_of, train_adapters
-from ray_jobs.head import head_watched
 from ray_jobs.nodes import cluster_nodes
+from ray_jobs.supervisor import cluster_named
 
 FINETUNE_STAGE = "finetune"
 
@@ -92,7 +92,7 @@ class Finetuning:
         trainings = train_adapters(
             self.jobs, self.store, self.on_progress, capacity=capacity, check=self.check, here=self.here
         )
-        with head_watched():
+        with cluster_named():
             for adapter in trainings:
                 self.on_adapter(adapter)
 

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.audit.against import settled_judged
-from pipeline.audit.allocation import (
-    KEYS_FILE,
-    allocation_record,
-    write_document_keys,
-)
+from pipeline.audit.allocation import allocation_record, write_document_keys
 from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
-from pipeline.audit.finished import forget_finished, note_finished, read_finished
+from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
+from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.retry import withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.settle import check_inputs_since, note_gradient, settle
-from pipeline.audit.status import Counts, RunState, Status, StatusFile
+from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
 from pipeline.audit.strongest import Reread
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.work import Work, work_of
@@ -41,24 +38,21 @@ from pipeline.report import write_report
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages.base import Stage
-from pipeline.stages.crew import Crew
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
-from pipeline.stages.line import longest_shards_first
 from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
 from pipeline.store.compaction import compact_receipts
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, read_receipts
-from ray_jobs import adapters, interrupts
+from ray_jobs import adapters, heartbeat, supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
-from ray_jobs.beginning import Checks, begin_crew, begin_model, check_meanwhile, machine_of
+from ray_jobs.beginning import Checks, begin_model, check_meanwhile, machine_of
 from ray_jobs.devices import arithmetic_of_run, device_of_run, device_on_file, note_device
-from ray_jobs.evidence import reader_here, reader_in_crew, reader_on_cluster
+from ray_jobs.evidence import reader_here, reader_on_cluster
 from ray_jobs.finetune import Adapter
-from ray_jobs.head import check_head, head_watched
 from ray_jobs.neighbours import cluster_warning
 from ray_jobs.progress import Reporter
 from ray_jobs.selection import fold_of
@@ -94,14 +88,12 @@ class _Driver:
     reporter: Reporter
     machine: LocalMachine | None  # None: the work is done on a cluster
     models: SharedModels | None  # of local scoring, which stay open for whoever reads documents once more
-    crew: Crew | None  # of processes that score here; None: threads do, or a cluster
     checks: Checks  # of the documents
 
     def check(self) -> None:
         """Stop a driver whose lock was taken over, that was interrupted, whose cluster is lost or documents no good."""
         self.lock.check()
-        interrupts.check()
-        check_head()
+        supervisor.check()
         self.checks.look()
 
 
@@ -128,22 +120,27 @@ def run_audit(
     device = CPU
     if earlier is not None and earlier.fingerprint.get("device") != CPU.mark:
         device = device_on_file(store, config.resources) or CPU
-    if earlier is not None and earlier.fingerprint != _fingerprint(config, plan, device, store):
+    if earlier is not None and earlier.fingerprint != _fingerprint(
+        with_types(config, earlier.types), plan, device, store
+    ):
         earlier = None
     if earlier is not None and store.local:  # in an object store a changed object has another tag, which is looked at
-        for line in damaged_answers(store, [summary.name for summary in earlier.status.selections], whole=True):
+        for line in _damaged(store, earlier):
             reporter.say(line)
             earlier = None
     if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):
-        config = _typed(config, store)
+        types = read_arithmetic(store)
+        config = config if types is None else with_types(config, types.types)
         reporter.say("selecting")
+        heartbeat.phase("selecting")
         claim = claim_of(config, scored, limit, reporter.say)
         summaries = select_all(config, scored, limit, fold, texts=texts, reread=reread, say=reporter.say, claim=claim)
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
+        heartbeat.phase("writing the report")
         report = write_report(scored.store, texts=texts)
         if claim is not None and summaries:
             file_result(config, scored, limit, summaries, reporter.say)
@@ -151,18 +148,21 @@ def run_audit(
     return Outcome(ended, report)
 
 
+def _damaged(store: Store, finished: FinishedRecord) -> list[str]:
+    """What of a finished run is not as it was written, a line for each."""
+    problems = damaged_answers(store, [summary.name for summary in finished.status.selections], whole=True)
+    try:
+        read_status(store)
+    except DamagedError as error:
+        problems.append(f"{str(error).rpartition('; ')[0]}; it is written again")
+    return problems
+
+
 def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
-    """What a finished run would be scored by now."""
-    config = _typed(config, store)
+    """What a finished run would be scored by now, in types that are decided."""
     settled = None if config.against is None else settled_judged(config, store)  # else no request for it
     judged = None if settled is None else settled[1]
     return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
-
-
-def _typed(config: AuditConfig, store: Store) -> AuditConfig:
-    """The configuration with the types that the run has decided."""
-    types = read_arithmetic(store)
-    return config if types is None else with_types(config, types.types)
 
 
 @contextmanager
@@ -207,10 +207,10 @@ def _scoring(
     store = Store(config.run)
     types = None if machine is None else arithmetic_of_run(config, store, machine, reporter.say)
     plan = plan if types is None else replace(plan, config=with_types(config, types.types))
-    early, crew = begin_model(plan, store, machine), begin_crew(plan, store, machine)
-    with closing(crew) if crew is not None else nullcontext(), RunLock(store, reporter.say) as lock:
+    early = begin_model(plan, store, machine)
+    with RunLock(store, reporter.say) as lock:
         store = lock.held
-        checks = check_meanwhile(plan, store, reporter, machine, early, crew)
+        checks = check_meanwhile(plan, store, reporter, machine, early)
         types = types or arithmetic_of_run(config, store, machine, reporter.say)
         config = with_types(config, types.types)
         plan = replace(plan, config=config)
@@ -225,8 +225,9 @@ def _scoring(
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
             check_ledger(config, fingerprints[STAGE])
-        fold = fold_of(store, machine is None, crew)
+        fold = fold_of(store, machine is None)
         note_arithmetic(store, types)
+        heartbeat.phase("counting rows and checking what is there")
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         note_device(store, device)
         if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
@@ -234,9 +235,10 @@ def _scoring(
         for line in withdraw_damaged(work.stages, plan.shards, store, fold):
             reporter.say(line)
         unscored = pending(plan, STAGE, store)
+        heartbeat.phase("opening the models")
         status = StatusFile(store, Counts(len(plan.shards)))
         models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
-        driver = _Driver(store, lock, status, reporter, machine, models, crew, checks)
+        driver = _Driver(store, lock, status, reporter, machine, models, checks)
         try:
             *before, scoring = work.stages
             finetuning = _finetuning(driver, config, work)
@@ -247,6 +249,7 @@ def _scoring(
             checks.wait()
             if unscored:
                 check_inputs_since(plan, work.stages, store, fold)
+            heartbeat.phase("reading the scores")
             scored = read_scored(store, plan.shards, plan.config.near_copies)
             note_gradient(store, scored)
             check_budget(config, scored)
@@ -271,8 +274,6 @@ def _reread(driver: _Driver, config: AuditConfig) -> Reread:
     """Who puts selected documents through the model once more."""
     if driver.machine is None:
         return reader_on_cluster(config.resources, driver.reporter.say, driver.check)
-    if driver.crew is not None:
-        return reader_in_crew(driver.crew, driver.machine.threads, driver.reporter.say, driver.check)
     return reader_here(driver.store, driver.machine, driver.models, driver.reporter.say, driver.check)
 
 
@@ -340,7 +341,7 @@ def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[St
         driver.status.counts = Counts(len(plan.shards), adapters.FINETUNE_STAGE)
         driver.status.write("running", None)
         finetuning.run()
-        interrupts.check()
+        supervisor.check()
     with ExitStack() as beside:
         if finetuning is not None and room is not None:
             capacity, actors = room
@@ -376,7 +377,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     if not todo:
         return
     ready = stage.endpoint is not None
-    with reporter, head_watched():
+    with reporter, supervisor.cluster_named():
         for event in _events(driver, stage, plan, todo, sizes):
             driver.check()
             ready = ready or not isinstance(event, Tick)
@@ -398,7 +399,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
             else:
                 reporter.pace(f"{stage.name}: still loading")
         reporter.update(counts, last=True)
-    interrupts.check()
+    supervisor.check()
     driver.check()
     compact_receipts(store, stage.name)
     if counts.failures:
@@ -411,15 +412,12 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
 def _events(
     driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard], sizes: Mapping[str, float]
 ) -> Iterator[Event]:
-    """Who finishes the shards of a stage: an endpoint, asked by this process; threads, processes or actors."""
+    """Who finishes the shards of a stage: an endpoint, asked by this process; threads or actors."""
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
         return ask_shards(stage, shards, store)
-    shards = [shards[number] for number in longest_shards_first([sizes[shard.id] for shard in shards])]
-    if driver.crew is not None:
-        reporter.say(f"{stage.name}: loading the model, in {len(driver.crew.children)} processes")
-        return driver.crew.finish_shards(stage, shards, store, driver.lock.owner)
+    shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")

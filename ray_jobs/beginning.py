@@ -13,18 +13,16 @@ import torch
 
 from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.checking import check_apart, check_aside
-from pipeline.audit.machine import LocalMachine, local_machine, machine_for, runs_locally
+from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.places import actor_shape
 from pipeline.audit.plan import Plan, pending
-from pipeline.audit.precheck import check_documents
+from pipeline.audit.precheck import Effort, Precheck, check_documents
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.models.libraries import import_package, uncollected
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.child import end_ahead
-from pipeline.stages.crew import Crew
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from ray_jobs.connection import check_cluster, cluster_is_named, connect
@@ -72,7 +70,6 @@ def check_meanwhile(
     reporter: Reporter,
     machine: LocalMachine | None,
     early: SharedModels | None,
-    crew: Crew | None,
 ) -> Checks:
     """Check the documents; where there is work for a cluster, start it meanwhile.
 
@@ -83,12 +80,14 @@ def check_meanwhile(
     """
     checks = Checks(Future(), [], reporter)
     large = sum(plan.estimated_tokens().values()) > WAITING_TOKENS
-    here = machine is not None and not (large and (early is not None or crew is not None))
+    here = machine is not None and not (large and early is not None)
     if here or not pending(plan, STAGE, store):
-        check_before_scoring(plan, store, reporter.say, check_documents if early is None else check_apart)
+        check = _announced(check_documents if early is None else check_apart, reporter)
+        check_before_scoring(plan, store, reporter.say, check)
         checks.under_way.set_result(None)
         return checks
-    _begin(partial(check_before_scoring, plan, store, checks.lines.append, check_aside), checks.under_way)
+    aside = _announced(check_aside, reporter)
+    _begin(partial(check_before_scoring, plan, store, checks.lines.append, aside), checks.under_way)
     if machine is not None:
         return checks
     imports: Future[None] = Future()
@@ -101,6 +100,16 @@ def check_meanwhile(
     if not large:
         checks.wait()
     return checks
+
+
+def _announced(check: Callable[[Plan, Effort], Precheck], reporter: Reporter) -> Callable[[Plan, Effort], Precheck]:
+    """A check that states that it starts: it may take longer than anybody waits without a word."""
+
+    def announced(plan: Plan, effort: Effort) -> Precheck:
+        reporter.say("checking the documents before scoring")
+        return check(plan, effort)
+
+    return announced
 
 
 def _begin(work: Callable[[], None], result: Future[None]) -> None:
@@ -127,7 +136,7 @@ def _import_for_cluster(config: AuditConfig) -> None:
 
 def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:
     """Open the audited model while the documents are checked, where nothing but scoring in this process needs it."""
-    if machine is None or machine.workers == 1 or machine.apart or not isinstance(plan.config.model, ModelConfig):
+    if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
         return None
     # A training beside it would compute in the dtype that torch has by default while a model is built.
     training = adapters_of(parse_detectors(plan.config.detectors))
@@ -137,17 +146,6 @@ def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Share
     opener = open_picture_model if plan.config.corpus.has_pictures else open_model
     models.begin(opener, plan.config.model, machine.gpus)
     return models
-
-
-def begin_crew(plan: Plan, store: Store, machine: LocalMachine | None) -> Crew | None:
-    """Begin the processes that score, which import libraries meanwhile; None where this process or a cluster does."""
-    if machine is None or not machine.apart or not pending(plan, STAGE, store):
-        end_ahead()
-        return None
-    try:
-        return Crew(machine.workers, machine.threads)
-    except OSError:  # then threads of this process
-        return None
 
 
 def machine_of(plan: Plan) -> LocalMachine | None:
@@ -160,7 +158,7 @@ def machine_of(plan: Plan) -> LocalMachine | None:
     if not runs_locally(plan, cluster_is_named(), gpus):
         check_cluster()
         return None
-    return machine_for(plan, gpus)
+    return local_machine(plan.config.resources, gpus)
 
 
 def check_actors(plan: Plan) -> None:

@@ -14,8 +14,8 @@ from typer.exceptions import Abort, TyperException
 
 from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
-from pipeline.store.space import is_full, is_of_storage
-from ray_jobs import comparing, ending, exit_codes, finished, guard, head, interrupts, series, terminal
+from pipeline.store.space import is_full, is_of_storage, message_of_storage
+from ray_jobs import comparing, finished, heartbeat, series, supervisor, terminal
 from ray_jobs.options import (
     AsJson,
     ConfigPath,
@@ -119,10 +119,7 @@ def run(
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
-    from pipeline.audit.machine import begin_scoring_ahead
-
     planned = _planned(config, set_, limit)
-    begin_scoring_ahead(planned)
     from ray_jobs.audit import run_audit
     from ray_jobs.progress import Reporter
 
@@ -190,7 +187,7 @@ def trial(
     described, points = load_trial(config, set_ or ())
     check_inputs(described, points)
     check_shifts(points)
-    guard.guard(may_need_cluster(described.resources))
+    supervisor.supervise(may_need_cluster(described.resources))
     from ray_jobs.trial import run_trial
 
     console = terminal.console(errors=json_)
@@ -252,9 +249,11 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
 
     audit = (load_evaluation if labelled else load_config)(config, overrides or ())
     withdraw_keys(audit.models)
+    heartbeat.phase("listing the inputs")
     planned = make_plan(audit, limit)
+    heartbeat.phase("reading documents before scoring")
     check_model_files(planned.config)
-    guard.guard(may_need_cluster(audit.resources, planned))
+    supervisor.supervise(may_need_cluster(audit.resources, planned))
     return planned
 
 
@@ -263,39 +262,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its usual one keeps what sorted tables leave
     collect_rarely()
-    interrupts.listen()
-    ending.begin_command()
-    guard.begin_guarding(arguments is None)
+    supervisor.begin_command(whole_process=arguments is None)
     terminal.show_all_characters()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    heartbeat.begin_heartbeat(given, errors="--json" in given)
     try:
         try:
-            with head.head_watched():
-                code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+            with supervisor.cluster_named():
+                code = app(args=given, standalone_mode=False)
         finally:
+            heartbeat.end()
             if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
                 keys.give_keys_back()
-            if children := sys.modules.get("pipeline.stages.child"):
-                children.end_ahead()
     except UserError as error:
-        ending.fail(str(error), int(error.exit_code))
+        supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
-        exit_codes.begin_codes()  # a misspelt command is never given as done
-        ending.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
+        supervisor.reset_codes()  # a misspelt command is never given as done
+        supervisor.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
     except SystemExit as error:  # nothing of this package raises it in a command
-        ending.fail(str(instead_of_exit(error)), int(ExitCode.INCOMPLETE))
+        if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`
+            supervisor.finish(1)
+        supervisor.fail(str(instead_of_exit(error)), int(ExitCode.INCOMPLETE))
     except (KeyboardInterrupt, Abort):
         code = int(ExitCode.INTERRUPTED)
     except Exception as error:
         if is_full(error):
-            ending.fail(f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE))
+            supervisor.fail(
+                f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE)
+            )
         if not is_of_storage(error):
-            ending.note_fault()
+            supervisor.note_fault()
             raise
         code = ExitCode.INCOMPLETE if getattr(error, "errno", None) == errno.EIO else ExitCode.USER_ERROR
-        ending.fail(ending.message_of_storage(error), int(code))
+        supervisor.fail(message_of_storage(error), int(code))
     if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
-        ending.leave_at_once("interrupted; the same command goes on from here", code)
-    ending.finish_command(code or 0)
+        supervisor.leave_at_once(supervisor.INTERRUPTED, code)
+    supervisor.finish(code or 0)
 
 
 if __name__ == "__main__":

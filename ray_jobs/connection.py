@@ -12,13 +12,19 @@ import time
 from collections.abc import Iterator
 
 from pipeline.errors import IncompleteError, UserError
-from ray_jobs import interrupts
-from ray_jobs.head import keep_output, watch_head
+from ray_jobs import supervisor
 from ray_jobs.neighbours import start_private_cluster
 
 CONNECT_SECONDS = 10
 STARTS = 3
 REASON_CHARACTERS = 200
+
+HEAD_VARIABLE, HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+HEAD_MARGIN = 20.0
+"""Seconds before Ray gives up a head node at which it counts as lost."""
+
+NODE_SECONDS = 2.0
+"""Of silence after which the node of this process counts as lost."""
 
 
 def cluster_is_named() -> bool:
@@ -49,10 +55,10 @@ def connect() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    keep_output()
+    _keep_output()
     global _private
     if ray.is_initialized():
-        watch_head()
+        _note_cluster()
         return
     _private = False
     check_cluster()
@@ -66,11 +72,13 @@ def connect() -> None:
                     _private = True
                 else:
                     ray.init(log_to_driver=False, logging_level=logging.ERROR)
-            interrupts.renew()
-            watch_head()
+            supervisor.listen_again()
+            _note_cluster()
             return
         except UserError:
             raise
+        except SystemExit:  # Ray takes SIGTERM itself while it starts
+            raise KeyboardInterrupt from None
         except Exception as error:  # of many kinds: a port, a time limit, a process that died
             ray.shutdown()
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -123,3 +131,33 @@ def _quiet() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+def _note_cluster() -> None:
+    """Note the nodes on which this process depends: the head node, and its own, which does not come back."""
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        return
+    address = str(ray.get_runtime_context().gcs_address)
+    nodes = {address: max(HEAD_MARGIN, _patience()) - HEAD_MARGIN}
+    here = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if node["NodeID"] == here:
+            nodes[f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"] = NODE_SECONDS
+    supervisor.note_cluster(address, nodes)
+
+
+def _patience() -> float:
+    """Seconds for which Ray waits for a head node, which may come back in that time."""
+    try:
+        return float(os.environ.get(HEAD_VARIABLE, HEAD_SECONDS))
+    except ValueError:
+        return HEAD_SECONDS
+
+
+def _keep_output() -> None:
+    """Never print what a raylet says of a dead worker: Ray would, on the standard output, where the answer stands."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *lines, **settings: None

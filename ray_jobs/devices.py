@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -10,21 +11,26 @@ from typing import Any
 
 import torch
 
-from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, read_arithmetic
+from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlier_arithmetic
 from pipeline.audit.budgets import with_memory
-from pipeline.audit.machine import LocalMachine, machine_for, runs_locally
+from pipeline.audit.machine import LocalMachine, local_machine, runs_locally
 from pipeline.audit.places import ActorShape, Node, actor_shape, places_on
 from pipeline.audit.plan import Plan
+from pipeline.audit.records import opened
 from pipeline.config.audit import AuditConfig, ResourcesConfig
-from pipeline.errors import UserError, one_line
+from pipeline.errors import DamagedError, UserError, one_line
 from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.store.files import Store
+from pipeline.store.receipts import DIGEST, sealed
 from ray_jobs.connection import REASON_CHARACTERS, cluster_is_named, connect, is_private
 from ray_jobs.nodes import cluster_nodes, nodes_ahead
 
 DEVICE_FILE = "device.json"
+_RECORDED = {"gpus", "memory", "name"}
 ASK_SECONDS = 120.0
+
+_log = logging.getLogger(__name__)
 
 
 def device_of_run(resources: ResourcesConfig, store: Store, machine: LocalMachine | None, waiting: bool) -> Device:
@@ -76,7 +82,7 @@ def arithmetic_of_run(
         UserError: as `decide_types`, or the cluster does not answer.
     """
     ask = partial(_deciding_node, config.resources) if machine is None else partial(_deciding_here, machine)
-    return decide_types(config, read_arithmetic(store), ask, say)
+    return decide_types(config, earlier_arithmetic(store, say), ask, say)
 
 
 def arithmetic_ahead(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
@@ -92,17 +98,17 @@ def arithmetic_ahead(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
     gpus, named = torch.cuda.device_count(), cluster_is_named()
     store, resources = Store(plan.config.run), plan.config.resources
     if runs_locally(plan, named, gpus):
-        return arithmetic_of_run(plan.config, store, machine_for(plan, gpus), say)
+        return arithmetic_of_run(plan.config, store, local_machine(resources, gpus), say)
     if named and os.environ.get("RAY_ADDRESS") != "local":
         return arithmetic_of_run(plan.config, store, None, say)
     nodes = nodes_ahead(gpus)
     shape = actor_shape(resources, nodes)
     ask = partial(_on_this_machine, shape, _copies(resources, shape, nodes))
-    return decide_types(plan.config, read_arithmetic(store), ask, say)
+    return decide_types(plan.config, earlier_arithmetic(store, say), ask, say)
 
 
 def _deciding_here(machine: LocalMachine) -> Deciding:
-    return Deciding(processor_here(machine.gpus), machine.workers if machine.apart else 1)
+    return Deciding(processor_here(machine.gpus), 1)
 
 
 def _on_this_machine(shape: ActorShape, copies: int) -> Deciding:
@@ -138,8 +144,8 @@ def _deciding_node(resources: ResourcesConfig) -> Deciding:
 
 def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
     """The device that a run was begun on, with what the configuration states now; None where nothing is written."""
-    record = store.read_json(DEVICE_FILE)
-    if not record:
+    record = _record_on_file(store)
+    if record is None:
         return None
     device = Device(float(record["gpus"]), int(record["memory"]), str(record["name"]))
     return with_memory(replace(device, deterministic=resources.deterministic and device.gpus > 0), resources)
@@ -148,8 +154,23 @@ def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
 def note_device(store: Store, device: Device) -> None:
     """Write down the device of a run. The run's lock must be held, and its settings be those of what is there."""
     record: dict[str, Any] = {name: value for name, value in asdict(device).items() if name != "deterministic"}
-    if store.read_json(DEVICE_FILE) != record:
-        store.write_json(DEVICE_FILE, record)
+    if _record_on_file(store) != record:
+        store.write_json(DEVICE_FILE, sealed(record))
+
+
+def _record_on_file(store: Store) -> dict[str, Any] | None:
+    """What `note_device` wrote; None where nothing is, or a damaged file, which is logged: the device is asked for."""
+    try:
+        record = store.read_json(DEVICE_FILE)
+        if not record:
+            return None
+        where = f"{store.url}/{DEVICE_FILE}"
+        if not isinstance(record, dict) or record.keys() - {DIGEST} != _RECORDED:
+            raise DamagedError(f"{where} is damaged: its keys are not those of a device")
+        return opened(record, where) if DIGEST in record else record  # version 0.9.0 wrote no digest
+    except DamagedError as error:
+        _log.warning("%s; it is written again", error)
+        return None
 
 
 def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:

@@ -15,17 +15,16 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.models.memory import cap_memory
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement
-from pipeline.stages.crew import Crew
-from pipeline.stages.process import LOCAL_DRIVER
 from pipeline.stages.tokens import TokenReading, TokenRequest, is_deadly, read_tokens
-from pipeline.store.attempts import Journal
+from pipeline.stages.worker import LOCAL_DRIVER
+from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from ray_jobs.actors import actors, task_environment
 from ray_jobs.connection import connect
 from ray_jobs.nodes import cluster_nodes
 
 WORK = "evidence/tokens"
-"""Of the journal of attempts."""
+"""Name of the attempt log."""
 
 MOST_SECONDS = 1800.0
 """For which a task on a cluster is waited for: its resources may be taken by other jobs."""
@@ -51,35 +50,19 @@ def reader_here(
     """
 
     def read(request: TokenRequest) -> TokenReading:
-        journal = Journal(store, WORK, "the selected documents", LOCAL_DRIVER)
+        log = AttemptLog(store, WORK, "the selected documents", LOCAL_DRIVER)
         shared = models or SharedModels(alone=machine.workers == 1)
         try:
             placement = Placement(machine.gpus, machine.threads, shared)
-            reading = read_tokens(request, placement, machine.workers, journal, check)
+            reading = read_tokens(request, placement, machine.workers, log, check)
         except BaseException:
-            journal.abandon()
+            log.abandon()
             raise
-        if is_deadly(journal):  # it stays known
-            journal.abandon()
+        if is_deadly(log):  # it stays known
+            log.abandon()
         else:
-            journal.close()
+            log.close()
         return reading
-
-    return partial(_forgiving, read, say, check)
-
-
-def reader_in_crew(crew: Crew, threads: int, say: Callable[[str], None], check: Callable[[], None]) -> Reread:
-    """Reads documents in one of the processes that have scored.
-
-    Args:
-        crew: of them.
-        threads: of the CPU, for a batch.
-        say: prints a line.
-        check: raises where the run must stop.
-    """
-
-    def read(request: TokenRequest) -> TokenReading:
-        return crew.call(read_tokens, request, Placement(0, threads), check=check)
 
     return partial(_forgiving, read, say, check)
 

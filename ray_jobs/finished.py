@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pipeline.errors import ExitCode, UserError
-from ray_jobs import guard, terminal
+from ray_jobs import terminal
 from ray_jobs.options import (
     TRAINED_HELP,
     AsHuggingFace,
@@ -33,6 +33,7 @@ from ray_jobs.options import (
     Watch,
     WithoutQuarantined,
 )
+from ray_jobs.supervisor import supervise
 
 
 def retry(
@@ -190,4 +191,4 @@ def check_run(run: str, overrides: list[str] | None = None) -> None:
             f"{run} compares documents of known membership, and asks nothing: the same seenset evaluate goes on with it"
         )
     build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
-    guard.guard(may_need_cluster(manifest.config.resources))
+    supervise(may_need_cluster(manifest.config.resources))

@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from pipeline.errors import one_line
-from pipeline.stages.turns import Turn
+from pipeline.stages.worker import ShardStream
 from pipeline.store.receipts import Receipt
 
 LABELS = ("run", "stage")
@@ -81,33 +81,36 @@ class Metrics:
         _log.warning("no metrics of this actor: %s", error)
 
 
-class ShardMetrics:
-    """How much of a shard the metrics of its actor hold."""
+class StreamMetrics:
+    """How much of the shards of a stream the metrics of its actor hold."""
 
-    def __init__(self, metrics: Metrics, turn: Turn) -> None:
-        """Hold nothing of it yet.
+    def __init__(self, metrics: Metrics, stream: ShardStream) -> None:
+        """Hold nothing yet.
 
         Args:
             metrics: of the actor.
-            turn: of the shard.
+            stream: of its shards.
         """
         self._metrics = metrics
-        self._turn = turn
+        self._stream = stream
+        self._shard = ""
         self._counted = dict.fromkeys(COUNTERS, 0.0)
 
-    def advance(self, documents: int, tokens: int) -> None:
-        """Bring the metrics up to what the shard has come to, in documents and tokens so far."""
+    def advance(self, shard: str, documents: int, tokens: int) -> None:
+        """Bring the metrics up to what a shard has come to, in documents and tokens so far."""
+        if shard != self._shard:
+            self._shard = shard
+            self._counted |= {"seenset_documents": 0.0, "seenset_tokens": 0.0}
         self._metrics.work()
         self._count("seenset_documents", documents)
         self._count("seenset_tokens", tokens)
-        self._count("seenset_working_seconds", self._turn.worked)
-        self._count("seenset_waiting_seconds", self._turn.starved)
+        self._count("seenset_working_seconds", self._stream.worked)
+        self._count("seenset_waiting_seconds", self._stream.waited)
 
     def finish(self, receipt: Receipt) -> None:
-        """Bring the metrics up to the receipt of the shard; one that was there before is not counted."""
-        if self._turn.attempted:
-            self.advance(receipt.n_new, receipt.tokens)
-            self._count("seenset_quarantined", receipt.n_quarantined)
+        """Bring the metrics up to the receipt of a shard."""
+        self.advance(receipt.shard, receipt.n_new, receipt.tokens)
+        self._metrics.add("seenset_quarantined", receipt.n_quarantined)
 
     def _count(self, name: str, total: float) -> None:
         self._metrics.add(name, total - self._counted[name])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pipeline.audit.machine import usable_cores
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
-from ray_jobs.head import forget_head
+from ray_jobs.supervisor import note_cluster, note_folder
 
 PREFIX = "seenset-ray-"
 INNER = "ray"
@@ -63,6 +63,7 @@ def start_private_cluster() -> None:
         Exception: of many kinds: Ray did not start.
     """
     folder = _private_folder()
+    note_folder(folder.path)
     if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ["RAY_AUTH_TOKEN_PATH"] = os.path.join(folder.path, "token")
     if sys.platform == "linux":
@@ -132,10 +133,11 @@ def _end() -> None:
     """End the cluster and remove its folder."""
     import ray
 
-    forget_head()
+    note_cluster("", {})
     ray.shutdown()
     while _folders:
         _remove(_folders.pop())
+    note_folder("")
 
 
 def cluster_warning(resources: ResourcesConfig) -> str | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ray_jobs.exit_codes import give_as_zero
+from ray_jobs.supervisor import give_as_zero
 
 Keep = Literal["selected", "rest"]
 FAIL_HELP = "Exit 4 when anything is selected, and 5 when anything is selected by a selection that a check contradicts."

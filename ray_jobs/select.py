@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
+from pipeline.audit.answers import check_training_keys
 from pipeline.audit.description import build_config
 from pipeline.audit.finished import forget_finished
 from pipeline.audit.manifest import read_run
+from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.select import select_all
+from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
@@ -18,6 +22,8 @@ from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from ray_jobs.selection import fold_of
+
+_log = logging.getLogger(__name__)
 
 
 def select_again(
@@ -39,10 +45,19 @@ def select_again(
         raise UserError(
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
+    if manifest.shard_table is None:
+        _log.warning(
+            "%s is of version 0.9.0 or an earlier one, which wrote no digests: whether %s and %s are as they were "
+            "written cannot be checked",
+            store.url,
+            MANIFEST_FILE,
+            SHARDS_FILE,
+        )
     with keys_withdrawn(config.models), RunLock(store) as lock:
         store = lock.held
         store.begin()
         forget_finished(store)
+        check_training_keys(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
         claim = claim_of(config, scored, manifest.limit, say)

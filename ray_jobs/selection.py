@@ -10,13 +10,11 @@ from itertools import islice
 from typing import Any
 
 from pipeline.audit.scored import Each
-from pipeline.stages.crew import Crew
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.connection import connect
 
 MANY_SHARDS = 512
-MANY_DOCUMENTS = 50_000
 SIDE_BY_SIDE = 8
 SHARDS_A_TASK = 64
 TASKS_A_CPU = 4
@@ -39,20 +37,10 @@ def each_side_by_side(receipts: Sequence[Receipt], function: Callable[[Receipt],
             yield result
 
 
-def fold_of(store: Store, cluster: bool, crew: Crew | None = None) -> Each:
+def fold_of(store: Store, cluster: bool) -> Each:
     """How the shards of a run are read: many documents by what has scored them, if that is at hand."""
     few = each_here if store.local else each_side_by_side
-    if crew is not None:
-        return partial(each_by_crew, few=few, crew=crew)
     return partial(each, few=few) if cluster else few
-
-
-def each_by_crew(
-    receipts: Sequence[Receipt], function: Callable[[Receipt], Any], few: Each, crew: Crew
-) -> Iterator[Any]:
-    """The function of every shard, in any order: here for few documents, in processes of this machine for many."""
-    many = sum(receipt.n_in for receipt in receipts) >= MANY_DOCUMENTS
-    yield from (crew.each(receipts, function) if many else few(receipts, function))
 
 
 def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any], few: Each = each_here) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from pipeline.errors import LINE_BREAK, visible
+from ray_jobs.heartbeat import hear
 
 if TYPE_CHECKING:
     from pipeline.audit.evaluation import Evaluation
@@ -34,6 +35,11 @@ _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\u
 
 class VisibleConsole(Console):
     """A console that never passes on a control character of what it prints: file names and ids may hold anything."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, and note for the heartbeat that something was printed."""
+        hear()
+        super().print(*objects, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of which only those that the console makes itself control the terminal."""
@@ -58,6 +64,7 @@ def show_all_characters() -> None:
 
 def print_line(text: str) -> None:
     """One plain line, whatever names stand in it."""
+    hear()
     print(visible(text).replace("\n", LINE_BREAK))
 
 
@@ -109,7 +116,7 @@ def print_plan(facts: dict[str, Any]) -> None:
 
         screen.print(
             f"about {facts['estimated_tokens']:,} tokens a pass; "
-            f"about {duration(seconds)} on one worker like this machine (a guess, from {facts['estimated_from']})",
+            f"about {duration(seconds)} on one worker like this machine (estimated from {facts['estimated_from']})",
             highlight=False,
             soft_wrap=True,
         )
@@ -197,7 +204,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
             f"{summary.n_selected:,}",
             Text(summary.standing, style=STYLES[summary.conclusion]),
             "-" if summary.threshold is None else f"{summary.threshold:.4g}",
-            summary.guarantee,
+            f"{summary.guarantee}{', but contradicted here' if summary.conclusion == 'contradicted' else ''}",
             f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
         )
     screen = console()
@@ -230,9 +237,9 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     head, *others = verdict.sentences
     style = STYLES[verdict.conclusion]
     screen.print(Text(head, style="bold" if verdict.answer == "not shown" else f"bold {style}"), soft_wrap=True)
-    mark = WARNING if verdict.conclusion == "contradicted" else "inconclusive"
+    mark = f"{WARNING}: " if verdict.conclusion == "contradicted" else ""  # other reasons state their outcome
     for reason in verdict.reasons:
-        screen.print(Text(f"{mark}: {reason}", style=style), soft_wrap=True)
+        screen.print(Text(f"{mark}{reason}", style=style), soft_wrap=True)
     for sentence in others:
         screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if verdict.blind.ok:

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from pipeline.audit.status import Status, run_status
 from pipeline.errors import LINE_BREAK, ExitCode, UserError, one_line, visible
-from pipeline.store.space import is_of_storage
+from pipeline.store.space import is_of_storage, message_of_storage
 from pipeline.trial.progress import TrialStatus, trial_status
 from ray_jobs import terminal
-from ray_jobs.ending import leave_at_once, message_of_storage
+from ray_jobs.supervisor import leave_at_once
 
 EVERY_SECONDS = 2.0
 PATIENCE_SECONDS = 300.0

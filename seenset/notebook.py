@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal
@@ -35,8 +35,8 @@ from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.selection.weighted import weight_levels
 from pipeline.stages.base import BatchSize, Entry, Output
-from pipeline.stages.process import work_through
 from pipeline.stages.score import batch_size_of
+from pipeline.stages.worker import work_through
 from seenset.support import warn_of_unsupported
 
 
@@ -82,8 +82,8 @@ class _Scorer:
 
 def score(
     model: str | PathLike[str] | ModelConfig | LanguageModel,
-    texts: Sequence[Any],
-    detectors: Sequence[str | dict[str, dict[str, Any]]] = ("min_k_plus_plus",),
+    texts: Iterable[Any],
+    detectors: Iterable[str | dict[str, dict[str, Any]]] = ("min_k_plus_plus",),
     *,
     ids: Sequence[str] | None = None,
     max_tokens: int = 1024,
@@ -117,8 +117,14 @@ def score(
     """
     if isinstance(texts, (str, bytes)):
         raise UserError(f"texts must be a sequence of texts, got one {type(texts).__name__}; write [text] to score one")
-    if isinstance(detectors, str):
-        raise UserError(f"detectors must be a sequence, got {detectors!r}; write [{detectors!r}]")
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
+        raise UserError(f"texts must be a sequence of texts, got {type(texts).__name__}")
+    if isinstance(detectors, (str, Mapping)) or not isinstance(detectors, Iterable):
+        guess = f"; write [{detectors!r}]" if isinstance(detectors, (str, Mapping)) else ""
+        raise UserError(f"detectors must be a sequence, got {detectors!r}{guess}")
+    if not isinstance(model, (str, PathLike, ModelConfig, LanguageModel)):
+        raise UserError(f"model must be a path, a ModelConfig or an opened model, got {type(model).__name__}")
+    texts, ids = list(texts), None if ids is None else list(ids)
     parsed = parse_detectors(list(detectors))
     for detector in parsed:
         if any(needed not in (FORWARD, LOWERCASE, GRADIENT) for needed in detector.needs):

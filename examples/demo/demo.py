@@ -25,6 +25,7 @@ from rich.console import Console
 from examples.demo.passages import dependencies, gather_passages
 from examples.models import smollm2
 from pipeline.errors import ExitCode, UserError
+from ray_jobs import heartbeat
 
 TRIAL: dict[str, Any] = {
     "contaminate": {"share": 0.5, "epochs": 4, "batch_size": 4, "learning_rate": 2e-3},
@@ -108,8 +109,11 @@ def run_demo(count: int, seed: int, work: Path) -> int:
         raise UserError(f"passages must be at least {MIN_PASSAGES}, got {count}")
     folder = work / (str(count) if seed == 0 else f"{count}-seed{seed}")
     folder.mkdir(parents=True, exist_ok=True)
+    heartbeat.begin_heartbeat(["gathering passages"])
     passages = ensure_passages(folder, count, seed, dependencies("seenset"))
-    return seenset("trial", str(write_trial(folder, passages, seed)))
+    trial = write_trial(folder, passages, seed)
+    heartbeat.end()
+    return seenset("trial", str(trial))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,27 +18,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline.audit.digests import PUT_BACK
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import VersionedRecord, read_record, write_record
+from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.scored import Scored
 from pipeline.audit.status import SCORING, read_status
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.stages.base import AGAINST
 from pipeline.stages.judged import JudgedTexts, read_judged, write_judged
+from pipeline.store.address import real_address
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed
 
-JUDGED_RECORD = "judged.json"
-
 _DETECTORS = "detectors"
 _OF_A_RUN = frozenset(
     {
-        *("rows", "columns", "document_bytes", "pixels"),  # of a shard
+        *OF_A_SHARD,
+        *("document_bytes", "pixels"),
         *("batch_tokens", "gradient_tokens", "device", "seed", "code"),
         *("sketch", AGAINST, _DETECTORS),
     }
@@ -106,10 +107,10 @@ def settled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, Jud
     Raises:
         UserError: the run began with another `against`, or a file is damaged.
     """
-    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory")
+    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory", PUT_BACK)
     if record is None:
         return None
-    if config.against is None or Store(config.against).url != record.against:
+    if config.against is None or Store(config.against).url != real_address(record.against):
         now = "none" if config.against is None else config.against
         raise UserError(
             f"run {store.url} began with against {record.against}, now {now}: state the same, or begin a new run "
@@ -188,7 +189,7 @@ def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
             raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
     _check_answered(store, terms)
     keys = [_keys_of(store, receipts, by_id)]
-    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory")
+    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory", PUT_BACK)
     if record is not None and set(terms.detectors) <= set(record.detectors):
         keys.append(read_judged(store, record.sha256))
     return np.concatenate(keys)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.manifest import AdapterRecord, Allocation
+from pipeline.audit.records import KEYS_FILE
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
@@ -67,11 +68,8 @@ def write_document_keys(parts: Parts, store: Store) -> None:
 
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
-KEYS_FILE = "adapters/documents.parquet"
-"""File of a run directory with the keys of the documents that adapters were trained on."""
-
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("sketch", SKETCH_TYPE)])
-"""Columns of that file; `sketch` tells near copies (`pipeline.corpus.near_copies`)."""
+"""Columns of `KEYS_FILE`; `sketch` tells near copies (`pipeline.corpus.near_copies`)."""
 
 OWN_CORPUS = "its own corpus"
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.audit.against import JUDGED_RECORD
-from pipeline.audit.allocation import KEYS_FILE
 from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.digests import check_answer, digests_of, write_digests
+from pipeline.audit.digests import changed_file, check_answer, digests_of, read_digests, write_digests
 from pipeline.audit.history import HISTORY_FILE
-from pipeline.audit.records import MANIFEST_FILE, write_record
+from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, write_record
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.summary import Summary, summary_file
 from pipeline.audit.weight_shards import weights_record_file
 from pipeline.config.corpus import ROLES
+from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
 from pipeline.store.files import Store
 
@@ -48,6 +47,22 @@ def write_answer(store: Store, summary: Summary, files: Mapping[str, str]) -> No
     write_digests(store, summary.name, {**files, name: write_record(store, name, summary)})
 
 
+def check_training_keys(store: Store) -> None:
+    """Check that the keys of the documents that adapters were trained on are those of the earlier answers.
+
+    Raises:
+        DamagedError: they are not: these documents would calibrate.
+    """
+    now = store.digest(KEYS_FILE)
+    for selection in (name for name in store.names("selection") if name != HISTORY):
+        try:
+            digests = read_digests(store, selection)
+        except UserError:  # damaged, or of another version
+            continue
+        if digests is not None and digests.files.get(KEYS_FILE) != now:
+            raise changed_file(store, KEYS_FILE, missing=now is None)
+
+
 def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False, shared: bool = True) -> list[str]:
     """What is wrong with the answers of a run, a line for each that is not as it was written.
 
@@ -62,7 +77,7 @@ def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False
         try:
             check_answer(store, selection, whole, shared)
         except DamagedError as error:
-            problems.append(f"{str(error).partition('; seenset ')[0]}; the answer is made again from the scores")
+            problems.append(f"{str(error).rpartition('; ')[0]}; the answer is made again from the scores")
         except UserError:  # of another version
             continue
     return problems

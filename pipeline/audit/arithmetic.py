@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from pipeline.audit.records import Record, VersionedRecord, read_record
+from pipeline.audit.records import Record, VersionedRecord, read_record, write_record
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section
 from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.errors import DamagedError
 from pipeline.models.arithmetic import (
     Processor,
     check_explicit,
-    choose,
+    choose_model,
     choose_training,
     stored_bytes,
-    stored_type,
 )
 from pipeline.store.files import Store
 
@@ -39,6 +39,9 @@ class Decided(Record):
 
 class Arithmetic(VersionedRecord):
     """What `dtype: auto` chose for a run: `arithmetic.json`."""
+
+    sealed = True
+    always_sealed = True
 
     types: dict[str, Decided] = Field(description="By key of the configuration, such as model.")
     flags: list[str] = Field(description="Flags of the CPU that decided, of those that a choice depends on.")
@@ -69,7 +72,7 @@ def decide_types(
         say: prints a line.
 
     Raises:
-        UserError: as `stored_type` and `check_explicit`.
+        UserError: as `choose_model` and `check_explicit`.
     """
     types = {} if earlier is None else dict(earlier.types)
     opened = _models(config)
@@ -87,7 +90,7 @@ def decide_types(
     for key in missing:
         part = getattr(config, key)
         if isinstance(part, ModelConfig):
-            choice = choose(stored_type(part), total, deciding.processor)
+            choice = choose_model(part, total, deciding.processor)
         else:
             choice = choose_training(deciding.processor)
         if choice.warning:
@@ -150,7 +153,25 @@ def read_arithmetic(store: Store, name: str = ARITHMETIC_FILE) -> Arithmetic | N
     return read_record(store, name, Arithmetic, remedy)
 
 
+def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARITHMETIC_FILE) -> Arithmetic | None:
+    """As `read_arithmetic`; None also for a damaged record, which is stated: the types are then decided again.
+
+    Args:
+        store: the run directory.
+        say: prints a line.
+        name: of the file.
+
+    Raises:
+        UserError: a record of another version.
+    """
+    try:
+        return read_arithmetic(store, name)
+    except DamagedError as error:
+        say(f"{error}; the types are decided again")
+        return None
+
+
 def note_arithmetic(store: Store, arithmetic: Arithmetic, name: str = ARITHMETIC_FILE) -> None:
     """Write down what was decided. The run's lock must be held."""
-    if arithmetic.types and read_arithmetic(store, name) != arithmetic:
-        store.write_json(name, arithmetic.plain())
+    if arithmetic.types and earlier_arithmetic(store, lambda line: None, name) != arithmetic:
+        write_record(store, name, arithmetic)

@@ -1,4 +1,4 @@
-"""What a run says and stops at before it scores: documents that cannot give the answer that is sought."""
+"""What a run says and stops at before it scores: documents that cannot give the answer."""
 
 from __future__ import annotations
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.audit.collection import Collection
-from pipeline.audit.conclusion import bound_condition, conclude, supported_of
-from pipeline.audit.copies import DEPENDENCE
+from pipeline.audit.collection import Collection, depends
+from pipeline.audit.conclusion import conclude, supported_of
 from pipeline.audit.history import answered_selections
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
@@ -30,25 +28,12 @@ def summaries_of(store: Store, config: AuditConfig) -> list[tuple[SelectionConfi
     return [(selection, summary) for selection, summary in answered if summary is not None]
 
 
-def counts_of(
-    answers: Sequence[tuple[SelectionConfig, Summary]], collection: Collection, blind: bool | None, seed: int
-) -> list[MemberCount]:
-    """The counts that may be stated: neither the blind test of the verdict nor a check of the selection contradicts.
-
-    Args:
-        answers: from `summaries_of`.
-        collection: the documents that are compared.
-        blind: whether the blind test of the verdict passed; None where it is inconclusive.
-        seed: of the run.
-    """
-    counts = [count_of(selection, summary, collection, blind, seed) for selection, summary in answers]
-    return [count for count in counts if count is not None and bound_condition(count.conclusion) is not None]
-
-
 def count_of(
     selection: SelectionConfig, summary: Summary, collection: Collection, blind: bool | None, seed: int
 ) -> MemberCount | None:
-    """The count of one selection, whether it may be stated or not; None where no theorem covers the selection.
+    """The count of one selection, whether it may be stated or not; None where no theorem covers it.
+
+    No theorem covers documents that depend on each other and are not counted by the blocks in which they do.
 
     Documents are counted by the selection's own bound where few of them depend on each other, and blocks otherwise.
 
@@ -56,10 +41,14 @@ def count_of(
         selection: of direction members.
         summary: its answer.
         collection: the documents that are compared.
-        blind: as for `counts_of`.
+        blind: whether the blind test of the verdict passed; None where it is inconclusive.
         seed: of the run.
     """
-    if why_unbounded(selection) is not None or not set(selection.detectors) <= set(collection.columns):
+    if (
+        collection.ungrouped
+        or why_unbounded(selection) is not None
+        or not set(selection.detectors) <= set(collection.columns)
+    ):
         return None
     common: dict[str, Any] = {
         "selection": selection.name,
@@ -104,20 +93,6 @@ def bound_of_blocks(selection: SelectionConfig, blocks: DrawnBlocks, seed: int) 
     columns = dict(zip(selection.detectors, blocks.scores.T, strict=True))
     (made,) = answer_all([selection], Scores(columns, blocks.keys), roles, blocks.n_smaller, seed)
     return made.answer.bound
-
-
-def depends(block: np.ndarray, audited: np.ndarray) -> bool:
-    """Whether so many documents of a role share a block that counts spread wider than a bound of documents allows.
-
-    Args:
-        block: int64, (documents,).
-        audited: bool, (documents,).
-    """
-    for role in (audited, ~audited):
-        sizes = np.bincount(block[role])
-        if (sizes**2).sum() > DEPENDENCE * sizes.sum():
-            return True
-    return False
 
 
 def other_failures(summary: Summary) -> list[str]:

@@ -5,11 +5,21 @@ Both import libraries for seconds, and threads of one process would do so in tur
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import subprocess
+import sys
+import threading
+from typing import cast
+
+import cloudpickle
 
 from pipeline.audit.plan import Plan
 from pipeline.audit.precheck import Effort, Precheck, check_documents
-from pipeline.stages.child import Child, LostChildError
+from pipeline.detectors.plugins import load_plugins, loaded_plugins
+from pipeline.errors import UserError
+from pipeline.models.libraries import collect_rarely
 
 NICENESS = 10
 """Of a check beside work that has begun: workers that start have most of the cores."""
@@ -26,16 +36,10 @@ def check_apart(plan: Plan, effort: Effort, niceness: int = 0) -> Precheck:
     Raises:
         UserError: as `check_documents`.
     """
-    try:
-        child = Child(quiet=True)
-    except OSError:
-        return check_documents(plan, effort)
-    try:
-        return child.call(_check, plan, effort, niceness)
-    except LostChildError:  # what fails there is done and said here
-        return check_documents(plan, effort)
-    finally:
-        child.end(0)
+    answer = _outcome_of(cloudpickle.dumps((loaded_plugins(), plan, effort, niceness)))
+    if isinstance(answer, UserError):
+        raise answer
+    return check_documents(plan, effort) if answer is None else answer  # what fails there is done and said here
 
 
 def check_aside(plan: Plan, effort: Effort) -> Precheck:
@@ -43,6 +47,55 @@ def check_aside(plan: Plan, effort: Effort) -> Precheck:
     return check_apart(plan, effort, NICENESS)
 
 
-def _check(plan: Plan, effort: Effort, niceness: int) -> Precheck:
+def _outcome_of(work: bytes) -> Precheck | UserError | None:
+    """What a process answers; None where it cannot be started, or ends before it has answered."""
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", "from pipeline.audit.checking import serve_check; serve_check()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is the command's to answer
+        ) as process:
+            try:
+                return _exchange(process, work)
+            finally:
+                process.kill()
+    except (OSError, EOFError, pickle.UnpicklingError):
+        return None
+
+
+def _exchange(process: subprocess.Popen[bytes], work: bytes) -> Precheck | UserError:
+    """The answer; the pipe of the work stays open, so that its end is the end of this process."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(len(work).to_bytes(8, "little") + work)
+    process.stdin.flush()
+    return cast(Precheck | UserError, pickle.load(process.stdout))
+
+
+def serve_check() -> None:
+    """Check the documents that standard input asks for, in a process that `check_apart` has started."""
+    collect_rarely()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    plugins, plan, effort, niceness = pickle.loads(
+        sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))
+    )
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     os.nice(niceness)
-    return check_documents(plan, effort)
+    load_plugins(plugins)
+    result: Precheck | UserError
+    try:
+        result = check_documents(plan, effort)
+    except UserError as error:
+        result = error
+    with answers, contextlib.suppress(OSError):  # nobody waits for it any more
+        answers.write(cloudpickle.dumps(result))
+
+
+def _end_with_the_command() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

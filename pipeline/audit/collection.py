@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.audit.allocation import KEYS_FILE, training_index
+from pipeline.audit.allocation import training_index
+from pipeline.audit.copies import DEPENDENCE
+from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Each
@@ -42,6 +44,7 @@ class Collection:
     audited: np.ndarray  # bool, (documents,)
     block: np.ndarray  # int64, (documents,)
     keys: np.ndarray  # int64, (documents,), hashes of the ids
+    ungrouped: bool  # whether documents have groups that the blocks ignore, so that blocks may depend on each other
 
     def blocks(self, seed: int) -> Blocks:
         """The blocks that can be moved."""
@@ -109,17 +112,32 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     kind = kind or ("group" if grouped.any() else "family")
     family = near_families(np.concatenate([part.sketch for part in every]), config.near_copies)
     group = np.full(family.size, -1, dtype=np.int64)
-    if kind == "group":
-        keys = np.concatenate([part.group for part in every])[grouped]
-        group[grouped] = np.unique(keys, return_inverse=True)[1]
+    group[grouped] = np.unique(np.concatenate([part.group for part in every])[grouped], return_inverse=True)[1]
+    audited = np.arange(family.size) < sum(part.key.size for part in parts["audit"])
+    together = joined_blocks(np.arange(family.size), group)
     return Collection(
         columns=columns,
         kind=kind,
         scores=np.concatenate([part.scores for part in every]),
-        audited=np.arange(family.size) < sum(part.key.size for part in parts["audit"]),
-        block=joined_blocks(family, group),
+        audited=audited,
+        block=joined_blocks(family, group if kind == "group" else np.full_like(group, -1)),
         keys=np.concatenate([part.key for part in every]),
+        ungrouped=kind == "family" and depends(together, audited),
     )
+
+
+def depends(block: np.ndarray, audited: np.ndarray) -> bool:
+    """Whether so many documents of a role share a block that counts spread wider than a bound of documents allows.
+
+    Args:
+        block: int64, (documents,).
+        audited: bool, (documents,).
+    """
+    for role in (audited, ~audited):
+        sizes = np.bincount(block[role])
+        if (sizes**2).sum() > DEPENDENCE * sizes.sum():
+            return True
+    return False
 
 
 def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_copies: float) -> list[_Part]:

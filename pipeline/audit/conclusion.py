@@ -21,7 +21,10 @@ WARNING = "CONTRADICTED, do not act on it"
 STYLES: dict[Conclusion, str] = {"supported": "green", "inconclusive": "yellow", "contradicted": "bold red"}
 """How a terminal shows the words."""
 
-GROUPED = "No bound is stated: it requires independent documents, and these are grouped or near copies of each other."
+GROUPED = (
+    "This selection states no bound: a bound requires independent documents, and these are grouped or near copies of "
+    "each other."
+)
 """Why an answer has no bound whose documents depend on each other."""
 
 _UNCONFIRMED = "provided both groups are alike; the test could not confirm this"

@@ -13,7 +13,7 @@ from pipeline.corpus.near_copies import Sketches, near_families
 DEPENDENCE = 1.05
 """Documents over the independent ones that near copies or groups leave: the most with which a bound is stated.
 
-A bound reckons with the spread of independent counts; this many more widen it by a fortieth.
+A bound assumes the spread of independent counts; this many more widen it by a fortieth.
 """
 
 NAMED_FAMILIES = 10

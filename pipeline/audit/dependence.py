@@ -149,12 +149,12 @@ def _write_families(scored: Scored, role: str, where: _Places, family: np.ndarra
 
 
 def near_copies_diagnostic(
-    procedure: str, n_bh: int | None, role: str, audit: NearCopies, calibration: NearCopies
+    procedure: str, n_bh: int | None, role: str, audit: NearCopies, calibration: NearCopies, alone: bool = True
 ) -> NearCopiesDiagnostic:
     """What near copies take from a selection's promise.
 
     Clusters of near copies among the audited documents make an estimate of the share of nulls noisier than its
-    procedure reckons with. Clusters among those that calibrate make p-values too small: n documents of N families give
+    procedure assumes. Clusters among those that calibrate make p-values too small: n documents of N families give
     P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
 
     Args:
@@ -163,25 +163,30 @@ def near_copies_diagnostic(
         role: whose documents calibrate.
         audit: near copies among the audited documents.
         calibration: near copies among those that calibrate.
+        alone: whether no other check contradicts the selection; bh is no remedy where one does.
     """
     unsafe = n_bh is not None and is_unsafe(audit)
     factor = inflation(calibration)
     sentences = [counted(audit, "audited documents")]
     if unsafe:
         sentences.append(
-            f"They are worth about {audit.effective:,.0f} independent ones, too few for {procedure}: it estimates the "
-            "share of nulls from them, and its share of wrong documents can be larger than alpha. "
-            f"bh bears near copies among the audited documents, and selects {n_bh:,}."
+            f"They count as about {audit.effective:,.0f} independent documents, too few for {procedure}: it estimates "
+            "the share of nulls from them, and its share of wrong documents can be larger than alpha."
         )
-    if breaks_bounds(audit):
-        sentences.append("Bounds of a list reckon with independent documents, so none is stated.")
+    if unsafe and alone and factor <= INFLATION:
+        sentences.append(
+            f"The guarantee of bh holds with near copies among the audited documents; bh selects {n_bh:,}."
+        )
     sentences.append(counted(calibration, f"{role} documents that calibrate"))
     if calibration.n_copies:
         sentences.append(
-            f"They rank like {calibration.n_distinct:,} independent ones, so p-values can be too small by a factor of "
-            f"{beside(factor, INFLATION)}, of every procedure; keep one of each family to mend it."
+            f"They rank as {calibration.n_distinct:,} distinct documents, so the p-values of every procedure can be "
+            f"too small by a factor of up to {beside(factor, INFLATION)}; to fix it, keep one document of each family."
         )
-    failed = unsafe or factor > INFLATION or (procedure == "bound" and breaks_bounds(audit))
+    unbounded = breaks_bounds(audit, calibration)
+    if unbounded:
+        sentences.append("A bound assumes independent documents, so none is stated.")
+    failed = unsafe or factor > INFLATION or (procedure == "bound" and unbounded)
     return NearCopiesDiagnostic(
         ok=False if failed else None if audit.n_copies or calibration.n_copies else True,
         sentence=" ".join(sentences),
@@ -197,9 +202,12 @@ def is_unsafe(audit: NearCopies) -> bool:
     return audit.n_documents > 0 and 1 / audit.effective - 1 / audit.n_documents > EXCESS
 
 
-def breaks_bounds(audit: NearCopies) -> bool:
-    """Whether near copies among the audited documents spread the counts wider than a bound reckons with."""
-    return audit.n_documents > DEPENDENCE * audit.effective
+def breaks_bounds(*roles: NearCopies) -> bool:
+    """Whether near copies within any of these roles spread counts wider than a bound of independent documents allows.
+
+    Near copies that calibrate do it too: the ranks of all audited documents move with theirs.
+    """
+    return any(copies.n_documents > DEPENDENCE * copies.effective for copies in roles)
 
 
 def inflation(calibration: NearCopies) -> float:

@@ -14,7 +14,6 @@ from pipeline.audit.summary import (
     BlindDiagnostic,
     CountDiagnostic,
     Diagnostics,
-    NearCopiesDiagnostic,
     OverlapDiagnostic,
     ResolutionDiagnostic,
     ShareDiagnostic,
@@ -34,17 +33,15 @@ def diagnose(
     answer: Answer,
     scored: Scored,
     overlap: Overlap,
-    near_copies: NearCopiesDiagnostic,
     blind_test: BlindTest,
     role: str,
 ) -> Diagnostics:
-    """The checks of one selection.
+    """The checks of one selection, without those that `select` adds.
 
     Args:
         answer: of the selection.
         scored: the score shards.
         overlap: of the role with the audited documents.
-        near_copies: among the audited documents, and among those of the role.
         blind_test: of the role, from `run_blind_test`.
         role: the null role, whose documents calibrate.
     """
@@ -52,7 +49,6 @@ def diagnose(
         blind=blind_test.diagnostic,
         resolution=_resolution_diagnostic(answer, role),
         overlap=_overlap_diagnostic(overlap, role),
-        near_copies=near_copies,
         duplicates=_duplicates_diagnostic(scored),
         truncated=_truncated_diagnostic(scored),
         fine_tuned=_finetuned_diagnostic(scored, role, overlap.n_trained),

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, read_record, write_record
+from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, VersionedRecord, read_record, write_record
+from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError
@@ -33,8 +34,15 @@ DOCUMENTS = "documents"
 REWRITTEN = "seenset run with the configuration of the run writes it again"
 """What makes a damaged manifest again, for messages."""
 
-_OF_RUN = (MANIFEST_FILE, SHARDS_FILE)
-"""Files of which answers are made, and that only `seenset run` writes."""
+PUT_BACK = "put it back, or begin a new run directory"
+"""What helps where a file cannot be made again, for messages."""
+
+_OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, JUDGED_RECORD: PUT_BACK}
+"""Files of which answers are made and that `seenset select` does not write, with what helps."""
+
+
+_MAY_BE_MISSING = (DUPLICATES,)
+"""Files of the run that a reader reads only where they are there."""
 
 
 class AnswerDigests(VersionedRecord):
@@ -113,7 +121,7 @@ def check_answer(store: Store, selection: str, whole: bool = False, shared: bool
         The digests; None where the selection has none.
 
     Raises:
-        DamagedError: a file is gone or was changed, or the digests were.
+        DamagedError: a file is gone or was changed, or the digests were; or a file lies there that is no part of it.
     """
     digests = read_digests(store, selection)
     if digests is None:
@@ -126,7 +134,22 @@ def check_answer(store: Store, selection: str, whole: bool = False, shared: bool
         for name, digest_now in zip(names, pool.map(partial(_digest, store), names), strict=True):
             if digest_now != digests.files[name]:
                 raise changed_file(store, name, digest_now is None)
+    _check_unlisted(store, digests, shared)
     return digests
+
+
+def _check_unlisted(store: Store, digests: AnswerDigests, shared: bool) -> None:
+    """Check that no file lies where a reader would take it for a part of the answer.
+
+    Raises:
+        DamagedError: one does.
+    """
+    folder = f"selection/{digests.selection}"
+    names = [f"{folder}/{name}" for name in store.names(folder) if name != DOCUMENTS]
+    names += [name for name in _MAY_BE_MISSING if shared and name not in digests.files and store.exists(name)]
+    for name in names:
+        if name not in digests.files and name != digests_file(digests.selection):
+            raise DamagedError(f"{store.url}/{name} is no part of the answer; {remade(store)}")
 
 
 def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -205,7 +228,7 @@ def no_digests(store: Store, selection: str) -> DamagedError:
 def changed_file(store: Store, name: str, missing: bool = False) -> DamagedError:
     """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
     what = "is missing" if missing else "is damaged: its content is not what was written"
-    return DamagedError(f"{store.url}/{name} {what}; {REWRITTEN if name in _OF_RUN else remade(store)}")
+    return DamagedError(f"{store.url}/{name} {what}; {_OF_RUN.get(name) or remade(store)}")
 
 
 def _digest(store: Store, name: str) -> str | None:

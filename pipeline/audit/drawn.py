@@ -29,8 +29,8 @@ class AlphaCurve(Record):
     alphas: list[float] = Field(description="Values of alpha, ascending; the one that was asked for is among them.")
     n_selected: list[int] = Field(description="Documents selected at each, by the procedure of the selection.")
     right_at_least: list[int] | None = Field(
-        description="Of these, the documents that are of the kind sought, at least; true of all of them at once with "
-        "the confidence of the bound. Null where no theorem covers the selection."
+        description="Of these, the members (with direction clean, non-members), at least; true of all of them at once "
+        "with the confidence of the bound. Null where no theorem covers the selection."
     )
     confidence: float | None = Field(description="Of `right_at_least`; null without it.")
 

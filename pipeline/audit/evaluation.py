@@ -226,14 +226,15 @@ def _notices(evaluation: Evaluation) -> Iterator[str]:
             "the TPR there is the share of seen documents above every unseen one."
         )
     if seen + unseen and min(seen, unseen) < LEAST:
-        yield f"Fewer than {LEAST} documents of one kind are compared: the figures say next to nothing."
+        yield f"Fewer than {LEAST} documents of one kind are compared: the figures are too uncertain to rely on."
 
 
 def _about_sample(evaluation: Evaluation) -> Iterator[str]:
-    """Which documents the classifier's row counts; nothing without such a row."""
+    """What the classifier's row leaves out, and which documents it counts; nothing without such a row."""
     row = evaluation.rows[0]
     if not is_blind(row.detector):
         return
+    yield f'The TPR of the row "{row.detector}" has no interval: ten classifiers score the documents.'
     counts = [
         (counted, entry.n_compared, entry.role)
         for entry, counted in zip(evaluation.documents, (row.n_seen, row.n_unseen), strict=True)
@@ -284,7 +285,7 @@ def about_words(row: DetectorEvaluation) -> str:
     if low is None or high is None:
         return (
             f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot be "
-            f"said: there are too few groups for an interval of its AUC ({value:.3f}; 0.5 is chance)."
+            f"determined: there are too few groups for an interval of its AUC ({value:.3f}; 0.5 is chance)."
         )
     interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
     if low > 0.5 + TOLERANCE:
@@ -295,8 +296,9 @@ def about_words(row: DetectorEvaluation) -> str:
         )
     if high > 0.5 + PASSING:
         return (
-            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot be "
-            f"said from so few ({interval}): the test is inconclusive. {settled_by('seen', 'unseen', by)}"
+            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot "
+            f"be determined from so few documents ({interval}): the test is inconclusive. "
+            f"{settled_by('seen', 'unseen', by)}"
         )
     return (
         f"A classifier that never saw the model hardly tells seen from unseen documents by their {by}: with an AUC of "

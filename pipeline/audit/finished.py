@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
+from pipeline.audit.arithmetic import Decided, read_arithmetic
 from pipeline.audit.known import FINISHED_FILE, KnownInput, known_record
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import Plan
@@ -16,6 +17,7 @@ from pipeline.audit.records import VersionedRecord, opened, write_record
 from pipeline.audit.scored import Scored
 from pipeline.audit.status import SCORING, Status
 from pipeline.config.yaml import build
+from pipeline.corpus.shard import OF_A_SHARD
 from pipeline.errors import UserError
 from pipeline.stages.score import FOLDER
 from pipeline.store.files import Store
@@ -36,6 +38,7 @@ class FinishedRecord(VersionedRecord):
         description="Digest of the configuration, the shards, the flags of the command and the versions."
     )
     fingerprint: dict[str, JsonValue] = Field(description="All that could change a score.")
+    types: dict[str, Decided] = Field({}, description="What dtype auto chose, by key of the configuration.")
     files: dict[str, str] = Field(description="Digest of the names, sizes and times of a folder's files, by folder.")
     sources: str = Field("", description="Digest of where the documents come from, and of the limits.")
     inputs: list[KnownInput] = Field([], description="The inputs as they were planned.")
@@ -62,10 +65,11 @@ def note_finished(
     store = scored.store
     adapters = [f"adapters/{name}" for name in store.names("adapters")]
     folders = [*_READ, *_written(status), *adapters]
-    fingerprint = scored.receipts[0].fingerprint
+    fingerprint, types = scored.receipts[0].fingerprint, read_arithmetic(store)
     record = FinishedRecord(
         question=_question(plan, flags),
-        fingerprint={key: value for key, value in fingerprint.items() if key not in ("rows", "columns")},
+        fingerprint={key: value for key, value in fingerprint.items() if key not in OF_A_SHARD},
+        types={} if types is None else types.types,
         files={folder: store.state(folder, _PASSING) for folder in folders},
         report=report,
         status=status,

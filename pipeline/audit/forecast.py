@@ -152,7 +152,7 @@ def rule_of(selection: SelectionConfig, known_members: bool) -> Rule:
 
     Args:
         selection: the question.
-        known_members: whether there are documents of the kind that is sought.
+        known_members: whether there are known documents of the kind that is selected.
     """
     halved = (selection.procedure == "td4eval" and selection.reconformal) or (
         selection.procedure == "adadetect" and not known_members
@@ -227,7 +227,7 @@ def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis
 
 def _given(n: int, m: int, role: str, basis: Basis) -> str:
     half = ", half of those that are known," if basis.halved else ""
-    share = "" if basis.share is None else f", and at the share of nulls that was estimated, {basis.share:.3g}"
+    share = "" if basis.share is None else f" at an estimated null share of {basis.share:.3g}"
     return f"With {n:,} {role} documents to calibrate on{half} and {m:,} to judge{share}"
 
 

@@ -79,6 +79,15 @@ def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
     return parse_part(HistoryEntry, value, f"{where}, line {number},")
 
 
+def answered_by_0_9_0(store: Store) -> bool:
+    """Whether the last line of the history has no digest: version 0.9.0, which wrote no digests, made the answers."""
+    try:
+        last = json.loads(_lines(store)[-1])
+    except (IndexError, ValueError):
+        return False
+    return isinstance(last, dict) and DIGEST not in last
+
+
 def note_answers(store: Store, config: AuditConfig, command: Command, summaries: Sequence[Summary]) -> None:
     """Add what was asked and what came of it, unless it is what was asked and came of it the last time too.
 
@@ -179,9 +188,9 @@ def several_questions(history: Sequence[HistoryEntry]) -> str | None:
     if not history or len(first) == (number := count_questions(history)):
         return None
     return (
-        f"This run was asked {number} different questions, and not all at once: what is promised is promised for a "
-        "question that was settled before any answer was seen, and not for the one of several that was picked because "
-        "of its answer."
+        f"This run was asked {number} different questions, and not all at once: the guarantee of an answer holds if "
+        "its question was settled before any answer was seen, and not for an answer that was picked among several "
+        "because of its result."
     )
 
 

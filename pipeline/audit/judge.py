@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from pipeline.audit.block_counts import count_of, counts_of, other_failures, summaries_of
+from pipeline.audit.block_counts import count_of, other_failures, summaries_of
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, read_collection
 from pipeline.audit.conclusion import CONTRADICTED, Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.diagnostics import run_blind_test
@@ -18,7 +17,6 @@ from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettl
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, display_name
-from pipeline.config.selection import SelectionConfig
 from pipeline.selection.collection import FOLDS, PERMUTATIONS, Blocks, PermutationTest, permutation_test
 from pipeline.selection.digits import beside, decimal, percentage
 
@@ -26,6 +24,16 @@ OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this 
 NO_TEST = (
     "No permutation test was made: only labels of blocks of like size are permuted, and no class of size has blocks of "
     "both roles."
+)
+
+UNGROUPED = (
+    "No count is stated: a count requires independent documents, and the groups of these are ignored (blocks: family). "
+    "The permutation test takes documents of one group to be independent."
+)
+
+CALIBRATING = (
+    "Unseen documents that depend on each other (groups, near copies) are blocks: one document of each calibrates the "
+    "count, drawn by a hash of its id."
 )
 
 
@@ -51,12 +59,16 @@ def judge_collection(
     result = permutation_test(made, config.seed)
     blind = run_blind_test(scored, "unseen", config).diagnostic
     answers = summaries_of(scored.store, config)
+    counts = [count_of(selection, summary, collection, blind.ok, config.seed) for selection, summary in answers]
+    first = next(iter(counts), None)
     evidence = _Evidence(
         test=None if result is None else _test_record(result, collection, made),
         blind=blind,
-        first=next(iter(answers), None),
-        counts=counts_of(answers, collection, blind.ok, config.seed),
-        withheld=_withheld(answers, collection, blind, config.seed),
+        first=answers[0][1] if answers else None,
+        counts=[count for count in counts if count is not None and bound_condition(count.conclusion) is not None],
+        withheld=first is not None and bound_condition(first.conclusion) is None and first.at_least > 0,
+        ungrouped=collection.ungrouped,
+        direction=_direction(made.differences),
     )
     conclusion, reasons = evidence.conclude()
     answer: Statement = "not shown"
@@ -81,7 +93,7 @@ def judge_collection(
         counts=evidence.counts,
         test=evidence.test,
         blind=blind,
-        direction=_direction(made.differences),
+        direction=evidence.direction,
     )
 
 
@@ -91,9 +103,11 @@ class _Evidence:
 
     test: BlockTest | None
     blind: BlindDiagnostic
-    first: tuple[SelectionConfig, Summary] | None  # the first selection that seeks members
+    first: Summary | None  # of the first selection that seeks members
     counts: list[MemberCount]  # that may be stated
     withheld: bool  # whether the count of the first selection is above zero and may not be stated
+    ungrouped: bool  # whether the blocks ignore groups
+    direction: Diagnostic
 
     @property
     def by_test(self) -> bool:
@@ -102,8 +116,8 @@ class _Evidence:
     @property
     def count(self) -> MemberCount | None:
         """The count that the verdict reads: that of the first selection, where it may be stated."""
-        named = self.first[0].name if self.first else None
-        return next((count for count in self.counts if count.selection == named), None)
+        name = None if self.first is None else self.first.name
+        return next((count for count in self.counts if count.selection == name), None)
 
     @property
     def by_count(self) -> bool:
@@ -115,8 +129,11 @@ class _Evidence:
 
     @property
     def condition(self) -> str | None:
-        """The condition under which the verdict is stated, as `bound_condition` gives it."""
-        return bound_condition(self.conclude()[0], self.blind.outcome != "not tested")
+        """The condition under which the verdict is stated, as `bound_condition` gives it; of groups first."""
+        condition = bound_condition(self.conclude()[0], self.blind.outcome != "not tested")
+        if condition is None or not self.ungrouped:
+            return condition
+        return ", and ".join(["provided documents of one group are independent", *([condition] if condition else [])])
 
     def conclude(self) -> tuple[Conclusion, list[str]]:
         """The conclusion of the checks of the verdict, and the reasons why it is not supported.
@@ -124,28 +141,18 @@ class _Evidence:
         The test is for whole blocks, so near copies take nothing from it; what else contradicts the first selection
         contradicts the verdict.
         """
-        others = [] if self.first is None else other_failures(self.first[1])
+        others = [] if self.first is None else other_failures(self.first)
         if self.blind.ok is False:
             return "contradicted", [self.blind.sentence]
         if others:
             return "contradicted", others
         if self.withheld and not self.by_test and self.first is not None:
-            return "contradicted", [f"A check contradicts selection {self.first[0].name}: see its answer."]
+            return "contradicted", [f"A check contradicts selection {self.first.name}: see its answer."]
         supported: bool | None = self.blind.ok
         if self.by_count and not self.by_test and self.count is not None:
             supported = self.count.supported
         conclusion = conclude([supported])
         return conclusion, [unsettled(self.blind)] if conclusion == "inconclusive" else []
-
-
-def _withheld(
-    answers: Sequence[tuple[SelectionConfig, Summary]], collection: Collection, blind: BlindDiagnostic, seed: int
-) -> bool:
-    """Whether the first selection counts some, and the count may not be stated."""
-    if not answers:
-        return False
-    count = count_of(*answers[0], collection, blind.ok, seed)
-    return count is not None and count.conclusion == "contradicted" and count.at_least > 0
 
 
 def _test_record(result: PermutationTest, collection: Collection, made: Blocks) -> BlockTest:
@@ -199,10 +206,15 @@ def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | 
     stated = "contradicted" not in (conclude([evidence.blind.ok]), evidence.conclude()[0])
     if not stated or (count is None and evidence.withheld):
         counted = [CONTRADICTED]
+    elif evidence.ungrouped:
+        counted = [UNGROUPED]
     else:
-        counted = _count_sentences(count, sampled, evidence.blind.outcome != "not tested")
+        bounded = evidence.first is not None and evidence.first.bound is not None
+        counted = _count_sentences(count, sampled, evidence.blind.outcome != "not tested", bounded)
     lines = [heads[answer], *counted]
     lines.append(_test_sentence(test) if test is not None else NO_TEST)
+    if test is not None and not evidence.direction.ok:
+        lines.append(evidence.direction.sentence)
     if count is not None and test is not None and stated:
         wrong, level = 1 - Fraction(repr(count.confidence)), Fraction(repr(LEVEL))
         lines.append(
@@ -210,15 +222,16 @@ def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | 
             f"the test (p <= {LEVEL:g}) for at most {LEVEL:g}; one of the two for at most {decimal(wrong + level)}."
         )
     lines.append(
-        "Both rest on this: nothing but training tells the audited documents from the unseen ones. The blind test "
-        "looks for other differences in their words alone, or in thumbnails, colours and files of pictures."
+        "The verdict assumes that nothing but training tells the audited documents from the unseen ones. The blind "
+        "test looks for other differences in their words alone, or in thumbnails, colours and files of pictures."
     )
     if limit is not None:
         lines.append(f"This is a sample: only the first {limit:,} documents of each role were read.")
     return lines
 
 
-def _count_sentences(count: MemberCount | None, sampled: bool, checked: bool) -> list[str]:
+def _count_sentences(count: MemberCount | None, sampled: bool, checked: bool, bounded: bool) -> list[str]:
+    """The count in words; `bounded`: it is the bound that the selection itself states."""
     if count is None:
         return ["No selection of this run states how many documents were trained on at least."]
     by = f"selection {count.selection}, {', '.join(count.detectors)}"
@@ -231,7 +244,8 @@ def _count_sentences(count: MemberCount | None, sampled: bool, checked: bool) ->
     ending = f", {condition}." if condition else "."
     if count.unit == "document":
         were = "was" if count.at_least == 1 else "were"
-        return [f"With {sure} at least {count.at_least:,} of the {of} {were} trained on ({by}){ending}"]
+        line = f"With {sure} at least {count.at_least:,} of the {of} {were} trained on ({by}){ending}"
+        return [line, *([] if bounded else [CALIBRATING])]
     contain = "contains" if count.at_least == 1 else "contain"
     noun = "group" if count.unit == "group" else "family"
     single = "" if count.unit == "group" else "A document without near copies is a family of its own. "

@@ -15,7 +15,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.store.files import Store
 
 PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
@@ -121,12 +121,17 @@ def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     Raises:
         UserError: there is none, or one of both files is gone or damaged.
     """
-    manifest, shards = read_manifest(store), read_shards(store)
+    manifest = read_manifest(store)
+    if manifest is not None:
+        check_shard_table(store, manifest)
+    try:
+        shards = read_shards(store)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; {REWRITTEN}") from None
     if manifest is None or shards is None:
         if store.exists("receipts"):
             raise changed_file(store, MANIFEST_FILE if manifest is None else SHARDS_FILE, missing=True)
         raise UserError(f"{store.url} is not a run directory: it has no {MANIFEST_FILE} and {SHARDS_FILE}")
-    check_shard_table(store, manifest)
     return manifest, shards
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.audit.allocation import KEYS_FILE
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import LARGE, NearCopies
 from pipeline.audit.dependence import copies_file
 from pipeline.audit.overlap import short_id
+from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
 from pipeline.audit.tail import LEVEL, TailTest
@@ -216,10 +216,11 @@ def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) ->
     contradicted = n_selected >= max(1, listed.alpha / 2 * len(listed.selected))
     known = "audited" if kind == "audit" else kind
     others = listed.role if kind == "audit" else "audited"
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     sentence = (
         f"{len(names):,} {known} documents are near-duplicates of one another and have none among the {others} "
         f"documents, which chance does not explain (p = {beside(p_value, LEVEL, kind='g')}): "
-        f"{', '.join(map(short_id, names[:NAMED]))}{', ...' if len(names) > NAMED else ''}."
+        f"{', '.join(map(short_id, names[:NAMED]))}{more}."
     )
     if kind == "audit" and len(listed.selected):
         sentence += f" {n_selected:,} of the {len(listed.selected):,} selected documents are among them."

@@ -76,7 +76,7 @@ def _of_layers(
     size = max(2, min(LONGEST, round(length), tokens))
     ids = [[1] * size for _ in range(max(1, tokens // size))]
     seconds = _seconds(lm, ids, statistics)
-    source = f"a moment of a model of its shape with {some} of {total} layers"
+    source = f"a short measurement of a model of the same shape with {some} of {total} layers"
     by_size = seconds / share
     if some > 1 and (single := open_made_up(config, dtype, 1, MOST_BYTES)) is not None:
         layer = (seconds - _seconds(single[0], ids, statistics)) / (some - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from pipeline.audit.known import read_known
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig, ModelConfig
-from pipeline.config.paths import check_run_folder
+from pipeline.config.paths import check_run_folder, irregular_kind, written
 from pipeline.corpus.extent import extent_of
 from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
@@ -128,11 +129,27 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
+    if config.against is not None and os.path.exists(config.against) and not os.path.isdir(config.against):
+        kind = irregular_kind(config.against) or "a file"
+        raise UserError(f"against: {written(config.against)} is {kind}, not the folder of a run or a ledger")
     known = read_known(config)
     inputs = find_inputs(config.corpus, config.limits, known.inputs)
-    check_run_folder(config.run, {entry.path: entry.name for entry in inputs if entry.format != "hub"})
+    check_run_folder(
+        config.run, _model_paths(config) | {entry.path: entry.name for entry in inputs if entry.format != "hub"}
+    )
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
     return Plan(config, tuple(inputs), tuple(shards), limit, known.record)
+
+
+def _models(config: AuditConfig) -> list[ModelConfig]:
+    models = (config.model, config.reference_model, config.paraphraser)
+    return [model for model in models if isinstance(model, ModelConfig)]
+
+
+def _model_paths(config: AuditConfig) -> dict[str, str]:
+    """Local paths of models and adapters, and as they were written."""
+    paths = [path for model in _models(config) for path in (model.path, model.adapter) if path is not None]
+    return {path: written(path) for path in paths if os.path.exists(path)}
 
 
 def check_model_files(config: AuditConfig) -> None:
@@ -141,9 +158,8 @@ def check_model_files(config: AuditConfig) -> None:
     Raises:
         UserError: a file is missing, or the weights are of a kind that is not allowed.
     """
-    for model in (config.model, config.reference_model, config.paraphraser):
-        if isinstance(model, ModelConfig):
-            check_files(model)
+    for model in _models(config):
+        check_files(model)
 
 
 def describe_model(model: ModelConfig | EndpointConfig, pictures: bool = False) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
-    scope = f"{checked.scope}, words of at most {PLAN.texts:,} of each role"
+    scope = f"{checked.scope}, and the words of at most {PLAN.texts:,} documents of each role"
     help_towards = advice(plan, checked.blind, PLAN.texts)
     lines = [*_lines(checked, plan.config), *help_towards.lines]
     return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}

@@ -16,6 +16,12 @@ from pipeline.store.receipts import DIGEST, is_sealed, sealed
 MANIFEST_FILE = "manifest.json"
 VERDICT_FILE = "verdict.json"
 
+JUDGED_RECORD = "judged.json"
+"""Which runs `against` counted, and the digest of the keys of the texts that they have judged."""
+
+KEYS_FILE = "adapters/documents.parquet"
+"""The keys of the documents that adapters were trained on."""
+
 
 class Record(BaseModel):
     """A JSON file of a run directory, or a part of one: checked when it is read, never changed."""
@@ -98,10 +104,10 @@ def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) 
 
 def write_record(store: Store, name: str, record: VersionedRecord) -> str:
     """Write a file that says the version of its form; the SHA-256 of the file, hexadecimal."""
-    return store.write_json(name, _sealed(record.plain()) if record.sealed else record.plain())
+    return store.write_json(name, sealed_values(record.plain()) if record.sealed else record.plain())
 
 
-def _sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+def sealed_values(value: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values with their digest, as they are read again: a file holds no lone surrogate."""
     return sealed(json.loads(to_json(value)))
 
@@ -123,7 +129,7 @@ def opened(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def write_part(store: Store, name: str, part: Record) -> None:
     """Write a record without a version of its own; the file holds its own name and a digest."""
-    store.write_json(name, _sealed({"file": name, **part.plain()}))
+    store.write_json(name, sealed_values({"file": name, **part.plain()}))
 
 
 def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | None:
@@ -136,6 +142,8 @@ def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | N
     if value is None:
         return None
     where = f"{store.url}/{name}"
+    if isinstance(value, dict) and DIGEST not in value:
+        raise DamagedError(f"{where} has no digest: version 0.9.0 or an earlier one wrote it")
     if not isinstance(value, dict) or not is_sealed(value) or value.get("file") != name:
         raise DamagedError(f"{where} is damaged: its content is not what was written")
     return parse_part(kind, {key: value[key] for key in value if key not in ("file", DIGEST)}, where)

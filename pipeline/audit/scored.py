@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA, trained_text, training_index
+from pipeline.audit.allocation import KEYS_SCHEMA, trained_text, training_index
 from pipeline.audit.overlap import NAMED_PAIRS, shared_error
+from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, Span, scores_of, span_of
 from pipeline.audit.summary import CopyPair
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_COPIES, ROLES, Role
 from pipeline.corpus.near_copies import sketches_of
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.passes import Batch
 from pipeline.stages.process import QUARANTINE_SCHEMA
@@ -107,6 +108,14 @@ class Scored:
             np.concatenate([part.keys for part in parts]),
         )
 
+    def check_quarantine(self, receipt: Receipt) -> None:
+        """Check the documents of a shard that have no scores.
+
+        Raises:
+            DamagedError: their file is gone, or is not the one that was filed.
+        """
+        read_filed(self.store, receipt, ["doc_id"], receipt.quarantine)
+
     def quarantined(self, role: str) -> Counter[str]:
         """Quarantined documents of a role by reason, repeated ids of different shards included."""
         reasons: Counter[str] = Counter()
@@ -180,7 +189,7 @@ def _sketched(store: Store, receipt: Receipt) -> pa.Table:
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
-    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in ("rows", "columns")}
+    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in OF_A_SHARD}
     for receipt in receipts[1:]:
         for key, value in first.items():
             other = receipt.fingerprint.get(key)

@@ -63,8 +63,6 @@ def select_all(
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
-    An earlier answer that is not as it was written is named in a line.
-
     Args:
         config: of the audit.
         scored: its finished score shards.
@@ -79,11 +77,8 @@ def select_all(
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
-    for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
-        say(line)
+    _say_first(config, scored, say)
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
-    if scored.n_judged():
-        say(judged_before(scored, config))
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
     if not config.selections:
@@ -109,18 +104,43 @@ def select_all(
     near = {role: future.result() for role, future in copies.items()}
     summaries = [question.summarise(answer, judged, near) for question, answer, judged in answers]
     note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
-    shared = run_digests(scored.store)
-    drawn = [
-        question.write(summary, made, judged)
-        for (question, made, judged), summary in zip(answers, summaries, strict=True)
-    ]
-    thumbnails = write_thumbnails(scored, pictures)
+    files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
     evidence = {} if kept is None else write_evidence(scored, config, strongest, kept, reread, say)
-    for summary, files in zip(summaries, drawn, strict=True):
-        drawings = {**thumbnails[summary.name], **evidence.get(summary.name, {})}
-        write_answer(scored.store, summary, {**shared, **files, **drawings})
+    for summary in summaries:
+        write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})})
     return summaries
+
+
+def _say_first(config: AuditConfig, scored: Scored, say: Callable[[str], None]) -> None:
+    """State which earlier answers are damaged, and how many documents an earlier run has judged."""
+    for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
+        say(line)
+    if scored.n_judged():
+        say(judged_before(scored, config))
+
+
+def _write_files(
+    scored: Scored,
+    answers: Sequence[tuple[_Question, Answer, Total]],
+    summaries: Sequence[Summary],
+    pictures: Mapping[str, pa.Table],
+) -> dict[str, dict[str, str]]:
+    """Write the files of all answers but evidence and summaries; SHA-256 by name, those of the run included.
+
+    Args:
+        scored: the score shards.
+        answers: from `_answer_all`.
+        summaries: of these answers, in their order.
+        pictures: by selection, the documents to write thumbnails of.
+    """
+    shared = run_digests(scored.store)
+    files = {
+        summary.name: {**shared, **question.write(summary, made, judged)}
+        for (question, made, judged), summary in zip(answers, summaries, strict=True)
+    }
+    thumbnails = write_thumbnails(scored, pictures)
+    return {name: {**written, **thumbnails[name]} for name, written in files.items()}
 
 
 def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]:
@@ -185,6 +205,8 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
         return merged
 
     answers = together([question.ask() for question in questions], run_pass)
+    for _ in each([receipt for receipt in scored.of("audit") if receipt.quarantine], scored.check_quarantine):
+        pass  # before an earlier answer goes
     for question in questions:
         question.clear()
 
@@ -322,8 +344,7 @@ class _Question:
     def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
         """The summary of the answer, with the near copies among the documents of each role."""
         audited, calibrating = copies["audit"], copies[self.null_role]
-        repeats = near_copies_diagnostic(self.selection.procedure, answer.n_bh, self.null_role, audited, calibrating)
-        diagnostics = diagnose(answer, self.scored, self.overlap, repeats, self.blind_test, self.null_role)
+        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
         listed = Listed(
             self.scored,
             self.overlap,
@@ -341,10 +362,15 @@ class _Question:
         sizes = self.groups["audit"], self.groups[self.null_role]
         groups = group_diagnostic(self.selection.procedure, self.selection.direction, self.null_role, *sizes)
         diagnostics = diagnostics.model_copy(update={"groups": groups})
+        alone = self.weights is None and not diagnostics.failures()
+        repeats = near_copies_diagnostic(
+            self.selection.procedure, answer.n_bh, self.null_role, audited, calibrating, alone
+        )
+        diagnostics = diagnostics.model_copy(update={"near_copies": repeats})
         n_selected = len(judged.selected)
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
         made = make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
-        return made.without_bound(GROUPED) if breaks_bounds(audited) or groups is not None else made
+        return made.without_bound(GROUPED) if breaks_bounds(audited, calibrating) or groups is not None else made
 
     def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:
         """Write the selected and what the report draws; SHA-256 of all files but the summary, by name."""

@@ -15,21 +15,37 @@ def condition(summary: Summary) -> str:
 
 
 def bound_sentence(summary: Summary) -> str | None:
-    """How many of the selected are wrong at most, and how many of all audited documents are of the kind sought.
+    """How many of the selected are wrong at most, and how many of all audited documents are members (or clean).
 
     Where no bound may be stated, the reason; None where no theorem covers the selection.
     """
     bound = summary.bound
     if bound is None:
         return summary.bound_withheld
-    doubt = condition(summary)
-    sure, known = sureness(bound), known_clause(summary, bound)
+    known = f"{sentence(known_claim(summary, bound))}{condition(summary) if bound.members_at_least else ''}."
     if not summary.n_selected:
-        return f"With {sure} {known}{doubt}."
+        return known
+    wrong = sentence(wrong_claim(summary, bound))
     if bound.wrong_at_most >= summary.n_selected:
-        more = f" With {sure} {known}{doubt}." if bound.members_at_least else ""
-        return f"With {sure} {wrong_clause(summary, bound)}.{more}"
-    return f"With {sure} {wrong_clause(summary, bound)}, and {known}{doubt}."
+        return f"{wrong}. {known}" if bound.members_at_least else f"{wrong}."
+    return f"{wrong}, and {known_clause(summary, bound)}{condition(summary)}."
+
+
+def sentence(clause: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return f"{clause[0].upper()}{clause[1:]}"
+
+
+def wrong_claim(summary: Summary, bound: Bound) -> str:
+    """At most how many of the selected are wrong, with the confidence; that all may be wrong needs none."""
+    clause = wrong_clause(summary, bound)
+    return clause if bound.wrong_at_most >= summary.n_selected else f"with {sureness(bound)} {clause}"
+
+
+def known_claim(summary: Summary, bound: Bound) -> str:
+    """At least how many of all audited documents are members (or clean), with the confidence; a bound of 0 has none."""
+    clause = known_clause(summary, bound)
+    return f"with {sureness(bound)} {clause}" if bound.members_at_least else clause
 
 
 def sureness(bound: Bound) -> str:
@@ -48,9 +64,9 @@ def wrong_clause(summary: Summary, bound: Bound) -> str:
 
 
 def known_clause(summary: Summary, bound: Bound) -> str:
-    """At least how many of all audited documents are of the kind sought."""
+    """At least how many of all audited documents are members; with direction clean, how many are not."""
     kind = "trained on" if summary.direction == "members" else "not trained on"
     least, audited = bound.members_at_least, f"of the {summary.n_audit:,} audited documents"
     if least == 0:
-        return f"it cannot be said that any {audited} was {kind}"
+        return f"the bound is 0: it does not show that any {audited} was {kind}"
     return f"at least {least:,} {audited} {'was' if least == 1 else 'were'} {kind}"

@@ -60,10 +60,10 @@ def settle(
         UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
     """
     before = _manifest_before(store)
-    settled = None if before is None else _shards_before(store, before, plan)
+    earlier = None if before is None else _shards_before(store, before, plan)
     if before is not None and store.exists(SHARDS_FILE):
         _check_layout(plan, before, store)
-    plan = Plan(plan.config, plan.inputs, settled or tuple(number_rows(plan.shards)), plan.limit)
+    plan = Plan(plan.config, plan.inputs, earlier or tuple(number_rows(plan.shards)), plan.limit)
     fingerprint = fingerprints[STAGE]
     if before is not None and _free_to_score(plan, before) and _differ_in_detectors(before.fingerprint, fingerprint):
         store.remove_folder(f"receipts/{STAGE}")
@@ -71,7 +71,7 @@ def settle(
         _check_receipts(plan, stage, wanted, store)
     stamps = _stamps([] if before is None else before.inputs)  # without a manifest all that was read is read again
     check_documents_read(stamps, _stamps(plan.inputs), plan.shards, list(fingerprints), store, each)
-    if settled is None:
+    if earlier is None:
         write_shards(store, plan.shards)
     if before is not None and before.fingerprint == dict(fingerprint):
         model = before.model

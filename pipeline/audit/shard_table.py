@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
@@ -47,18 +46,30 @@ def settled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ...] 
     Raises:
         DamagedError: a damaged table.
     """
-    shards = []
+    shards, expected = [], enumerate(planned)
     try:
-        for filed, shard in zip_longest(_shards(store), planned):
-            if filed == shard:
-                shards.append(shard)  # not the equal one, so that memory holds one
-            elif filed is not None and shard is not None and replace(shard, first_row=filed.first_row) == filed:
-                shards.append(filed)
+        for filed in _shards(store):
+            for position, shard in expected:
+                if shard.id == filed.id:
+                    break
+                if not _may_have_no_rows(planned, position):
+                    return None
             else:
                 return None
+            if replace(shard, first_row=filed.first_row) != filed:
+                return None
+            shards.append(shard if shard == filed else filed)  # not the equal one, so that memory holds one
     except FileNotFoundError:
         return None
-    return tuple(shards)
+    return tuple(shards) if next(expected, None) is None else None
+
+
+def _may_have_no_rows(planned: Sequence[Shard], position: int) -> bool:
+    """Whether counting rows may leave a planned shard out: a range behind the first of a file, before its last."""
+    if position + 1 == len(planned):
+        return False
+    shard, following = planned[position : position + 2]
+    return shard.by_bytes and shard.start > 0 and (shard.role, shard.path) == (following.role, following.path)
 
 
 def _shards(store: Store) -> Iterator[Shard]:

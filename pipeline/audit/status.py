@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
 
-from pipeline.audit.digests import no_digests
+from pipeline.audit.digests import REWRITTEN, no_digests
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import VersionedRecord, read_record
+from pipeline.audit.records import VersionedRecord, read_record, sealed_values
 from pipeline.audit.summary import Summary, read_summary, unsupported
+from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
-from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.receipts import Receipt, read_receipts, receipt_name
 
 STATUS_FILE = "status.json"
 STATUS_SECONDS = 5.0
@@ -36,6 +37,8 @@ _RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures", "under_way"}
 
 class Status(VersionedRecord):
     """How far a run is, or how it ended: `status.json`."""
+
+    sealed = True
 
     state: RunState = Field(
         description="running; complete; incomplete: the same command goes on; failed: see the message."
@@ -185,7 +188,26 @@ def read_status(store: Store) -> Status | None:
     Raises:
         UserError: in one line, a damaged file, or one of another version.
     """
-    return read_record(store, STATUS_FILE, Status, "seenset run writes it anew")
+    return read_record(store, STATUS_FILE, Status, REWRITTEN, REWRITTEN)
+
+
+def check_receipts(store: Store, status: Status | None, shards: Sequence[Shard], finished: Collection[str]) -> None:
+    """Check of a run that is complete, and that no driver is working on, that every shard has its receipt.
+
+    Args:
+        store: the run directory.
+        status: what status.json says.
+        shards: of the run.
+        finished: ids of the shards that have one.
+
+    Raises:
+        DamagedError: one has none.
+    """
+    if status is None or status.state != "complete":
+        return
+    missing = next((shard.id for shard in shards if shard.id not in finished), None)
+    if missing is not None and not lock_is_live(store):
+        raise DamagedError(f"{store.url}/{receipt_name(SCORING, missing)} is missing; {REWRITTEN}")
 
 
 def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:
@@ -226,11 +248,13 @@ def run_status(run: str) -> Status:
     """
     store = Store(run)
     manifest, shards = read_run(store)
-    counts = Counts(len(shards))
+    counts, finished = Counts(len(shards)), set[str]()
     for receipt in read_receipts(store, SCORING):
         counts.add(receipt, fresh=False)
+        finished.add(receipt.shard)
     status = counts.status()
     written = read_status(store)
+    check_receipts(store, written, shards, finished)
     if written is not None:
         of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
         if written.stage == SCORING and written.shards_done < status.shards_done:
@@ -273,5 +297,5 @@ class StatusFile:
         self._last = time.monotonic()
         status = self.counts.status(state, None if code is None else int(code), message)
         kept = status.model_dump(mode="json", by_alias=True, exclude={"selections", "unsupported"})
-        self.store.write_json(STATUS_FILE, kept)
+        self.store.write_json(STATUS_FILE, sealed_values(kept))
         return status.answered(selections)

@@ -273,7 +273,7 @@ class Summary(Bounded, VersionedRecord):
 
     name: str = Field(description="Name of the selection, and of its folder under selection/.")
     procedure: str = Field(description="The procedure that chose the selected.")
-    direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
+    direction: Direction = Field(description="members: selects what was trained on; clean: what was not.")
     alpha: float = Field(
         description="Largest share of the selected that may be wrong, as asked for, in (0, 1); of a scan of a "
         "schedule, its level there."
@@ -290,7 +290,8 @@ class Summary(Bounded, VersionedRecord):
         description="The largest p-value selected; null where nothing is, or where p-values do not decide."
     )
     null_proportion: float = Field(
-        description="Share of the audited documents taken to be nulls: not of the kind sought; in (0, 1]."
+        description="Share of the audited documents taken to be nulls: non-members (with direction clean, members); in "
+        "(0, 1]."
     )
     factor: float | None = Field(
         description="R documents are selected if their p-values are at most alpha R / (factor n_audit); null: no such "

@@ -50,6 +50,7 @@ class DecodingTally:
         for document in read_shard(shard):
             counts[0] += 1
             if document.problem is None:
+                counts[1] += shard.format in ENCODED and "\0" in document.text  # as UTF-16 has that is read as UTF-8
                 yield document
             elif document.problem[0] == "undecodable":
                 counts[1] += 1

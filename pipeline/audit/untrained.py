@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.audit.allocation import KEYS_FILE, trained_text, training_index
+from pipeline.audit.allocation import trained_text, training_index
+from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Each, Scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig

@@ -116,8 +116,8 @@ def read_verdict(store: Store) -> CollectionVerdict | None:
         DamagedError: in one line, a verdict that is not as it was written, or that is of other answers.
         UserError: in one line, one of another version.
     """
-    anew = f"ask anew with seenset verdict {store.url}"
-    verdict = read_record(store, VERDICT_FILE, CollectionVerdict, anew, anew)
+    again = f"run seenset verdict {store.url} again"
+    verdict = read_record(store, VERDICT_FILE, CollectionVerdict, again, again)
     if verdict is not None and verdict.answers != answer_digests(store):
-        raise DamagedError(f"{store.url}/{VERDICT_FILE} is not of the answers of this run; {anew}")
+        raise DamagedError(f"{store.url}/{VERDICT_FILE} is not of the answers of this run; {again}")
     return verdict

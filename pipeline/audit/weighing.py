@@ -216,7 +216,8 @@ def weighted_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
     """
     if test is None:
         sentence = f"Whether words still tell the weighted {role} documents from the audited ones could not be tested: "
-        return BlindDiagnostic(ok=None, sentence=f"{sentence}that takes about {4 * LEAST} of either.")
+        sentence += f"at least {4 * LEAST} documents of each kind are needed."
+        return BlindDiagnostic(ok=None, sentence=sentence, n_to_settle=4 * LEAST)
     interval = interval_text(test)
     limit = 0.5 + TOLERANCE
     ok = None if test.ok and test.n_calibration < FEWEST_EFFECTIVE else test.ok

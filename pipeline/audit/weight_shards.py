@@ -32,7 +32,7 @@ AT_ONCE = 1_000
 
 WEIGHTS_SCHEMA = pa.schema([("row", pa.int64()), ("weight", pa.int64())])
 
-_FORM = 2  # by halvings
+_FORM = 3  # by halvings, with digests of the files
 _Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 
 
@@ -42,6 +42,7 @@ class Weighting(Record):
     seed: int = Field(description="Seed of the run when they were weighed.")
     blind: BlindDiagnostic = Field(description="The blind test with the weights.")
     form: int = Field(1, description="Form of the test; weights with a test of another form are made again.")
+    files: dict[str, str] = Field({}, description="SHA-256 of each file of weights, by its name in the run directory.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,7 @@ class RunWeights:
 
     def of(self, table: pa.Table, receipt: Receipt) -> np.ndarray:
         """Weights of documents of a score shard, int64, in their order; the table has their column `row`."""
-        try:
-            weighed = self.scored.store.read_table(_file(self.role, receipt))
-        except UserError as error:
-            raise UserError(
-                f"{error}; remove {weights_record_file(self.role)} there, and the weights are made again"
-            ) from None
+        weighed = self.scored.store.read_table(_file(self.role, receipt))
         rows, weights = weighed["row"].to_numpy(), weighed["weight"].to_numpy()
         order = np.argsort(rows, kind="stable")
         places = order[np.searchsorted(rows, table["row"].to_numpy(), sorter=order)]
@@ -93,19 +89,35 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> R
         _log.warning("%s; the weights are made again", error)
         weighting = None
     if weighting is not None and (weighting.seed, weighting.form) == (seed, _FORM):
-        return RunWeights(scored, role, weighting.blind)
+        changed = _changed_file(scored, role, weighting, each)
+        if changed is None:
+            return RunWeights(scored, role, weighting.blind)
+        _log.warning("%s/%s is not as it was written; the weights are made again", scored.store.url, changed)
     scored.store.remove(name)
     weigher, blind = _learn(scored, role, config)
 
-    def weigh(receipt: Receipt) -> int:
-        table = _weights_of(scored, receipt, weigher)
-        scored.store.write_table(_file(role, receipt), table)
-        return len(table)
+    def weigh(receipt: Receipt) -> tuple[str, str]:
+        file = _file(role, receipt)
+        return file, scored.store.write_table(file, _weights_of(scored, receipt, weigher))
 
-    for _ in each([*scored.of("audit"), *scored.of(role)], weigh):
-        pass
-    write_part(scored.store, name, Weighting(seed=seed, blind=blind, form=_FORM))
+    files = dict(sorted(each(_weighed(scored, role), weigh)))
+    write_part(scored.store, name, Weighting(seed=seed, blind=blind, form=_FORM, files=files))
     return RunWeights(scored, role, blind)
+
+
+def _weighed(scored: Scored, role: Role) -> list[Receipt]:
+    """The score shards whose documents have weights."""
+    return [*scored.of("audit"), *scored.of(role)]
+
+
+def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: _Each) -> str | None:
+    """A file of weights that is gone or was changed since it was written; None where there is none."""
+
+    def compare(receipt: Receipt) -> str | None:
+        file = _file(role, receipt)
+        return None if scored.store.digest(file) == weighting.files.get(file, "") else file
+
+    return min(filter(None, each(_weighed(scored, role), compare)), default=None)
 
 
 def weights_record_file(role: Role) -> str:

@@ -91,7 +91,7 @@ class SelectionChange(Record):
     """What became of one selection."""
 
     name: str = Field(description="Name of the selection.")
-    direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
+    direction: Direction = Field(description="members: selects what was trained on; clean: what was not.")
     a: SelectionSide = Field(description="In run A.")
     b: SelectionSide = Field(description="In run B.")
     n_kept: int = Field(description="Shared documents that both runs selected.")
@@ -171,31 +171,25 @@ def compare_runs(
         documents=shared,
         selections=changes,
         differences=differences(a, b, names),
-        notices=_notices(a, b, shared, changes),
+        notices=_notices(a, b, shared, summaries),
     )
     store.write_json(COMPARISON_FILE, comparison.plain())
     return comparison, figures
 
 
-def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, changes: Sequence[SelectionChange]) -> list[str]:
-    notices = same_models([a, b])
+def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence[tuple[Summary, Summary]]) -> list[str]:
+    notices = [f"same model twice: A and B have the fingerprint {a.fingerprint}"] if same_models([a, b]) else []
     if not shared.alike:
         notices.append(f"{shared.sentence()}; documents are gained and lost among the shared ones alone")
-    for run in (a, b):
+    for side, run in (("A", a), ("B", b)):
         if run.manifest.limit is not None:
-            notices.append(f"{run.store.url} is a sample: the first {run.manifest.limit:,} documents of a role")
-    for change in changes:
-        for side, run in ((change.a, a), (change.b, b)):
-            if side.conclusion == "contradicted":
-                notices.append(
-                    f"selection {change.name} of {run.store.url} is CONTRADICTED: a check contradicts its promise"
-                )
-            elif side.conclusion == "inconclusive":
-                notices.append(
-                    f"selection {change.name} of {run.store.url} is inconclusive: no check confirms that its "
-                    "calibration and audited documents are alike"
-                )
-    return notices
+            notices.append(f"{side} is a sample: the first {run.manifest.limit:,} documents of a role")
+    named: dict[str, list[str]] = {}
+    for pair in summaries:
+        for side, summary in zip("AB", pair, strict=True):
+            for remark in summary.remarks:
+                named.setdefault(remark, []).append(f"{summary.name} ({side})")
+    return notices + [f"{', '.join(names)}: {remark}" for remark, names in named.items()]
 
 
 class _Sides:

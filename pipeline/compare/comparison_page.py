@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.compare.comparison import CHANGES_FILE, Comparison, PairedScores
 from pipeline.compare.density import density_figure
+from pipeline.report.names import run_names
 from pipeline.report.templates import render
 from pipeline.store.files import Store
 
@@ -31,7 +32,7 @@ def write_comparison(store: Store, comparison: Comparison, scores: Mapping[str, 
         figures={name: density_figure(paired) for name, paired in scores.items()},
         changes_file=CHANGES_FILE,
         plain=_plain,
-        folder_names=[run.run.rstrip("/").rpartition("/")[2] for run in (comparison.a, comparison.b)],
+        folder_names=run_names(comparison.a.run, comparison.b.run),
     )
     store.write(PAGE_FILE, page.encode("utf-8", "replace"))
     return f"{store.url}/{PAGE_FILE}"

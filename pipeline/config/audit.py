@@ -55,14 +55,13 @@ class ResourcesConfig(Section):
 
     cluster: Literal["auto", "local", "ray"] = Field(
         "auto",
-        description="local: this machine alone, with threads that share one set of weights, or for large work on a "
-        "CPU a process for every cpus_per_actor cores; ray: actors on the cluster that RAY_ADDRESS names, or on one "
-        "started here; auto: ray where RAY_ADDRESS is set, where this machine has several GPUs, or where the work is "
-        "large and not for such processes.",
+        description="local: this machine alone, with threads that share one set of weights; ray: actors on the "
+        "cluster that RAY_ADDRESS names, or on one started here; auto: ray where RAY_ADDRESS is set, where this "
+        "machine has several GPUs, or where the work is large and this machine has a GPU or more than eight workers.",
     )
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] | ActorsConfig = Field(
         "auto",
-        description="Scoring actors, or local threads or processes, at most; auto is as many as there are places, also "
+        description="Scoring actors, or local threads, at most; auto is as many as there are places, also "
         "those of nodes that are added later, up to twice as many; {min: 2, max: 64} are bounds of one's own.",
     )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0), AfterValidator(_whole_or_share)] = Field(

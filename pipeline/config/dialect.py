@@ -89,10 +89,10 @@ def checked_encoding(value: str) -> str:
         plain = value.lower().replace("-", "_")
         near = ["cp1252"] if plain == "ansi" else difflib.get_close_matches(plain, _NAMES, n=1)
         guess = f"did you mean {near[0].replace('_', '-')!r}? " if near else ""
-        raise ValueError(f"unknown encoding {value!r}; {guess}examples: {_EXAMPLES}") from None
+        raise ValueError(f"unknown encoding, got {value!r}; {guess}examples: {_EXAMPLES}") from None
     name = "utf-8" if name == "utf-8-sig" else name
     if name not in _WIDE and not _keeps_ascii(name):
-        raise ValueError(f"encoding {value!r} is not supported: it must be an extension of ASCII, or UTF-16 or UTF-32")
+        raise ValueError(f"must be an extension of ASCII, or UTF-16 or UTF-32, got {value!r}")
     return name
 
 

@@ -154,7 +154,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
     message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
     got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-    return f"{where}: {message}{got}"
+    guess = f"; did you mean [{problem['input']}]?" if problem["type"] == "list_type" and got else ""
+    return f"{where}: {message}{got}{guess}"
 
 
 def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:

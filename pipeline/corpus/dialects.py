@@ -14,16 +14,27 @@ from pipeline.errors import UserError
 _HEAD = 1 << 20
 _DELIMITERS = ",;\t|"
 _RECORDS = 50
+_ZEROS = 0.05  # of the bytes at one position of four, above which zeros are part of the encoding
+_ZERO_BYTES: dict[tuple[bool, ...], str] = {
+    (False, True, False, True): "utf-16-le",
+    (True, False, True, False): "utf-16-be",
+    (False, True, True, True): "utf-32-le",
+    (True, True, True, False): "utf-32-be",
+}
 _ENCODINGS = "CSV, JSONL and .txt files"
 
 
 def encoding_of(data: bytes) -> str | None:
-    """The encoding of the beginning of a file: by its byte order mark, else UTF-8 or cp1252; None where it is neither.
+    """The encoding of the beginning of a file, None where it is not recognised.
 
-    A file in which at least half of the lines that tell are UTF-8 is UTF-8: the others are damaged documents.
+    It has a byte order mark, or zero bytes where the letters of Latin script have them in UTF-16 or UTF-32, or is UTF-8
+    or cp1252. A file in which at least half of the lines that tell are UTF-8 is UTF-8: the others are damaged
+    documents.
     """
     if (marked := mark_of(data)) is not None:
         return marked[0]
+    if (wide := _wide_encoding(data)) is not None:
+        return wide
     lines = [line for line in data.splitlines() if not line.isascii()]
     if 2 * sum(_decodes(line, "utf-8") for line in lines) >= len(lines):
         return "utf-8"
@@ -63,7 +74,8 @@ def suggested_encoding(path: str, dialect: Dialect) -> str | None:
     except (OSError, EOFError, UserError):
         return None
     encoding = encoding_of(data)
-    misfit = not _decodes(data, dialect.codec) or (dialect.is_wide and b"\0" not in data)
+    wide = encoding is not None and Dialect(encoding).is_wide
+    misfit = not _decodes(data, dialect.codec) or (wide if b"\0" in data else dialect.is_wide)
     return encoding if misfit and encoding != dialect.encoding else None
 
 
@@ -139,6 +151,16 @@ def _fields(text: str, delimiter: str) -> int:
         return 0
     counts = counts if len(counts) < 2 or len(text) < _HEAD else counts[:-1]
     return counts[0] if len(set(counts)) == 1 else 0
+
+
+def _wide_encoding(data: bytes) -> str | None:
+    """UTF-16 or UTF-32 without a byte order mark, if part of the text is in Latin script."""
+    quarter = len(data) // 4
+    if not quarter:
+        return None
+    zeros = tuple(data[position : 4 * quarter : 4].count(0) > _ZEROS * quarter for position in range(4))
+    encoding = _ZERO_BYTES.get(zeros)
+    return encoding if encoding is not None and _decodes(data, encoding) else None
 
 
 def _decodes(data: bytes, encoding: str) -> bool:

@@ -104,8 +104,6 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
                 shard.start - 1
             )  # a line that goes on behind the shard is read up to there: another shard began it
             position = shard.start - 1 + skip_line(file, sys.maxsize if stop is None else stop - shard.start + 1)
-        if shard.max_rows == 0:
-            return
         within = sys.maxsize if stop is None else stop - position
         passed = max(within, _MEASURED * document_bytes)
         for row, line in enumerate(bounded_lines(file, document_bytes, within, passed), shard.first_row):

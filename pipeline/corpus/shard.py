@@ -73,6 +73,9 @@ class Shard:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
+
+OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
+"""Keys of a fingerprint that may differ between shards of one run."""
 _SHARED = frozenset(
     {
         "role",

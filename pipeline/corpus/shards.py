@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -19,7 +21,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
 SHARDS = 32
-_BLOCK = 1 << 18  # bytes that are read together where lines are counted
+_BLOCK = 1 << 20  # bytes that are read together where lines are counted
 LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
 """Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
 
@@ -77,16 +79,20 @@ def plan_shards(
 
 
 def number_rows(shards: Sequence[Shard]) -> list[Shard]:
-    """Fill in the first row of byte ranges by counting the lines before them, each byte read once."""
+    """Fill in the first row of byte ranges by counting the lines before them, each byte read once.
+
+    Ranges in which no line begins, as inside a long one, are left out: there is nothing to read in them.
+    """
     numbered: list[Shard] = []
-    for shard in shards:
-        if shard.by_bytes and shard.start > 0:
-            previous = numbered[-1] if numbered else None
-            start, row = 0, 0  # a limit leaves out shards that hold no document of the role
-            if previous is not None and (previous.role, previous.path) == (shard.role, shard.path):
-                start, row = previous.start, previous.first_row
-            shard = replace(shard, first_row=row + _lines_between(shard.path, start, shard.start))
-        numbered.append(shard)
+    for (_, path), of_file in itertools.groupby(shards, key=lambda shard: (shard.role, shard.path)):
+        with _LineCounter(path) as lines:
+            for position, shard in enumerate(of_file):
+                if shard.by_bytes and shard.start > 0:
+                    first_row = lines.up_to(shard.start)
+                    if position and numbered[-1].first_row == first_row:
+                        numbered.pop()
+                    shard = replace(shard, first_row=first_row)
+                numbered.append(shard)
     return numbered
 
 
@@ -171,17 +177,30 @@ def _lines_from(shard: Shard, enough: int) -> int:
     return sum(1 for _ in lines(replace(shard, max_rows=enough)))
 
 
-def _lines_between(path: str, start: int, stop: int) -> int:
-    """How many lines begin in bytes [start, stop), for stop > start."""
-    first, last = max(0, start - 1), stop - 1
-    count = 1 if start == 0 else 0
-    block = bytearray(_BLOCK)
-    numbers = np.frombuffer(block, dtype=np.uint8)
-    with fsspec.open(path, "rb") as file:
-        file.seek(first)
-        remaining = last - first
-        while remaining > 0 and (size := file.readinto(memoryview(block)[:remaining])):
-            if block.find(b"\n", 0, size) >= 0:  # quicker than to count, and within a long line there is none
-                count += int(np.count_nonzero(numbers[:size] == ord("\n")))
-            remaining -= size
-    return count
+class _LineCounter:
+    """Counts the lines of a file from its beginning on; it is opened where there is something to count."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: Any = None
+        self.position = self.ends = 0  # bytes read, and ends of lines in them
+        self.block = bytearray(_BLOCK)
+        self.numbers = np.frombuffer(self.block, dtype=np.uint8)
+
+    def __enter__(self) -> _LineCounter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def up_to(self, stop: int) -> int:
+        """How many lines begin in bytes [0, stop), for a stop above 0 and none of earlier calls."""
+        if self.file is None:
+            self.file = fsspec.open(self.path, "rb").open()
+        last = stop - 1  # a line that begins at a byte ends before it
+        while self.position < last and (size := self.file.readinto(memoryview(self.block)[: last - self.position])):
+            if self.block.find(b"\n", 0, size) >= 0:  # quicker than to count, and within a long line there is none
+                self.ends += int(np.count_nonzero(self.numbers[:size] == ord("\n")))
+            self.position += size
+        return 1 + self.ends

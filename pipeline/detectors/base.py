@@ -295,7 +295,8 @@ def _with_argument(name: str, value: Any) -> str:
     """A tail for an error: a value that stands in the place of arguments, as the first argument that takes it."""
     for argument, described in _registry[name].arguments.items():
         try:
-            described.check(value)
+            for one in value if isinstance(value, list) and value else [value]:
+                described.check(one)
         except Exception:  # a plugin's check may raise anything
             continue
         return f"; did you mean {{{name}: {{{argument}: {json.dumps(value)}}}}}?"

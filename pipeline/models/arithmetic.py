@@ -102,20 +102,34 @@ def choose(stored: str, size: int, processor: Processor) -> Choice:
     )
 
 
+def choose_model(config: ModelConfig, size: int, processor: Processor) -> Choice:
+    """The type that `dtype: auto` opens a model in: as `choose`; of a GGUF file float32, which it is unpacked to.
+
+    Args:
+        config: of the model.
+        size: as for `choose`.
+        processor: of the workers.
+
+    Raises:
+        UserError: as `stored_type`.
+    """
+    if check_files(config).gguf:
+        return Choice("float32", "unpacked from GGUF")
+    return choose(stored_type(config), size, processor)
+
+
 def choose_training(processor: Processor) -> Choice:
     """The type that `dtype: auto` of a training computes in: bfloat16 where it is native, else float32."""
     return Choice("bfloat16" if processor.native else "float32", f"chosen for this {processor.name}")
 
 
 def stored_type(config: ModelConfig) -> str:
-    """The type of the weights in a model's files, such as bfloat16; of a GGUF file float32, which it is unpacked to.
+    """The type of the weights in a model's files, such as bfloat16.
 
     Raises:
         UserError: a file is missing, the files do not state their type, or it is an 8-bit float.
     """
     source = check_files(config)
-    if source.gguf:
-        return "float32"
     settings = _read_json(source.folder / "config.json")
     shards = matching(source.folder, ["*.safetensors"])
     kinds = _safetensors_types(shards[0]) if shards else set()

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import check_base, load_adapter
-from pipeline.models.arithmetic import choose, processor_here, stored_bytes, stored_type
+from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
 from pipeline.models.attention import use_fused_attention
 from pipeline.models.checkpoints import (
     ADAPTER_CONFIG,
@@ -93,7 +93,7 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
     source = locate(config, weights=True)
     check_weights(config, source)
     if config.dtype == "auto":  # a run has decided before; this is for a model that is opened by itself
-        choice = choose(stored_type(config), stored_bytes(config), processor_here(gpus))
+        choice = choose_model(config, stored_bytes(config), processor_here(gpus))
         config = config.model_copy(update={"dtype": choice.dtype})
     files = _unpacked(config, source, kind) if _is_cached(config, source) else source
     model, tokenizer = _load(config, files, gpus, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipeline.audit.sentences import condition, known_clause, sureness, wrong_clause
+from pipeline.audit.sentences import condition, known_claim, sentence, wrong_claim
 from pipeline.audit.summary import Summary
 from pipeline.selection.digits import percentage
 
@@ -15,18 +15,21 @@ def bound_clause(summary: Summary) -> str:
     bound = summary.bound
     if bound is None or not summary.n_selected:
         return ""
-    return f"; with {sureness(bound)} {wrong_clause(summary, bound)}{condition(summary)}"
+    return f"; {wrong_claim(summary, bound)}{condition(summary) if bound.wrong_at_most < summary.n_selected else ''}"
 
 
 def bound_text(summary: Summary) -> str | None:
-    """How many of all audited documents are of the kind sought, and on what that and the first sentence rest."""
+    """How many of all audited documents are members (or clean), and what that and the first sentence assume."""
     bound = summary.bound
     if bound is None:
         return summary.bound_withheld
     null = "not trained on" if summary.direction == "members" else "trained on"
     failing = percentage(1 - Fraction(repr(bound.confidence)))
+    known = sentence(known_claim(summary, bound))
+    if bound.members_at_least:
+        known += f", selected or not{condition(summary)}"
     return (
-        f"With {sureness(bound)} {known_clause(summary, bound)}, selected or not{condition(summary)}. "
+        f"{known}. "
         f"Bounds are about the documents at hand and fail in at most {failing} of such audits, if the audited "
         f"documents that were {null} and the calibration documents are exchangeable, all of them together."
     )
@@ -39,6 +42,6 @@ def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
     return [
         "What is said with a confidence is about this one list and these audited documents. It says how many are "
         "wrong at most and not which, and the confidence is that of the whole statement, not of any document. "
-        "It rests on the calibration documents as the average does, and fails too where audited documents are near "
-        "copies of one another."
+        "It rests on the calibration documents as the average does, and fails too where documents of one role depend "
+        "on one another."
     ]

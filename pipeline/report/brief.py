@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.audit.blind import to_settle
 from pipeline.audit.conclusion import CONTRADICTED
-from pipeline.audit.sentences import known_clause, sureness, wrong_clause
+from pipeline.audit.sentences import known_claim, sentence, sureness, wrong_claim
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.bounds import bound_clause
 from pipeline.report.checks import TITLES, checks
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
-from pipeline.report.wording import null_share, percent
+from pipeline.report.wording import documents, null_share, percent
 
 MARKS = {"red": "✗", "amber": "△", "grey": "\N{EN DASH}", "green": "✓"}
 _ORDER = list(MARKS)
@@ -67,8 +67,9 @@ def _bound_cell(summary: Summary) -> str:
         return "none selected"
     if bound is None:
         return "not bounded"
-    wrong = f"at most {bound.wrong_at_most:,}" if bound.wrong_at_most < summary.n_selected else "perhaps all"
-    return f"{wrong} ({sureness(bound).removesuffix(' confidence')})"
+    if bound.wrong_at_most >= summary.n_selected:
+        return "possibly all"
+    return f"at most {bound.wrong_at_most:,} ({sureness(bound).removesuffix(' confidence')})"
 
 
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
@@ -98,7 +99,7 @@ def _average(summary: Summary) -> str:
     if not summary.n_selected:
         return f"An empty list is no evidence that the model {trained} trained on them."
     if summary.guarantee == "finite-sample" and summary.procedure == "bound":
-        return "Nothing is said: this procedure bounds this one list."
+        return "No average is stated: procedure bound bounds the errors of this one list."
     if summary.guarantee == "finite-sample" and summary.calibration == "conditional":
         return f"At most {alpha} of such a list is wrong, with the probability stated below."
     if summary.guarantee == "finite-sample" and summary.series is not None:
@@ -123,8 +124,9 @@ def _this_list(summary: Summary) -> str:
     if not summary.n_selected:
         return _empty_list(summary)
     if bound is None:
-        return f"How many of these {summary.n_selected:,} are wrong is not bounded."
-    return f"With {sureness(bound)} {wrong_clause(summary, bound)}."
+        dependent = ": documents depend on each other" if summary.bound_withheld else ""
+        return f"How many of these {summary.n_selected:,} are wrong is not bounded{dependent}."
+    return f"{sentence(wrong_claim(summary, bound))}."
 
 
 def _empty_list(summary: Summary) -> str:
@@ -138,17 +140,19 @@ def _as_estimated(summary: Summary) -> str:
     """The null share for which the shortest list is stated, where the procedure estimated it."""
     share, estimated = null_share(summary)
     kind = "not trained on" if summary.direction == "members" else "trained on"
-    return f" if {min(1.0, share):.1%} of the audited documents were {kind}, as estimated" if estimated else ""
+    return f" (estimated: {share:.1%} of the audited documents were {kind})" if estimated and share < 1 else ""
 
 
 def _collection(summary: Summary) -> str:
     bound = summary.bound
     if summary.conclusion == "contradicted":
-        return f"Nothing is said of the {summary.n_audit:,} audited documents."
+        return f"Nothing is stated of the {summary.n_audit:,} audited documents."
     if bound is None:
         kind = "trained on" if summary.direction == "members" else "not trained on"
-        return f"How many of all {summary.n_audit:,} were {kind} is not bounded."
-    return f"With {sureness(bound)} {known_clause(summary, bound).replace(' audited documents', ' audited')}."
+        counted = summary.bound_withheld and summary.direction == "members"
+        where = " by this selection; seenset verdict counts blocks" if counted else ""
+        return f"How many of all {summary.n_audit:,} were {kind} is not bounded{where}."
+    return f"{sentence(known_claim(summary, bound)).replace(' audited documents', ' audited')}."
 
 
 # --- the lights
@@ -185,7 +189,7 @@ def _fewest(summary: Summary) -> str:
     known, given = f"{summary.n_calibration:,} calibration documents", _as_estimated(summary)
     if summary.minimum_selectable > summary.n_audit:
         return f"Too few: with {known} nothing could be selected{given}."
-    return f"With {known} the shortest possible list has {summary.minimum_selectable:,}{given}."
+    return f"With {known} the shortest possible list has {documents(summary.minimum_selectable)}{given}."
 
 
 def _first_sentence(text: str) -> str:

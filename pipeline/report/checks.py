@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, ShareDiagnostic, Summary
 from pipeline.report.contents import Check, CheckVerdict, Light, SelectionReport
@@ -22,6 +24,8 @@ TITLES = {
     "families": "Families of near-duplicates",
 }
 """The subject of each diagnostic; its result is in its colour and its sentence."""
+
+Result = TypeVar("Result", Light, Check)
 
 
 def checks(summary: Summary) -> list[Check]:
@@ -46,18 +50,58 @@ def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
 # --- what several selections have in common
 
 
-def common_lights(selections: Sequence[SelectionReport]) -> list[Light]:
-    """The lights that all of several selections have in common; failed checks stand with each selection."""
-    first = selections[0].brief.lights if len(selections) > 1 else []
-    shown = [light for light in first if light.colour != "red"]
-    return [light for light in shown if all(light in other.brief.lights for other in selections)]
+@dataclass(frozen=True, slots=True)
+class CommonResults(Generic[Result]):
+    """What several selections have in common."""
+
+    names: list[str]  # of the selections
+    results: list[Result]
 
 
-def common_checks(selections: Sequence[SelectionReport]) -> list[Check]:
-    """As `common_lights`, of the checks in full."""
-    first = selections[0].checks if len(selections) > 1 else []
-    shown = [check for check in first if check.verdict != "failed"]
-    return [check for check in shown if all(check in other.checks for other in selections)]
+def common_lights(selections: Sequence[SelectionReport]) -> list[CommonResults[Light]]:
+    """The notes that several selections share, and what all passed; failed checks stand with each selection."""
+    shown = {
+        selection.summary.name: [light for light in selection.brief.lights if light.colour != "red"]
+        for selection in selections
+    }
+    shared = _shared(shown)
+    return [group for group in (_noted(group, len(selections)) for group in shared) if group.results]
+
+
+def _noted(group: CommonResults[Light], n_selections: int) -> CommonResults[Light]:
+    """Without the checks that some selections alone passed: a card lists these in one line."""
+    whole = len(group.names) == n_selections
+    return CommonResults(group.names, [light for light in group.results if whole or light.reason])
+
+
+def common_checks(selections: Sequence[SelectionReport]) -> list[CommonResults[Check]]:
+    """The checks in full that several selections have in common; failed ones stand with each selection."""
+    return _shared(
+        {
+            selection.summary.name: [check for check in selection.checks if check.verdict != "failed"]
+            for selection in selections
+        }
+    )
+
+
+def _shared(shown: Mapping[str, Sequence[Result]]) -> list[CommonResults[Result]]:
+    """The results of at least two selections, by the selections that have them, in the order of these."""
+    named: list[tuple[Result, list[str]]] = []
+    for name, results in shown.items():
+        for result in results:
+            names = next((names for other, names in named if other == result), None)
+            if names is None:
+                named.append((result, [name]))
+            else:
+                names.append(name)
+    groups: list[CommonResults[Result]] = []
+    for result, names in named:
+        group = next((group for group in groups if group.names == names), None)
+        if group is not None:
+            group.results.append(result)
+        elif len(names) > 1:
+            groups.append(CommonResults(names, [result]))
+    return groups
 
 
 def common_notes(selections: Sequence[SelectionReport], remarks: Sequence[str]) -> dict[str, list[str]]:

@@ -25,8 +25,8 @@ class AnswerText(Record):
     )
     bound: str | None = Field(
         None,
-        description="How many of all audited documents are of the kind sought at least, with a stated confidence; null "
-        "where no theorem bounds it.",
+        description="How many of all audited documents are members (with direction clean, non-members) at least, with "
+        "a stated confidence; null where no theorem bounds it.",
     )
     terms: str = Field(description="How many of them may be wrong on average, and what that rests on.")
     doubts: list[str] = Field(description="Failed checks: the terms may not hold.")

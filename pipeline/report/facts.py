@@ -19,7 +19,7 @@ from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import Record, parse_part
 from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
-from pipeline.audit.status import SCORING, RunState, made_answer, read_status
+from pipeline.audit.status import SCORING, RunState, check_receipts, made_answer, read_status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
@@ -85,11 +85,12 @@ def read_facts(store: Store) -> RunFacts:
     manifest, shards = read_run(store)
     status = read_status(store)
     receipts = list(read_receipts(store, SCORING))
-    duplicates = _duplicates(store)
+    check_receipts(store, status, shards, {receipt.shard for receipt in receipts})
     names = answer_names(store, manifest.config)
     others = [name for name in store.names("selection") if name not in (*names, HISTORY)]
     selections = [_selection(store, name) for name in (*names, *others)]
     made = tuple(selection for selection in selections if selection is not None)
+    duplicates = _duplicates(store)  # once the answers, which list that file, are checked
     if status is not None and status.state != "complete":  # of a run that goes on with other selections than before
         names += [selection.name for selection in manifest.config.selections if selection.name not in names]
     return RunFacts(

@@ -113,7 +113,7 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         f"{selection.name}-w.svg",
         "W of the audited documents",
         f"Distribution of W over {documents(total)}, with a median of about {_median(scores, 'audit'):.3g}; {outcome}.",
-        "Where signs are fair coins for documents that are not of the kind sought, as many of these lie left of the "
+        "Where signs are fair coins for non-members (with direction clean, members), as many of these lie left of the "
         "dotted line as right of the dashed one.",
         paint,
     )

@@ -24,6 +24,15 @@ def model_name(model: ModelConfig | EndpointConfig) -> str:
     return f"{name} with adapter {_last_part(str(model.adapter), adapter)}" if adapter else name
 
 
+def run_names(first: str, second: str) -> tuple[str, str]:
+    """Two run directories by the last parts of their paths, as many as tell them apart."""
+    parts = [path.rstrip("/").split("/") for path in (first, second)]
+    last = 1
+    while parts[0][-last:] == parts[1][-last:] and last < max(map(len, parts)):
+        last += 1
+    return "/".join(parts[0][-last:]), "/".join(parts[1][-last:])
+
+
 def _last_part(path: str, shown: str) -> str:
     """The last part of a path of this machine or of a store; a hub id as it is."""
     if cached := _CACHED.search(path):

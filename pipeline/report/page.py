@@ -17,7 +17,7 @@ from pipeline.corpus.documents import fetch_texts
 from pipeline.corpus.excerpts import excerpt_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError, visible
+from pipeline.errors import DamagedError, UserError, visible
 from pipeline.report import wording
 from pipeline.report.brief import assumptions, brief_answer
 from pipeline.report.checks import checks, common_checks, common_lights, common_notes
@@ -75,11 +75,20 @@ def rewrite_report(store: Store) -> None:
     """Write the report anew where there is one, with texts or without them as it was.
 
     Raises:
+        DamagedError: what is there does not tell whether it shows texts.
         UserError: as `write_report`.
     """
-    earlier = store.read_json("report/report.json")
-    if isinstance(earlier, dict):
-        write_report(store, texts=earlier.get("texts") is not False)
+    name, remedy = "report/report.json", f"seenset report {store.url} writes it again"
+    try:
+        earlier = store.read_json(name)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; {remedy}") from None
+    if earlier is None:
+        return
+    texts = earlier.get("texts") if isinstance(earlier, dict) else None
+    if not isinstance(texts, bool):
+        raise DamagedError(f"{store.url}/{name} is damaged: it does not say whether texts are shown; {remedy}")
+    write_report(store, texts)
 
 
 # --- contents

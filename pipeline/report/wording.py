@@ -115,15 +115,15 @@ def _void_terms(summary: Summary, share: str) -> str:
     """The terms of a selection whose assumption a check speaks against: what was aimed at, and that it is void."""
     text = (
         f"Nothing is promised of this selection: {share} can be anything. The procedure ({summary.procedure}) aims at "
-        f"{percent(summary.alpha)}, and that rests on what a check of this run speaks against: {summary.assumption}"
+        f"{percent(summary.alpha)} under this assumption, which a check of this run contradicts: {summary.assumption}"
     )
     failed = [check.name for check in checks(summary) if check.verdict == "failed"]
     near = summary.diagnostics.near_copies
     by_bh = None if near is None or not near.bh_stands or summary.calibration == "weighted" else near.n_selected_by_bh
     if failed == ["near_copies"] and by_bh is not None:
         return (
-            f"{text} bh bears the near copies: it selects {by_bh:,} of {summary.n_audit:,}, with the finite-sample "
-            "guarantee."
+            f"{text} The finite-sample guarantee of bh holds with these near copies: bh selects {by_bh:,} of "
+            f"{summary.n_audit:,}."
         )
     if summary.strict.procedure in (summary.procedure, NOTHING_PROVED.procedure):
         return text
@@ -165,15 +165,15 @@ def _empty_answer(summary: Summary) -> str:
 
 
 def _at_share(summary: Summary) -> str:
-    """Of what share of nulls a number of documents speaks, where the procedure estimated it."""
+    """The null share for which a number of documents is stated, where the procedure estimated it."""
     share, estimated = null_share(summary)
-    return f" at the share of nulls that was estimated, {share:.3g}," if estimated else ""
+    return f" at the estimated null share of {share:.3g}" if estimated else ""
 
 
 def _ever(summary: Summary) -> str:
-    """That nothing can have been selected: ever, or with the share of nulls that was estimated."""
-    at = _at_share(summary).strip(" ,")
-    return f"have been selected {at}" if at else "ever have been selected"
+    """That nothing can have been selected: ever, or at the estimated null share."""
+    at = _at_share(summary)
+    return f"have been selected{at}" if at else "ever have been selected"
 
 
 def _resolution_limit(summary: Summary) -> str:
@@ -201,7 +201,7 @@ def _resolution_limit(summary: Summary) -> str:
 
 def _doubts(summary: Summary) -> list[str]:
     failed = (check for check in checks(summary) if check.verdict == "failed")
-    return [f"Check failed ({check.name}): {check.sentence}" for check in failed]
+    return [f"{check.title} failed: {check.sentence}" for check in failed]
 
 
 def _cautions(selection: SelectionFacts) -> list[str]:

@@ -95,7 +95,7 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
 
 
 def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
-    """Learn to tell documents of the kind sought from the unordered pool of calibration and audit documents.
+    """Learn to tell known members (or known non-members) from the unordered pool of calibration and audit documents.
 
     Fisher's linear discriminant: the pooled covariance of both sides plus 1e-6, on standardised scores.
 
@@ -106,7 +106,7 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
     With fewer than a hundred of them a linear score finds more than a quadratic one.
 
     Args:
-        sought: scores of documents known to be of the kind sought, (documents, detectors).
+        sought: scores of known members (direction clean: known non-members), (documents, detectors).
         pool: scores of calibration and audit documents, all of them or a `Sample`, any order.
 
     Raises:
@@ -116,7 +116,7 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
 
     if not len(sought) or not len(pool):
         raise UserError(
-            f"adadetect needs documents on both sides, got {len(sought)} of the kind sought and {len(pool)}"
+            f"adadetect needs documents to learn from and documents to rank, got {len(sought)} and {len(pool)}"
         )
     rows, known = _sorted(pool), _sorted(sought)
     low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)

@@ -44,9 +44,9 @@ class Bound:
 
     confidence: Annotated[float, Field(description="Probability with which all of this holds, in (0, 1).")]
     wrong_at_most: Annotated[int, Field(description="Selected documents that are wrong, at most.")]
-    right_at_least: Annotated[int, Field(description="Selected documents that are of the kind sought, at least.")]
+    right_at_least: Annotated[int, Field(description="Selected members (with direction clean, non-members), at least.")]
     members_at_least: Annotated[
-        int, Field(description="Audited documents, selected or not, that are of the kind sought, at least.")
+        int, Field(description="Members (with direction clean, non-members) among all audited documents, at least.")
     ]
     published_wrong_at_most: Annotated[
         int, Field(description="The published bound of the wrong ones, which takes all audited documents for nulls.")

@@ -170,8 +170,8 @@ SPECIAL_TERMS: dict[str, Terms] = {
 """Terms of the procedures that read more than the rank counts of one detector."""
 
 _ALSO_GIVEN = (
-    f"{_EXCHANGEABLE} They are so also given the documents that are known to be of the kind sought, which hold no copy "
-    "of any of them."
+    f"{_EXCHANGEABLE} They are so also given the known documents that the score is learnt from (direction members: "
+    "trained on; direction clean: never trained on), which hold no copy of any of them."
 )
 
 
@@ -179,7 +179,7 @@ def learnt_terms(known_members: bool, estimated: bool) -> Terms:
     """The terms of adadetect.
 
     Args:
-        known_members: whether the score was learnt from documents that are known to be of the kind sought.
+        known_members: whether the score was learnt from known members (direction clean: known non-members).
         estimated: whether the share of nulls is estimated, by Storey.
     """
     terms = SPECIAL_TERMS["adadetect"]

@@ -45,7 +45,9 @@ class ListsBound(Record):
     wrong_at_most: int = Field(
         description="Selected documents that are wrong, at most; all of a list without a bound may be."
     )
-    right_at_least: int = Field(description="Selected documents that are of the kind sought, at least.")
+    right_at_least: int = Field(
+        description="Selected documents that are members (with direction clean, non-members), at least."
+    )
     n_without: int = Field(description="Selected documents of lists without a bound.")
     sentence: str = Field(description="The same in words.")
 
@@ -54,7 +56,7 @@ class SelectionCourse(Record):
     """What the scans select together under one name, and what is promised of it."""
 
     name: str = Field(description="Name of the selection, in every scan.")
-    direction: list[Direction] = Field(description="What was sought; more than one promises nothing of the sum.")
+    direction: list[Direction] = Field(description="members, clean or both; nothing is promised of the sum of both.")
     n_scans: int = Field(description="Scans that have filed an answer of this name.")
     n_audit: int = Field(description="Documents that they audited; one that several audited counts in each.")
     n_selected: int = Field(description="Documents that they selected; one that several selected counts in each.")
@@ -198,7 +200,7 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
     lines = [f"scan {slot}: not promised, because {answer.doubt}" for slot, answer in doubts]
     broken = _miscounted(name, schedule, sound)
     if len(directions) > 1:
-        broken = "scans of this name sought members and clean documents: a promise is of one kind"
+        broken = "scans of this name selected members and others clean documents: a promise is of one kind"
     untested = [slot for slot, answer in sound if answer.supported is None]
     n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
     return SelectionCourse(
@@ -267,27 +269,30 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
     """
     answers = [answer for _, answer in answered]
     sound = [(slot, answer.bound) for slot, answer in answered if answer.bound and answer.doubt is None]
-    bounds = [bound for _, bound in sound]
+    bounded, bounds = dict(sound), [bound for _, bound in sound]
     failing = sum((1 - Fraction(repr(bound.confidence)) for bound in bounds), Fraction(0))
     shares = {claim.slot: Fraction(claim.share) for claim in claims if name in claim.before}
     most = max(((1 - Fraction(repr(bound.confidence))) / shares[slot] for slot, bound in sound), default=Fraction(1))
-    others = sum((share for slot, share in shares.items() if slot not in dict(sound)), Fraction(0))
+    others = sum((share for slot, share in shares.items() if slot not in bounded), Fraction(0))
     failing += Fraction(math.ceil(1000 * most * others), 1000)
     selected = sum(answer.n_selected for answer in answers)
     if not bounds or failing >= 1 or not selected:
         return None
     without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.doubt is not None)
     wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
-    untested = any(answer.supported is None and answer.bound is not None for answer in answers)
+    untested = [slot for slot, answer in answered if slot in bounded and answer.supported is None]
     lists = "this list" if len(answers) == 1 else f"all {len(answers):,} lists together"
     text = f"For {lists}, with {percentage(_rounded_down(1 - failing))} confidence: "
+    every = "the one selected document" if selected == 1 else f"all of the {selected:,} selected"
     wrongly = f"at most {wrong:,} of the {selected:,} selected {'is' if wrong == 1 else 'are'} wrong"
     text += wrongly if wrong else f"none of the {selected:,} selected is wrong"
     text += f", and at least {right:,} {'is' if right == 1 else 'are'} right" if wrong else ""
     if untested:
-        text += ", provided both groups of every scan are alike; not all tests could confirm this"
+        text += f", provided both groups of {_scans_named(untested)} are alike; the test could not confirm this"
     if without:
         text += f"; {without:,} are on lists without a bound, and all of those may be wrong"
+    if wrong >= selected:  # such a bound excludes nothing, so it has neither a confidence nor a condition
+        text = f"For {lists}: {every} may be wrong"
     return ListsBound(
         confidence=float(1 - failing),
         wrong_at_most=wrong,

@@ -8,8 +8,10 @@ from pydantic import Field
 
 from pipeline.audit.conclusion import WARNING, Concluded
 from pipeline.audit.digests import digests_file, no_digests
+from pipeline.audit.history import answered_by_0_9_0, read_history
 from pipeline.audit.records import Record
-from pipeline.audit.summary import read_summary, summary_file
+from pipeline.audit.status import made_answer
+from pipeline.audit.summary import read_summary
 from pipeline.errors import DamagedError, UserError
 from pipeline.series.records import FiledSelection
 from pipeline.series.scans import Scan, Schedule
@@ -37,7 +39,7 @@ class LatestList(Concluded):
     name: str = Field(description="Name of the selection.")
     slot: int = Field(description="Place of the scan.")
     n_selected: int = Field(description="Documents that it selected.")
-    supported: bool | None = Field(description="Whether the checks bear the promise of this list; null: inconclusive.")
+    supported: bool | None = Field(description="Whether the checks support this list; null: inconclusive.")
     n_new: int | None = Field(
         description="Of these, those that no scan filed before had selected under this name; null: the list cannot be "
         "read, and it counts as new."
@@ -48,8 +50,10 @@ class LatestList(Concluded):
     def sentence(self) -> str:
         """The same in words."""
         mark = f"{WARNING}: " if self.conclusion == "contradicted" else ""
-        count = "not known, and counted as" if self.n_new is None else f"{self.n_new:,} of them"
-        return f"{mark}scan {self.slot} selected {self.n_selected:,}, {count} new"
+        selected = f"{mark}scan {self.slot} selected {self.n_selected:,}"
+        if self.n_new is None:
+            return f"{selected}; how many of them are new is not known, so all count as new"
+        return f"{selected}, {self.n_new:,} of them new"
 
 
 class _Unreadable(Exception):
@@ -90,7 +94,9 @@ def _new_documents(
     try:
         rows = _selected(scan, answer, schedule, url)
     except _Unreadable as error:
-        return None, [f"scan {scan.claim.slot}: {error}: what is new is not known, and all of it counts as new"]
+        return None, [
+            f"scan {scan.claim.slot}: {error}, so all documents that scan {scan.claim.slot} selected count as new"
+        ]
     new, notes = rows, []
     for other in earlier:
         for one in other.filing.selections if other.filing is not None else ():
@@ -101,8 +107,8 @@ def _new_documents(
                 new = new.filter(pc.invert(pc.is_in(new[_KEY], value_set=known)))
             except _Unreadable as error:
                 notes.append(
-                    f"scan {other.claim.slot}: {error}: what it alone had selected counts as new where scan "
-                    f"{scan.claim.slot} selected it too"
+                    f"scan {other.claim.slot}: {error}, so documents that only scan {other.claim.slot} had selected "
+                    f"count as new if scan {scan.claim.slot} selected them"
                 )
     return new.select(_SHOWN), notes
 
@@ -117,9 +123,10 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
     claim, terms = scan.claim, schedule.opening
     try:
         store = Store(claim.run)
-        if store.exists(summary_file(answer.name)) and not store.exists(digests_file(answer.name)):
-            raise _Unreadable(str(no_digests(store, answer.name)))  # of version 0.9.0
-        summary = read_summary(store, answer.name)
+        if not store.exists(digests_file(answer.name)) and answered_by_0_9_0(store):
+            raise _Unreadable(str(no_digests(store, answer.name)))
+        names = {question.name for entry in read_history(store)[-1:] for question in entry.questions}
+        summary = made_answer(store, answer.name) if answer.name in names else read_summary(store, answer.name)
         if summary is None:
             raise _Unreadable(f"{claim.run} cannot be reached, or holds no selection {answer.name} any more")
         place = summary.series

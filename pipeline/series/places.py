@@ -19,7 +19,7 @@ def check_ledger_place(ledger: Store, run: Store) -> None:
     Raises:
         UserError: they are not apart.
     """
-    there, here = _place(ledger), _place(run)
+    there, here = ledger.url, run.url
     within = here if f"{there}/".startswith(f"{here}/") else None
     if within is None and f"{here}/".startswith(f"{there}/"):
         raise UserError(
@@ -33,11 +33,6 @@ def check_ledger_place(ledger: Store, run: Store) -> None:
             f"series.ledger {ledger.url} is in run directory {within}, and a run removes what is not its own: name a "
             "folder beside the run directories"
         )
-
-
-def _place(store: Store) -> str:
-    """The path or URL, without symbolic links."""
-    return os.path.realpath(store.root) if store.local else store.url
 
 
 def _upwards(path: str) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipeline.audit.conclusion import Bounded
 from pipeline.audit.records import VersionedRecord
 from pipeline.audit.summary import Guarantee
 from pipeline.config.selection import Direction
 from pipeline.config.series import Rule
+from pipeline.store.address import real_address
 
 
 class Opening(VersionedRecord):
@@ -53,13 +54,19 @@ class Claim(VersionedRecord):
     version: str = Field(description="Version of Seenset.")
     at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
 
+    @field_validator("run")
+    @classmethod
+    def _real(cls, value: str) -> str:
+        """Entries of earlier versions have the path as it was written, which may hold `..`."""
+        return real_address(value)
+
 
 class FiledSelection(Bounded):
     """One answer of a scan."""
 
     name: str = Field(description="Name of the selection.")
     procedure: str = Field(description="The procedure that chose the selected.")
-    direction: Direction = Field(description="members: what was trained on was sought; clean: what was not.")
+    direction: Direction = Field(description="members: selects what was trained on; clean: what was not.")
     detectors: list[str] = Field(description="Score columns that the selection reads.")
     alpha: float = Field(description="The level at which it selected.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")

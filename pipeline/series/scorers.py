@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import OF_A_SHARD
 from pipeline.errors import UserError
 from pipeline.series.scans import Scan, Schedule
 from pipeline.stages.base import AGAINST
 
-OF_A_SHARD = ("rows", "columns", "document_bytes", "pixels", "detectors", AGAINST)
+IGNORED = OF_A_SHARD | {"document_bytes", "pixels", "detectors", AGAINST}
 """Of a fingerprint: what is of shards, the detectors of other selections and the documents left out."""
 
 _REMEDY = "begin a new ledger with rule spend, which bears any change"
@@ -27,7 +28,7 @@ def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str,
         config: of the audit.
         fingerprint: of its scores.
     """
-    common = {name: value for name, value in fingerprint.items() if name not in OF_A_SHARD}
+    common = {name: value for name, value in fingerprint.items() if name not in IGNORED}
     scorers = {}
     for selection in config.selections:
         settings = selection.model_dump(mode="json", by_alias=True, exclude={"name", "alpha", "confidence"})
@@ -69,7 +70,7 @@ def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
     earlier = scan.claim.scorer.get(name)
     if earlier is None:
         return
-    names = {*earlier, *scorer}.difference(OF_A_SHARD)  # a claim of an older version may hold some
+    names = {*earlier, *scorer}.difference(IGNORED)  # a claim of an older version may hold some
     changed = sorted(key for key in names if earlier.get(key) != scorer.get(key))
     if not changed:
         return

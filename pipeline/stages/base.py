@@ -1,9 +1,9 @@
 """What every stage does: a shard of documents -> one file of rows and one receipt.
 
-A `Stage` says what its rows depend on; a worker turns documents into rows. A worker is told its stage and where it
-runs, and nothing else, so whatever changes a row is in the fingerprint. All that stages share is in
-`stages.process`: whether there is a receipt already, which documents can be read, windows and batches of them, the
-journal of attempts, halving a batch that fails until the culprit stands alone, the file, the receipt.
+A `Stage` states what its rows depend on; a worker turns documents into rows. A worker receives only its stage and
+placement, so whatever changes a row is in the fingerprint. All that stages share is in `stages.process` and
+`stages.worker`: whether there is a receipt already, which documents can be read, windows and batches of them, the
+attempt log, halving a batch that fails until the culprit stands alone, the file, the receipt.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ class Output:
     earlier: dict[str, str] = field(default_factory=dict)  # stage whose rows are read -> digest of what it read
     base: Receipt | None = None  # of the same stage with less asked for, from which its rows go on
     base_rows: Rows = field(default_factory=dict)
+    filed: bool = False  # the receipt of the shard is of these rows, not of another attempt's
 
     def keep(self, document: Document, **columns: Any) -> None:
         """Note the row of a document."""

@@ -1,31 +1,23 @@
-"""A shard of documents through a stage: read, prepared ahead, worked on in batches, filed with one receipt."""
+"""What all stages share: which documents of a shard can be read, its file of rows, and its receipt."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import torch
 
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.rows import Watch, unwatched
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
-from pipeline.errors import DamagedError, LostDeviceError, UserError
-from pipeline.models.device_errors import check_lost
-from pipeline.stages.background import in_background
-from pipeline.stages.base import Asker, BatchWorker, Entry, Output, Stage, Worker
-from pipeline.stages.batches import longest_first, windows
-from pipeline.stages.careful import MADE_UP_DEATHS, CarefulReader, Control, condemned, nearest_control, refusal_of
+from pipeline.errors import DamagedError, UserError
+from pipeline.stages.base import Asker, Output, Stage
 from pipeline.stages.growth import filed_rows, new_rows
-from pipeline.stages.turns import Turn, Turns
-from pipeline.store.attempts import Journal, forget_attempts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
 from pipeline.store.tables import write_filed
@@ -42,98 +34,6 @@ QUARANTINE_SCHEMA = pa.schema(
         ("id_key", pa.int64()),
     ]
 )
-LOCAL_DRIVER = "local"
-"""In the journals of attempts: a process that was killed and the one that goes on are one driver."""
-
-MOST_DEATHS = 3
-"""Of a batch none of whose documents kills alone: it is then worked on a document at a time."""
-
-
-def process(
-    stage: Stage,
-    worker: Worker,
-    shard: Shard,
-    store: Store,
-    driver: str = "",
-    on_batch: Callable[[int, int], None] | None = None,
-    turn: Turn | None = None,
-    second: bool = False,
-) -> Receipt:
-    """Finish a shard and file its receipt; an already filed receipt is returned as it is.
-
-    Args:
-        stage: of the worker.
-        worker: from `stage.make`.
-        shard: to be finished.
-        store: the run directory.
-        driver: who asks, for the count of attempts.
-        on_batch: called before every window and after every batch with the shard's finished documents and tokens so
-            far; what it raises ends the attempt.
-        turn: of the shard, where several threads share the worker.
-        second: whether another worker is at the shard too: this attempt counts only if it files its receipt first.
-
-    Raises:
-        UserError: the shard's file is damaged.
-        RuntimeError: its worker died too often.
-        LostDeviceError: the device refuses all further work; this process must not work on.
-    """
-    if receipt := read_receipt(store, stage.name, shard.id):
-        forget_attempts(store, stage.name, shard.id)  # of one that was killed when it had filed it
-        return receipt
-    with Turns().take() if turn is None else nullcontext(turn) as taken:
-        try:
-            return _attempt(stage, worker, shard, store, driver, on_batch or (lambda *so_far: None), taken, second)
-        except LostDeviceError:
-            raise
-        except Exception:
-            with suppress(Exception):  # another attempt may have filed it, or this one failed thereafter
-                if receipt := read_receipt(store, stage.name, shard.id):
-                    return receipt
-            raise
-
-
-def _attempt(
-    stage: Stage,
-    worker: Worker,
-    shard: Shard,
-    store: Store,
-    driver: str,
-    on_batch: Callable[[int, int], None],
-    turn: Turn,
-    second: bool,
-) -> Receipt:
-    """`process` of a shard without a receipt, which has its turn to read."""
-    began = time.monotonic()
-    turn.attempted = True
-    name = f"{stage.name}/{shard.id}"
-    journal = Journal(store, name, shard.name, driver, driver == LOCAL_DRIVER, turn.work, kept=not second)
-    output = Output()
-    try:
-        reader = CarefulReader(worker, worker.open(shard, store, output), output, journal)
-
-        def prepared() -> Iterator[list[Entry]]:
-            documents = readable_documents(stage, shard, output, reader.watch)
-            yield from reader.prepared(windows(documents, worker.window))
-            if not journal.careful:
-                turn.end_reading()
-
-        for entries in turn.awaited(prepared() if journal.careful else in_background(prepared)):
-            turn.work()
-            on_batch(len(output.rows) + len(output.refused), output.tokens)
-            for batch in longest_first(entries, worker.batch_size):
-                _guarded(reader, batch, entries, output)
-                on_batch(len(output.rows) + len(output.refused), output.tokens)
-            journal.enter(None)
-        if not journal.careful:
-            turn.end()
-        receipt = file_rows(stage, shard, store, output, time.monotonic() - began - turn.waited)
-    except LostDeviceError as error:  # as if the process had been killed: the journal keeps what was in flight
-        raise LostDeviceError(f"shard {shard.id} of {shard.name}: {error}") from error
-    except BaseException:
-        journal.abandon()
-        raise
-    journal.close()
-    return receipt
 
 
 async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:
@@ -293,7 +193,8 @@ def file_rows(
         earlier=base,
     )
     filed = write_receipt(store, stage.name, receipt)
-    if filed.data != data:  # another attempt was quicker: nobody reads these
+    output.filed = filed.data == data
+    if not output.filed:  # another attempt was quicker: nobody reads these
         store.remove(data)
         if quarantine is not None:
             store.remove(quarantine)
@@ -310,80 +211,6 @@ def changed_input(shard: Shard, stage: str) -> str:
 
 def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return {key: value for key, value in fingerprint.items() if key != name}
-
-
-def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
-    """Work on prepared documents in this process, without a journal: nothing is filed."""
-    for batch in longest_first(entries, worker.batch_size):
-        _halved(worker, batch, output)
-
-
-def _guarded(reader: CarefulReader, batch: list[Entry], window: list[Entry], output: Output) -> bool:
-    """Work on a batch; one that killed its worker is tried a document at a time first, which finds the culprit.
-
-    Where there is none, the worker was killed from outside, and the batch is worked on as a whole again: what shares a
-    batch decides the last bits of a score, and a kill must not change them.
-
-    Returns:
-        Whether a document was refused because it killed its worker.
-    """
-    journal, name = reader.journal, _in_flight(batch)
-    if len(batch) == 1:
-        if journal.suspects(name) and condemned(journal, name, _control(reader, batch[0], window)):
-            output.refuse(
-                batch[0].document, "model_error", "it was being worked on when its worker was killed, again and again"
-            )
-            return True
-    elif journal.suspects(name):
-        trial = Output()
-        culprits = [_guarded(reader, [entry], window, trial) for entry in batch]
-        if any(culprits) or journal.deaths[name] >= MOST_DEATHS:
-            output.take(trial)
-            return any(culprits)
-    journal.enter(name)
-    _halved(reader.worker, batch, output)
-    return False
-
-
-def _in_flight(batch: list[Entry]) -> str:
-    return f"{batch[0].document.row}+{len(batch)}"
-
-
-def _control(reader: CarefulReader, suspect: Entry, window: list[Entry]) -> Control:
-    """Work on the document of the window that is most like a suspect in length, or on a made-up one; no row is kept."""
-    others = (
-        (entry.tokens, Control(_in_flight([entry]), partial(_halved, reader.worker, [entry], Output())))
-        for entry in window
-        if entry.document.row != suspect.document.row
-    )
-    if (control := nearest_control(reader.journal, suspect.tokens, others)) is not None:
-        return control
-
-    def work_on_made_up() -> None:
-        for entry in reader.made_up(suspect.document):
-            _halved(reader.worker, [entry], Output())
-
-    return Control("made-up document", work_on_made_up, MADE_UP_DEATHS)
-
-
-def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
-    """Work on a batch; where that fails, in halves, so that only the culprit has no result."""
-    try:
-        worker.work(batch, output)
-        return
-    except UserError:  # of the settings, which no other document would change
-        raise
-    except (Exception, SystemExit) as error:  # what a model or a detector raises on a text is that text's fault
-        check_lost(error)
-        reason, message = refusal_of(error)
-    if len(batch) == 1:
-        output.refuse(batch[0].document, reason, message)
-        return
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    half = len(batch) // 2
-    _halved(worker, batch[:half], output)
-    _halved(worker, batch[half:], output)
 
 
 def _quarantine_table(stage: Stage, shard: Shard, output: Output) -> pa.Table:

@@ -30,9 +30,9 @@ from pipeline.models.pieces import pieces_of
 from pipeline.models.tokens import tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import Placement
-from pipeline.stages.careful import refusal_of
 from pipeline.stages.token_table import TOKEN_SCHEMA
-from pipeline.store.attempts import Journal
+from pipeline.stages.worker import refusal_of
+from pipeline.store.attempts import AttemptLog
 
 STATISTICS = frozenset({"log_prob", "mean", "variance"})
 AT_ONCE = 128
@@ -99,7 +99,7 @@ def read_tokens(
     request: TokenRequest,
     placement: Placement,
     workers: int = 1,
-    journal: Journal | None = None,
+    log: AttemptLog | None = None,
     check: Callable[[], None] = _unchecked,
 ) -> TokenReading:
     """Read documents once more. One that fails has no row, and a problem instead.
@@ -108,7 +108,7 @@ def read_tokens(
         request: the documents.
         placement: where the model is.
         workers: threads, of which each has a document at a time.
-        journal: of attempts; one that is careful notes every document, and leaves out those that were deadly.
+        log: of attempts; after a death every document is recorded, and those that were deadly are left out.
         check: called every while; what it raises ends the reading.
 
     Raises:
@@ -116,7 +116,7 @@ def read_tokens(
         LostDeviceError: the device refuses all further work of this process.
     """
     check_device(request.device, placement.gpus)
-    careful = journal if journal is not None and journal.careful else None
+    careful = log if log is not None and log.died else None
     threads = 1 if careful else max(1, min(workers, len(request) // DOCUMENTS_A_THREAD))
     models = [placement.open(open_model, request.model) for _ in range(threads)]
     compute_as(request.device, gradients=False)
@@ -183,7 +183,7 @@ def _columns(
     documents: Sequence[_Prepared],
     models: Sequence[LanguageModel],
     placement: Placement,
-    careful: Journal | None,
+    careful: AttemptLog | None,
     check: Callable[[], None],
 ) -> list[_Numbers]:
     """The numbers of documents, in order, each computed by one of several threads."""
@@ -206,13 +206,13 @@ def _awaited(future: Future[_Numbers], check: Callable[[], None]) -> _Numbers:
     return future.result()
 
 
-def is_deadly(journal: Journal) -> bool:
-    """Whether a journal knows of a document that is left out because it kills its process."""
-    return any(journal.guilt(name) >= DEADLY for name in journal.deaths)
+def is_deadly(log: AttemptLog) -> bool:
+    """Whether a log knows of a document that is left out because it kills its process."""
+    return any(deaths >= DEADLY for deaths in log.deaths.values())
 
 
 def _of_document(
-    document: _Prepared, free: queue.SimpleQueue[LanguageModel], placement: Placement, careful: Journal | None
+    document: _Prepared, free: queue.SimpleQueue[LanguageModel], placement: Placement, careful: AttemptLog | None
 ) -> _Numbers:
     """The numbers of one document.
 
@@ -220,9 +220,9 @@ def _of_document(
         LostDeviceError: the device refuses all further work of this process.
     """
     if careful is not None:
-        if careful.guilt(document.name) >= DEADLY:
+        if careful.deaths.get(document.name, 0) >= DEADLY:
             return _Numbers(problem="its process was killed at it, again and again")
-        careful.enter(document.name)
+        careful.enter([document.name])
     model = free.get()
     try:
         if placement.gpus == 0:

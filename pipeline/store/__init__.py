@@ -1,1 +1,1 @@
-"""The run directory: files, receipts, lock, journal; independent of what is stored."""
+"""The run directory: files, receipts, lock, attempt logs; independent of what is stored."""

@@ -30,6 +30,11 @@ def check_address(url: str) -> None:
         raise UserError(f"a run directory is a local path or an address such as s3://bucket/run, got {url!r}")
 
 
+def real_address(url: str) -> str:
+    """The one address of a run directory, however it was written: a local path without links, `.` and `..`."""
+    return url if "://" in url else os.path.realpath(os.path.expanduser(url))
+
+
 def check_local_folder(path: str) -> None:
     """Check that a local path is that of a folder, or could become one.
 

@@ -1,39 +1,60 @@
-"""Attempts at one shard, counted durably: a document that kills its worker must not do so for ever."""
+"""The attempt log of a shard: what was in flight when a worker died, so that a document cannot end workers for ever."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pipeline.errors import FullError, UserError
 from pipeline.store.files import Store
 
+MOST_DEATHS = 3
+"""Of workers that died with a document alone in flight; then it is quarantined."""
+
 MAX_STARTS = 12
-_CONTROL = "control of "
+"""Of attempts that die one after the other without a document that is newly quarantined."""
+
+BATCH = "batch "
+WORK = "work "
+READ = "read "
+WAY = "way "
+"""Beginnings of names of what is in flight: a batch, a document that is computed or read, the way to its row."""
 
 
 def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
-    """The shards of a stage at which a process of this driver was killed."""
+    """The shards of a stage whose attempt by this driver was not ended by itself."""
     folder = f"attempts/{stage}"
     records = {name: _read_record(store, f"{folder}/{name}") for name in store.names(folder, ".json")}
     return {name.removesuffix(".json") for name, record in records.items() if record and record["driver"] == driver}
 
 
 def forget_attempts(store: Store, stage: str, shard: str) -> None:
-    """Remove the journal of a shard that has its receipt."""
+    """Remove the attempt log of a shard that has its receipt."""
     store.remove(f"attempts/{stage}/{shard}.json")
 
 
-class Journal:
-    """The attempts at one piece of work, which survive its workers.
+def shows_death(store: Store, stage: str, shard: str) -> str | None:
+    """The state of an attempt log that shows that a worker died; None where there is none, or a first attempt."""
+    record = _read_record(store, f"attempts/{stage}/{shard}.json")
+    if record is None or (record["starts"] < 2 and not record["deaths"] and record["mode"] is None):
+        return None
+    return str(record)
 
-    The first attempt only notes that it began, unless it is `eager`. Later ones of the same driver are `careful`: they
-    also note what is in flight, a window of documents that are read or a batch that is worked on. What was in flight at
-    a death is suspect, and tried in parts.
 
-    An attempt whose worker seemed lost may go on while a later one keeps the journal: it writes there no more.
+class AttemptLog:
+    """The attempts at one shard, recorded so that they survive the workers.
+
+    The first attempt records only its start, unless it is `exact`; later ones also what is in flight. After a death
+    the shard is isolated once (`isolates`): each document is read and computed alone, with its row recorded before. A
+    document alone in flight at `MOST_DEATHS` deaths is left out from then on. Where batches were recorded, only the
+    documents of the last one are isolated.
+
+    Attributes:
+        deaths: by name of what was in flight, the workers that died.
+        mode: which documents are still to be isolated: all, or those of the batch at the death; None: none.
+        cleared: rows below this number have survived alone.
     """
 
     def __init__(
@@ -42,24 +63,24 @@ class Journal:
         work: str,
         source: str,
         driver: str,
-        eager: bool = False,
-        alone: Callable[[], object] | None = None,
+        *,
+        exact: bool = False,
+        alone: bool = True,
         kept: bool = True,
     ) -> None:
         """Begin an attempt.
 
         Args:
             store: the run directory.
-            work: `stage/shard`, the journal's name.
+            work: `stage/shard`, the name of the log.
             source: the input, for messages.
             driver: attempts of another driver are forgotten.
-            eager: whether the first attempt notes the batch in flight too, because each death costs a user's command.
-            alone: waits until nothing else is worked on in this process, before an attempt that is not the first.
-            kept: if not, this is an attempt beside another one, whose journal it neither reads nor writes: neither its
-                death nor a lost race counts.
+            exact: whether the first attempt records its batches too, because a death ends the user's command.
+            alone: whether nothing else is in flight in this process: a death before the first batch counts.
+            kept: if not, nothing is read or recorded.
 
         Raises:
-            RuntimeError: the work has killed its workers too often.
+            RuntimeError: too many attempts died.
         """
         self.store = store
         self.name = f"attempts/{work}.json"
@@ -67,84 +88,104 @@ class Journal:
         self.attempt = uuid.uuid4().hex
         record = _read_record(store, self.name) if kept else None
         if record is None or record["driver"] != driver:
-            record = {"driver": driver, "starts": 0, "deaths": {}, "at": None}
-        if record["starts"] and alone is not None:
-            alone()
-        self.deaths: dict[str, int] = record["deaths"]
-        for name in (record["at"], record.get("ahead")):
-            if name is not None and name.startswith(_CONTROL):  # the death may be from outside, like the one before it
-                suspect = name.removeprefix(_CONTROL)
-                self.deaths[suspect] = max(0, self.deaths.get(suspect, 0) - 1)
-            elif name is not None:
-                self.deaths[name] = self.deaths.get(name, 0) + 1
-        self.condemned: list[str] = record.get("condemned", [])
-        self.at: str | None = None
-        self.ahead: str | None = None
-        self.survivors: set[str] = set()  # of this attempt
-        self.writing = threading.RLock()  # the reader's thread notes what is ahead
-        self.ended = False  # whatever that thread still notes is not written
-        self.starts = record["starts"] + 1
+            record = {"driver": driver, "open": False, "starts": 0, "at": [], "deaths": {}, "mode": None, "cleared": 0}
         self.driver = driver
-        self.eager = eager
-        if self.starts > MAX_STARTS:
-            self.starts = 0  # of the next command, which may try as often
+        self.deaths: dict[str, int] = record["deaths"]
+        self.mode: Literal["all", "some"] | None = record["mode"]
+        self.cleared: int = record["cleared"]
+        self.starts: int = record["starts"]
+        if record["open"] and record["at"] == []:
+            self.starts -= 1  # nothing of it was in flight
+        elif record["open"]:
+            self._count(record["at"])
+        self.open = True
+        self.exact = exact
+        self._idle: list[str] | None = [] if exact and not alone else None
+        self.at = self._idle
+        self.ended = False
+        self._writing = threading.RLock()
+        if self.starts >= MAX_STARTS:
+            died, self.starts, self.open = self.starts, 0, False  # the next command may try as often
             self._write(begins=True)
             shard = work.rsplit("/", 1)[-1]
-            raise RuntimeError(f"shard {shard} of {source}: its worker died {record['starts']} times")
+            raise RuntimeError(f"shard {shard} of {source}: its worker died {died} times")
+        self.starts += 1
         self._write(begins=True)
 
+    def _count(self, at: list[str] | None) -> None:
+        """Count a death with this in flight, and decide what is isolated."""
+        for name in at or []:
+            self.deaths[name] = self.deaths.get(name, 0) + 1
+            if self.deaths[name] == MOST_DEATHS and not name.startswith(BATCH):
+                self.starts = 1
+        if self.mode is None:
+            self.mode, self.cleared = ("all", 0) if at is None else ("some", 0)
+        elif at is None:
+            self.mode, self.cleared = "all", self.cleared if self.mode == "all" else 0
+        else:
+            rows = [int(name.rpartition(" ")[2]) for name in at if name.startswith((WORK, READ, WAY))]
+            self.cleared = max([self.cleared, *rows])
+
     @property
-    def careful(self) -> bool:
+    def died(self) -> bool:
         """Whether an earlier attempt died."""
         return self.starts > 1
 
-    def suspects(self, name: str) -> bool:
-        """Whether a worker died with exactly this in flight."""
-        return name in self.deaths
+    @property
+    def isolates(self) -> bool:
+        """Whether documents must be computed alone before the shard is."""
+        return self.mode is not None
 
-    def guilt(self, name: str) -> int:
-        """How many workers died with exactly this in flight, less those that died with its control; at least 0."""
-        return self.deaths.get(name, 0)
+    def is_deadly(self, name: str) -> bool:
+        """Whether something was in flight alone at too many deaths."""
+        return self.deaths.get(name, 0) >= MOST_DEATHS
 
-    def condemn(self, name: str) -> None:
-        """Note that something is not tried again. That is progress, after which as many attempts may die as before."""
-        if name not in self.condemned:
-            self.condemned.append(name)
-            self.starts = min(self.starts, 2)
+    def must_isolate(self, row: int) -> bool:
+        """Whether the document of a row must be computed alone."""
+        if self.is_deadly(f"{WORK}{row}"):
+            return False
+        return row >= self.cleared and (self.mode == "all" or f"{WORK}{row}" in self.deaths)
 
-    def enter(self, name: str | None) -> None:
-        """Note what is in flight, if an earlier attempt died; what was before has survived."""
-        if self.at is not None:
-            self.survivors.add(self.at)
-        self.at, self.ahead = name, None
-        if self.eager or self.careful:
+    def watch(self, row: int, between: bool) -> bool:
+        """Whether a row, or the way to it, must not be read (`pipeline.corpus.documents.read_shard`)."""
+        return self.is_deadly(f"{WAY if between else READ}{row}")
+
+    def watch_alone(self, row: int, between: bool) -> bool:
+        """As `watch`, and record that it is read next."""
+        if self.watch(row, between):
+            return True
+        if self.mode == "all" and row >= self.cleared:
+            self.enter([f"{WAY if between else READ}{row}"])
+        return False
+
+    def enter(self, names: Sequence[str] = ()) -> None:
+        """Record what is in flight from now on, if this attempt records that."""
+        self.at = list(names) or self._idle
+        if self.exact or self.died:
             self._write()
 
-    def enter_control(self, name: str, control: str) -> None:
-        """Note that something is in flight as the control of a suspect: a death makes it suspect too."""
-        self.enter(_CONTROL + name)
-        self.ahead = control
+    def passed(self) -> None:
+        """Record that all that had to be isolated has survived."""
+        self.mode, self.cleared, self.at = None, 0, self._idle
+        self.deaths = {
+            name: count for name, count in self.deaths.items() if count >= MOST_DEATHS or name.startswith(BATCH)
+        }
         self._write()
-
-    def enter_ahead(self, name: str | None) -> None:
-        """Note what is read ahead while something else is in flight, if each death costs a user's command."""
-        self.ahead = name
-        if self.eager:
-            self._write()
 
     def close(self) -> None:
         """The work has its receipt."""
-        with self.writing:
+        with self._writing:
+            if self.kept:
+                self.store.remove(self.name)
             self.ended = True
-            self.store.remove(self.name)
 
     def abandon(self) -> None:
         """The attempt ended without a receipt, and its worker lives: it does not count."""
-        with self.writing:
-            if not self._keeps():
+        with self._writing:
+            if self.ended or not self._owns():
                 return
             self.starts -= 1
-            self.at = self.ahead = None
+            self.open = False
             if self.starts:
                 try:
                     self._write()
@@ -154,37 +195,36 @@ class Journal:
                     pass
             self.close()
 
-    def _keeps(self) -> bool:
-        """Whether the journal is still that of this attempt; that of a run in one process always is."""
-        if self.kept and not self.eager:
+    def _owns(self) -> bool:
+        """Whether the log is still that of this attempt."""
+        if self.kept and not self.exact:
             record = _read_record(self.store, self.name)
             self.kept = record is not None and record.get("attempt") == self.attempt
         return self.kept
 
     def _write(self, begins: bool = False) -> None:
-        with self.writing:
-            if self.ended or not (self.kept if begins else self._keeps()):
+        with self._writing:
+            if self.ended or not (self.kept if begins else self._owns()):
                 return
-            record = {
-                "driver": self.driver,
-                "attempt": self.attempt,
-                "starts": self.starts,
-                "deaths": self.deaths,
-                "at": self.at,
-                "ahead": self.ahead,
-                "condemned": self.condemned,
-            }
-            self.store.write_json(self.name, record)
+            names = ("driver", "attempt", "open", "starts", "at", "deaths", "mode", "cleared")
+            self.store.write_json(self.name, {name: getattr(self, name) for name in names})
 
 
 def _read_record(store: Store, name: str) -> dict[str, Any] | None:
-    """A journal; None where there is none, or a damaged one: then its attempts are counted from the start."""
+    """A log; None where there is none, or a damaged one: then its attempts are counted from the start."""
     try:
         record = store.read_json(name)
     except UserError:
         return None
-    kinds = {"driver": str, "starts": int, "deaths": dict, "at": str | None}
+    kinds = {
+        "driver": str,
+        "open": bool,
+        "starts": int,
+        "at": list | None,
+        "deaths": dict,
+        "mode": str | None,
+        "cleared": int,
+    }
     if not isinstance(record, dict) or any(not isinstance(record.get(key, ...), kind) for key, kind in kinds.items()):
         return None
-    lists = isinstance(record.get("ahead"), str | None) and isinstance(record.get("condemned", []), list)
-    return record if lists and all(isinstance(number, int) for number in record["deaths"].values()) else None
+    return record if all(isinstance(number, int) for number in record["deaths"].values()) else None

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DamagedError, UserError, one_line
-from pipeline.store.address import check_address, check_local_folder
+from pipeline.store.address import check_address, check_local_folder, real_address
 from pipeline.store.space import remove_quietly, write_error
 
 SIDE_BY_SIDE = 16
@@ -87,6 +87,7 @@ class Store:
         self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
         if self.local:
             check_local_folder(self.root)
+            self.root = real_address(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
         self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
 

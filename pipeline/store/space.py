@@ -73,3 +73,10 @@ def remove_quietly(path: str) -> None:
     """Remove a temporary file that is not needed any more, if it is there."""
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+def message_of_storage(error: Exception) -> str:
+    """What an error of storage states, with the path that it is about."""
+    path = getattr(error, "filename", None)
+    reason = (path and getattr(error, "strerror", None)) or str(error) or type(error).__name__
+    return f"storage: {reason}{f': {path}' if path else ''}"

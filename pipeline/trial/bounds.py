@@ -24,7 +24,7 @@ def bound_headers(rows: Sequence[Row]) -> tuple[str, str, str]:
 def bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
     """What the bounds of one selection said, on average over repeats, and the share of repeats in which they fail.
 
-    A bound fails where more of the selected are wrong than it says, or fewer of the audited are of the kind sought.
+    A bound fails where more of the selected are wrong than it says, or fewer of the audited are members (clean).
     `bound` is the mean of its share of the selected, 0 where none are, as for the share that is wrong; all None for a
     selection without bounds. `bound_contradicted` says that the bounds fail more often than their confidence allows.
     """
@@ -53,7 +53,7 @@ def shown_bounds(row: Row) -> list[str]:
 
 
 def audit_bounds(summary: Summary, sought: int) -> dict[str, Any]:
-    """The bounds of one audit's selection, beside the number of documents of the kind sought; None without bounds."""
+    """The bounds of one audit's selection, beside the number of members (of clean documents); None without bounds."""
     bound = summary.bound
     wrong, least = (None, None) if bound is None else (bound.wrong_at_most, bound.members_at_least)
     return {"wrong_at_most": wrong, "sought": sought, "sought_at_least": least}

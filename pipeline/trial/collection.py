@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
-from pipeline.audit.block_counts import bound_of_blocks, depends
+from pipeline.audit.block_counts import bound_of_blocks
+from pipeline.audit.collection import depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread

@@ -61,9 +61,9 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str], scope: str) 
         draw(
             "power",
             "power.svg",
-            "Documents sought that were selected",
+            "Power",
             f"Power of each selection{over}, {scope}: {_numbers(rows, settings, 'selection', 'power')}.",
-            "The share of the documents sought that was selected, on average over the repeats.",
+            "The share of the members (clean: of the others) that was selected, on average over the repeats.",
             paint_power,
         ),
     ]

@@ -15,7 +15,7 @@ import torch
 from rich.table import Table
 
 from pipeline import __version__
-from pipeline.audit.arithmetic import Deciding, decide_types, note_arithmetic, read_arithmetic, with_types
+from pipeline.audit.arithmetic import Deciding, decide_types, earlier_arithmetic, note_arithmetic, with_types
 from pipeline.audit.detection import DetectorScores, detection, roc
 from pipeline.audit.digests import read_selected
 from pipeline.audit.halvings import blocks_among
@@ -129,7 +129,7 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
     models = [None if part is None else part.shown for part in parts]
     name = f"arithmetic-{_digest(models)}.json"
     gpus = int(torch.cuda.is_available())
-    types = decide_types(config, read_arithmetic(work, name), lambda: Deciding(processor_here(gpus), 1), say)
+    types = decide_types(config, earlier_arithmetic(work, say, name), lambda: Deciding(processor_here(gpus), 1), say)
     note_arithmetic(work, types, name)
     return with_types(config, types.types)
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from export_runs import finished_run
-from made_up import sentence
+from made_up import sentence, write_audit, write_jsonl
+from rich.console import Console
 from signed import sign
 
 import seenset
-from pipeline.audit.history import read_history
+from pipeline.audit.allocation import KEYS_SCHEMA
+from pipeline.audit.description import load_evaluation
+from pipeline.audit.evaluation import evaluate_scores
+from pipeline.audit.history import read_history, several_questions
+from pipeline.audit.manifest import read_run
+from pipeline.audit.scored import read_scored
 from pipeline.audit.status import Counts, StatusFile, run_status
 from pipeline.compare.finished_runs import open_finished, sorted_documents
+from pipeline.compare.items import clean_items
 from pipeline.errors import UserError
 from pipeline.export.export import write_export
 from pipeline.export.request import ExportRequest
@@ -25,8 +33,11 @@ from pipeline.report import write_report
 from pipeline.report.facts import read_facts
 from pipeline.report.names import Folders
 from pipeline.report.rows import read_listings
+from pipeline.series.course import read_course
 from pipeline.store.files import Store
 from ray_jobs.cli import main
+from ray_jobs.evaluate import run_evaluation
+from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 from ray_jobs.verdict import give_verdict
 
@@ -81,6 +92,10 @@ def said_by_python(run: Path) -> str:
     return repr((opened.state, answers))
 
 
+def said_by_status(run: Path) -> str:
+    return repr((run_status(str(run)).plain(), several_questions(read_history(Store(str(run))))))
+
+
 def said_by_report(run: Path) -> str:
     """All that the page and report.json are made of."""
     store = Store(str(run))
@@ -98,12 +113,43 @@ def said_by_export(run: Path) -> str:
 
 
 def said_by_compare(run: Path) -> str:
+    """All that a comparison says of one of its runs."""
     opened = open_finished(str(run))
     rows = sorted_documents(opened, opened.summary("first"), ["loss"])
     return repr((opened.model, opened.fingerprint, opened.settings("first"), [p.to_pylist() for p in rows.pieces()]))
 
 
-READERS: tuple[Callable[[Path], str], ...] = (said_by_python, said_by_report, said_by_export, said_by_compare)
+def said_by_rank(run: Path) -> str:
+    """Which items are clean, and what that promises: all that a ranking takes from a run."""
+    return repr(clean_items([open_finished(str(run))], "clean", None))
+
+
+def said_by_verdict(run: Path) -> str:
+    return repr(give_verdict(str(run)))
+
+
+def said_by_evaluate(run: Path) -> str:
+    """The figures of what is scored, as `seenset evaluate` takes them."""
+    store = Store(str(run))
+    manifest, shards = read_run(store)
+    return repr(evaluate_scores(manifest.config, read_scored(store, shards), manifest.limit).evaluation)
+
+
+def said_by_series(run: Path) -> str:
+    return repr(read_course(str(run.parent / "ledger")))
+
+
+Reader = Callable[[Path], str]
+READERS: tuple[Reader, ...] = (
+    said_by_verdict,  # first: it names the folder of the run in a file that others read
+    said_by_python,
+    said_by_status,
+    said_by_report,
+    said_by_export,
+    said_by_compare,
+    said_by_rank,
+    said_by_evaluate,
+)
 
 
 def answered(read: Callable[[Path], Any], run: Path) -> tuple[Any, str]:
@@ -122,22 +168,175 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is the only scan of a schedule, beside its ledger."""
+    root = tmp_path_factory.mktemp("scanned")
+    rows = [{"text": sentence(first)} for first in range(20)]
+    (root / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    selection = {"name": "first", "detectors": ["loss"], "procedure": "bh"}
+    series = {"ledger": str(root / "ledger"), "alpha": 0.25, "horizon": 1}
+    run = finished_run(root, {"path": str(root / "a.jsonl")}, selections=[selection], series=series)
+    StatusFile(Store(run), Counts(1)).write("complete", 0)
+    select_again(run, [])
+    return Path(run)
+
+
+opening: list[set[str]] = []
+"""While a reader is watched: the files that it opens."""
+
+
+def note_opening(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and opening and isinstance(arguments[0], str):
+        opening[-1].add(arguments[0])
+
+
+sys.addaudithook(note_opening)
+
+
+def watched(read: Reader, run: Path) -> tuple[str, set[Path]]:
+    """What a reader says, and which files of a run it opens for that."""
+    opening.append(set())
+    try:
+        said = read(run)
+    finally:
+        opened = opening.pop()
+    return said, {path for path in map(Path, opened) if path.is_relative_to(run) and path.is_file()}
+
+
+def files_of(run: Path) -> list[Path]:
+    """All files but the lock, of which every command that writes makes a new one."""
+    return sorted(path for path in run.rglob("*") if path.is_file() and path.parent.name != "lock")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_no_flipped_bit_of_a_finished_run_is_believed(run: Path) -> None:
-    said = {read: read(run) for read in READERS}
-    files = sorted(path for path in run.rglob("*") if path.is_file())
-    generator = random.Random(33)
-    refusals = 0
+def test_no_reader_believes_a_flipped_bit_of_any_file_of_a_run(run: Path, scanned: Path) -> None:
+    """Each flip is read by every reader that opens its file; for the others it is a file that they do not know.
+
+    What a reader itself writes again, which takes seconds, is flipped once for it.
+    """
+    readers = [(read, run) for read in READERS] + [(said_by_series, scanned)]
+    said, opened, written = {}, {}, {}
+    for read, folder in readers:
+        before = {path: path.stat().st_ino for path in files_of(folder)}
+        said[read], opened[read] = watched(read, folder)
+        written[read] = {path for path in files_of(folder) if path.stat().st_ino != before.get(path)}
+    everything = [*files_of(run), *files_of(scanned)]
+    generator, refusals = random.Random(33), 0
     for number in range(FLIPS):
-        path = files[number % len(files)]
+        path = everything[number % len(everything)]
         whole = path.read_bytes()
         path.write_bytes(flipped(whole, generator.randrange(8 * len(whole))))
-        read = READERS[number // len(files) % len(READERS)]
-        found, line = answered(read, run)
-        assert line or found == said[read], (read.__name__, path)
-        refusals += bool(line)
+        for read, folder in readers:
+            if path in opened[read] and (path not in written[read] or number < len(everything)):
+                found, line = answered(read, folder)
+                assert line or found == said[read], (read.__name__, path)
+                assert not line or (path.name in line and "seenset " in line), line
+                refusals += bool(line)
         path.write_bytes(whole)
-    assert refusals > FLIPS / 4
+    assert refusals > FLIPS
+    for read, folder in readers:  # what a reader does not open has no effect, whatever it holds
+        others = {path: path.read_bytes() for path in {*files_of(folder)} - opened[read]}
+        for path, whole in others.items():
+            path.write_bytes(generator.randbytes(len(whole)))
+        assert read(folder) == said[read], read.__name__
+        for path, whole in others.items():
+            path.write_bytes(whole)
+
+
+def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """It goes on with a run: what is damaged is made again, or refused in one line."""
+    documents = write_jsonl(tmp_path / "seen.jsonl", [sentence(i) for i in range(2000, 2020)])
+    path = write_audit(tmp_path, tiny_model_folder, resources={"shard_bytes": 10**6})
+    config = load_evaluation(str(path), [f"corpus.seen.path={documents}", "corpus.audit=null", "detectors=[loss]"])
+
+    def figures(_: Path) -> str:
+        return repr(run_evaluation(config, Reporter(Console(), quiet=True)).evaluation)
+
+    said, generator, run = figures(tmp_path), random.Random(33), tmp_path / "run"
+    for path in files_of(run):
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, generator.randrange(8 * len(whole))))
+        found, line = answered(figures, tmp_path)
+        assert line or found == said, path
+        assert not line or path.name in line, line
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "digests.json", "selected.parquet", "documents"])
+def test_a_series_stops_at_a_scan_whose_answer_lacks_a_file(
+    name: str, scanned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = scanned / "selection/first"
+    shutil.copytree(folder, scanned.parent / "kept")
+    place = folder / name
+    shutil.rmtree(folder) if name == "documents" else place.unlink()  # the whole answer, or a file
+    with pytest.raises(SystemExit) as ended:
+        main(["series", str(scanned.parent / "ledger")])
+    shutil.rmtree(folder, ignore_errors=True)
+    (scanned.parent / "kept").rename(folder)
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert f"{scanned}/selection/first/" in captured.err
+    assert f"seenset select {scanned}" in captured.err
+
+
+def test_a_series_notes_a_scan_of_version_0_9_0(scanned: Path) -> None:
+    digests, history = scanned / "selection/first/digests.json", scanned / "selection/history.jsonl"
+    written = digests.read_bytes(), history.read_bytes()
+    entry = json.loads(written[1])
+    history.write_text(json.dumps({key: entry[key] for key in entry if key != "digest"}) + "\n")
+    digests.unlink()
+    (latest,) = read_course(str(scanned.parent / "ledger")).new
+    digests.write_bytes(written[0])
+    history.write_bytes(written[1])
+    assert latest.n_new is None
+    assert "version 0.9.0 wrote no digests" in latest.notes[0]
+    assert f"seenset select {scanned}" in latest.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("selection/first/clean_ids.json", "selection/clean/clean_ids.json"),
+        ("quarantine/duplicate_id.parquet", "selection/clean/selected.parquet"),
+    ],
+)
+def test_a_file_that_is_no_part_of_an_answer_is_refused_where_a_reader_would_take_it_for_one(
+    name: str, of: str, run: Path
+) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
+    shutil.copyfile(run / of, run / name)
+    for read in (said_by_python, said_by_report, said_by_verdict):
+        line = answered(read, run)[1]
+        assert f"{name} is no part of the answer; seenset select {run}" in line
+    select_again(str(run), [])
+    assert not (run / name).exists()
+
+
+def test_select_refuses_other_keys_of_what_adapters_were_trained_on(run: Path) -> None:
+    """Without them documents that an adapter has learnt would calibrate."""
+    keys = run / "adapters/documents.parquet"
+    Store(str(run)).write_table("adapters/documents.parquet", KEYS_SCHEMA.empty_table())
+    sign(Store(str(run)))
+    before = bytes_of(run)
+    for damage in (keys.unlink, lambda: shutil.copyfile(run / "selection/first/selected.parquet", keys)):
+        damage()
+        for read in (said_by_python, lambda run: str(select_again(str(run), []))):
+            line = answered(read, run)[1]
+            assert "adapters/documents.parquet is" in line
+            assert "seenset run with the configuration of the run writes it again" in line
+    assert bytes_of(run) == before
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"text": false}'])
+def test_a_verdict_does_not_guess_whether_a_report_shows_texts(content: bytes, run: Path) -> None:
+    (run / "report/report.json").write_bytes(content)
+    line = answered(said_by_verdict, run)[1]
+    assert f"report/report.json is damaged: {'not JSON' if content == b'{' else 'it does not say'}" in line
+    assert line.endswith(f"seenset report {run} writes it again")
 
 
 def edited(run: Path, name: str, old: str, new: str) -> str:
@@ -261,6 +460,14 @@ def test_a_missing_folder_of_an_answer_drops_no_row_in_silence(run: Path) -> Non
         assert "selection/second/digests.json is missing" in answered(read, run)[1]
 
 
+def test_a_missing_receipt_of_a_complete_run_drops_no_document_in_silence(run: Path) -> None:
+    (run / "receipts/score/unseen-000001.json").unlink()
+    for read in (said_by_python, said_by_status, said_by_report):
+        line = answered(read, run)[1]
+        assert "receipts/score/unseen-000001.json is missing" in line
+        assert "seenset run" in line
+
+
 def bytes_of(run: Path) -> dict[str, bytes]:
     """The files of the answers, without the times of the history and what follows from them."""
     return {str(path.relative_to(run)): path.read_bytes() for path in (run / "selection").rglob("*") if path.is_file()}
@@ -310,7 +517,9 @@ def test_a_line_of_the_history_that_was_changed_is_left_out_and_logged(
     assert [entry.questions[0].settings["alpha"] for entry in read_history(Store(str(run)))] == [0.3]
 
 
-def test_a_run_of_version_0_9_0_is_refused_with_the_command_and_select_answers_it(run: Path) -> None:
+def test_a_run_of_version_0_9_0_is_refused_with_the_command_and_select_answers_it(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for path in run.rglob("digests.json"):
         path.unlink()
     manifest = json.loads((run / "manifest.json").read_text())
@@ -321,7 +530,14 @@ def test_a_run_of_version_0_9_0_is_refused_with_the_command_and_select_answers_i
         line = answered(read, run)[1]
         assert "digests.json is missing, so the answer cannot be checked (version 0.9.0 wrote no digests)" in line
         assert f"seenset select {run}" in line
+    for role in ("unseen", "seen"):
+        blind = run / f"diagnostics/blind-{role}.json"
+        blind.write_text(
+            json.dumps({key: one for key, one in json.loads(blind.read_text()).items() if key != "digest"})
+        )
     select_again(str(run), [])
+    assert "which wrote no digests: whether manifest.json and shards.json are as they were written" in caplog.text
+    assert "blind-unseen.json has no digest: version 0.9.0 or an earlier one wrote it; the test is made" in caplog.text
     assert [summary.name for summary in run_status(str(run)).selections] == ["first", "second", "clean"]
 
 
@@ -330,7 +546,7 @@ def test_a_verdict_of_other_answers_is_refused(run: Path) -> None:
     select_again(str(run), ["selections.0.alpha=0.3"])
     (run / "verdict.json").write_bytes(verdict)
     line = answered(lambda run: write_report(Store(str(run))), run)[1]
-    assert f"verdict.json is not of the answers of this run; ask anew with seenset verdict {run}" in line
+    assert f"verdict.json is not of the answers of this run; run seenset verdict {run} again" in line
 
 
 def test_digests_protect_against_damage_and_not_against_a_person_who_writes_them_again(run: Path) -> None:

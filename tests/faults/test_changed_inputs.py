@@ -24,7 +24,7 @@ from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 from pipeline.stages import local
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 

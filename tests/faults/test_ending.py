@@ -13,10 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 RACE = """
 import sys, threading
-from ray_jobs.ending import begin_command, fail, finish_command, leave_at_once, hurry
+from ray_jobs.supervisor import begin_command, fail, finish, leave_at_once
 
-begin_command()
-hurry()
+begin_command(False)
 barrier = threading.Barrier(41)
 
 def end(number):
@@ -27,7 +26,7 @@ for number in range(10, 50):
     threading.Thread(target=end, args=(number,)).start()
 barrier.wait()
 """
-ENDS = {"a failure": "fail('the main thread', 50)", "an end": "finish_command(51)"}
+ENDS = {"a failure": "fail('the main thread', 50)", "an end": "finish(51)"}
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -46,7 +45,7 @@ def test_of_many_threads_that_end_a_command_one_prints_its_line_and_decides_the_
 def test_a_line_is_printed_whole_though_another_thread_ends_the_command_meanwhile() -> None:
     code = """
 import sys, threading, time
-from ray_jobs.ending import begin_command, fail, leave_at_once
+from ray_jobs.supervisor import begin_command, fail, leave_at_once
 
 class Slow:
     def write(self, text):
@@ -56,7 +55,7 @@ class Slow:
     def flush(self):
         sys.__stderr__.flush()
 
-begin_command()
+begin_command(False)
 sys.stderr = Slow()
 threading.Timer(0.05, leave_at_once, ("the second", 3)).start()
 fail("the first " + "x" * 80, 2)

@@ -21,7 +21,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, FullError, UserError
 from pipeline.models.load import open_model
 from pipeline.store import lock as lock_module
-from pipeline.store.attempts import Journal
+from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.training.train import FinetuneConfig, train
@@ -144,15 +144,15 @@ def test_the_lock_beats_on_and_is_given_back_on_a_full_disk(disk: SmallDisk, mon
 
 def test_an_attempt_that_a_full_disk_ended_counts_as_no_death_of_its_worker(disk: SmallDisk) -> None:
     store = Store(str(disk.folder))
-    Journal(store, "score/one", "one", "driver")
-    again = Journal(store, "score/one", "one", "driver")
-    again.enter("0+8")
+    AttemptLog(store, "score/one", "one", "driver")
+    again = AttemptLog(store, "score/one", "one", "driver")
+    again.enter(["work 0"])
     disk.fill()
     with pytest.raises(FullError):
-        again.enter("8+8")
+        again.enter(["work 8"])
     again.abandon()
     disk.empty()
-    assert Journal(store, "score/one", "one", "driver").deaths == {}
+    assert AttemptLog(store, "score/one", "one", "driver").deaths == {}
 
 
 @pytest.mark.parametrize(

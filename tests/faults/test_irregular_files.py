@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from bounded_memory import run_within
 
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.errors import UserError
+
 IMPORTS = """
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.inputs import find_inputs
@@ -65,3 +69,14 @@ def test_a_ledger_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ledger")
     found = refusal(f"read_ledger(Store({str(tmp_path / 'ledger')!r}))")
     assert found.endswith(f"{tmp_path / 'ledger'} is a file, not a folder")
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a file"])
+def test_an_earlier_run_that_is_no_folder_is_refused_before_anything_is_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "some words"}\n')
+    earlier = tmp_path / "earlier"
+    os.mkfifo(earlier) if kind == "a FIFO" else earlier.write_text("")
+    corpus = {role: {"path": str(tmp_path / "a.jsonl")} for role in ("audit", "unseen")}
+    config = {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": corpus, "against": str(earlier)}
+    with pytest.raises(UserError, match=f"^against: {earlier} is {kind}, not the folder of a run or a ledger$"):
+        make_plan(build_config(config))

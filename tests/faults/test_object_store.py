@@ -208,7 +208,7 @@ def test_a_finished_run_whose_inputs_are_in_the_store_too_costs_no_request_a_fil
     first = audited(path)
     store.forget()
     assert audited(path) == first
-    assert len(store.requests) <= 11, sorted(map(" ".join, store.requests))
+    assert len(store.requests) <= 10, sorted(map(" ".join, store.requests))
 
 
 @pytest.mark.parametrize("sources", [pytest.param("files", marks=pytest.mark.slow), "a folder"])

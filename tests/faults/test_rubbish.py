@@ -11,7 +11,7 @@ import pytest
 from made_up import sentence, write_audit
 
 from pipeline.errors import UserError
-from pipeline.store.attempts import Journal, interrupted_work
+from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
 from ray_jobs.cli import main
 
@@ -49,12 +49,12 @@ def exit_of(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
-def test_rubbish_in_a_journal_of_attempts_is_healed(tmp_path: Path, rubbish: bytes) -> None:
+def test_a_damaged_attempt_log_counts_as_none(tmp_path: Path, rubbish: bytes) -> None:
     store = Store(str(tmp_path))
     store.write("attempts/score/one.json", rubbish)
     assert interrupted_work(store, "score", "local") == set()
-    journal = Journal(store, "score/one", "one.jsonl", "local")
-    assert (journal.starts, journal.deaths) == (1, {})
+    log = AttemptLog(store, "score/one", "one.jsonl", "local")
+    assert (log.starts, log.deaths) == (1, {})
     assert interrupted_work(store, "score", "local") == {"one"}
 
 

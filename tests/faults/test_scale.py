@@ -37,8 +37,7 @@ from pipeline.stages.events import Failure
 from pipeline.store.files import Store
 from pipeline.store.pieces import ROWS, SortedRows
 from pipeline.store.receipts import Receipt
-from ray_jobs.actors import map_shards
-from ray_jobs.bundles import IN_BUNDLE, bundles, packed, shards_in
+from ray_jobs.actors import bundles, groups_in, map_shards, packed
 
 MANY = 200_000
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
@@ -177,18 +176,23 @@ def test_repeated_ids_are_the_same_in_any_order_and_however_few_fit_into_memory(
         assert [(number, int(p)) for number in sorted(repeats) for p in repeats[number]] == expected
 
 
-@pytest.mark.parametrize("count", [1, IN_BUNDLE, IN_BUNDLE + 1, 1_000])
-def test_bundles_hold_all_shards_in_their_order(count: int) -> None:
-    shards = [replace(SHARD, id=f"audit-{number:06d}") for number in range(count)]
-    packets = list(bundles(shards))
-    assert len(packets) == -(-count // IN_BUNDLE)
-    assert [shard for packet in packets for shard in shards_in(packet)] == shards
+def test_bundles_hold_all_shards_in_their_order_and_about_as_much_work_each() -> None:
+    shards = [replace(SHARD, id=f"audit-{number:06d}") for number in range(100)]
+    sizes = {shard.id: float(max(1, 30 - number)) for number, shard in enumerate(shards)}
+    made = bundles(shards, sizes, 40.0)
+    assert [shard for bundle in made for shard in bundle] == shards
+    assert [len(bundle) for bundle in made[:3]] == [1, 1, 1], "two of the longest are too much together"
+    totals = [sum(sizes[shard.id] for shard in bundle) for bundle in made]
+    assert max(totals) <= 40
+    assert all(total + sizes[after[0].id] > 40 for total, after in zip(totals, made[1:], strict=False))
+    assert bundles(shards[:2], sizes, 0.5) == [[shards[0]], [shards[1]]], "a shard is never divided"
 
 
 def test_a_bundle_holds_its_shards_in_few_bytes() -> None:
     shards = [replace(SHARD, id=f"audit-{number:06d}", start=number, stop=number + 1) for number in range(64)]
-    assert shards_in(packed(shards)) == shards
-    assert len(packed(shards)) < 2_000
+    groups = [shards[:1], shards[1:40], shards[40:]]
+    assert groups_in(packed(groups)) == groups
+    assert len(packed(groups)) < 2_000
 
 
 def test_a_settled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,30 @@ def test_a_signal_leaves_a_run_that_resumes_and_one_line(
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 130)
     assert not lock_is_live(Store(str(tmp_path / "run")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.5])
+def test_a_signal_while_ray_starts_leaves_one_line_and_nothing_else(
+    after: float, make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds are those after the folder of the cluster appeared."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as folder:  # short, for the names of sockets
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        command = [*SEENSET, "run", str(make_audit()), "--set", "resources.cluster=ray"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 120
+        while not list(Path(folder).iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(after)
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        _, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
+        assert list(Path(folder).iterdir()) == []
+        assert time.monotonic() - began < 30
+        left = [other for other in psutil.process_iter(["cmdline"]) if folder in " ".join(other.info["cmdline"] or ())]
+        assert left == []
 
 
 def test_a_cluster_that_is_not_there_is_one_line(

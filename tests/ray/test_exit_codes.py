@@ -71,16 +71,16 @@ def test_every_command_of_a_scheduler_takes_it() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a command goes on in a child on Linux alone")
-@pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 3), ("ending.fail('stopped', 75)", 75)])
+@pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 3), ("supervisor.fail('stopped', 75)", 75)])
 @pytest.mark.parametrize("named", [True, False])
 def test_what_ray_ended_is_given_as_the_user_says(end: str, code: int, named: bool) -> None:
     script = f"""
 import os
-from ray_jobs import ending, exit_codes, guard
-exit_codes.give_as_zero('{code}' if {named} else None)
-guard.begin_guarding(True)
-guard.guard()
-guard.note_cluster('10.0.0.7:6379')
+from ray_jobs import supervisor
+supervisor.begin_command(True)
+supervisor.give_as_zero('{code}' if {named} else None)
+supervisor.supervise()
+supervisor.note_cluster('10.0.0.7:6379', {{}})
 {end}
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -75,9 +75,11 @@ def test_a_node_exports_what_its_actors_did(
     label = run_label(str(folder))
     assert label.isascii()
     deadline = time.monotonic() + SECONDS
-    while not (sums := totals(label)).items() >= expected.items() and time.monotonic() < deadline:
+    while not all((sums := totals(label))[name] >= expected[name] for name in expected) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert {name: sums[name] for name in expected} == expected
+    for name, least in expected.items():  # what two actors work on at the same time counts for both
+        assert least <= sums[name] < 1.5 * least
+    assert sums["ray_seenset_quarantined_total"] == 3  # documents of receipts, of which a shard has one
     assert 0 < sums["ray_seenset_working_seconds_total"] < 2 * seconds
     assert 0 < sums["ray_seenset_waiting_seconds_total"] < 2 * seconds
 
@@ -90,7 +92,7 @@ def test_a_node_exports_what_its_actors_did(
     documents = "ray_seenset_documents_total"
     while totals(label)[documents] < expected[documents] + more and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert totals(label)[documents] == expected[documents] + more
+    assert expected[documents] + more <= totals(label)[documents] < 1.5 * expected[documents] + 2 * more
 
 
 def test_metrics_that_cannot_be_made_or_taken_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from pipeline.corpus import excerpts
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import selection as job

@@ -14,10 +14,12 @@ import pytest
 from simulation import Estimate
 
 from pipeline.audit.copies import NearCopies
-from pipeline.audit.dependence import inflation, is_unsafe
+from pipeline.audit.dependence import breaks_bounds, inflation, is_unsafe
 from pipeline.selection import RankCounts, decide
+from pipeline.selection.bounds import bounds_of_lists
 
 ALPHA = Fraction(1, 10)
+SURE = Fraction(95, 100)
 RUNS, RECORDED_RUNS = 1_000, 2_000
 LAMBDAS = {"storey": None, "storey at .5": Fraction(1, 2), "ptdi": None, "bh": None}
 
@@ -103,3 +105,32 @@ def test_p_values_are_too_small_by_at_most_the_factor(copies: int) -> None:
     for t in (1 / (n + 1), 0.02, 0.1, 0.5):
         bound = min(1.0, factor * t)
         assert (p <= t + 1e-12).mean() <= bound + 4 * math.sqrt(bound * (1 - bound) / runs)
+
+
+def falsely_counted(n: int, m: int, copies: int, runs: int = RUNS) -> float:
+    """The share of collections without a member of which a bound says that at least one is; one family calibrates."""
+    rng = np.random.default_rng([11, n, m, copies])
+    count = 0
+    for _ in range(runs):
+        calibration = np.sort(np.concatenate([rng.normal(size=n), np.repeat(rng.normal(), copies)]))
+        kinds = np.bincount(
+            calibration.size - np.searchsorted(calibration, rng.normal(size=m)), minlength=n + copies + 1
+        )
+        count += bounds_of_lists(RankCounts(kinds), SURE).nulls < m
+    return count / runs
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "copies", "stated"), [(500, 500, 5, True), (160, 130, 3, True), (500, 500, 49, False)]
+)
+def test_a_bound_is_stated_only_with_few_near_copies_that_calibrate(n: int, m: int, copies: int, stated: bool) -> None:
+    """The largest families that leave a bound, and the one with which it failed in 28% of collections."""
+    assert breaks_bounds(record(m, 1), with_one_family(n, copies)) is not stated
+    assert breaks_bounds(with_one_family(n, copies), record(m, 1)) is not stated, "of either role"
+    noise = 4 * math.sqrt(0.05 * 0.95 / RUNS)
+    assert (falsely_counted(n, m, copies) <= 0.05 + noise) is stated
+
+
+def with_one_family(n: int, copies: int) -> NearCopies:
+    effective = (n + copies) ** 2 / (n + copies**2)
+    return record(n + copies, 1).model_copy(update={"n_distinct": n + 1, "effective": effective, "largest": copies})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipeline.audit.answers import run_digests
 from pipeline.audit.diagnostics import blind_file
 from pipeline.audit.digests import digests_file, digests_of, write_digests
 from pipeline.audit.records import MANIFEST_FILE, write_part
 from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.audit.status import STATUS_FILE
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.selection import HISTORY
 from pipeline.errors import UserError
@@ -16,22 +19,32 @@ from pipeline.store.receipts import sealed
 
 def sign_manifest(store: Store) -> None:
     """Write the digests of the manifest as it is now, whatever it holds."""
+    _seal(store, MANIFEST_FILE, shard_table=store.digest(SHARDS_FILE))
+
+
+def sign_status(store: Store) -> None:
+    """Write the digest of status.json as it is now, whatever it holds."""
+    _seal(store, STATUS_FILE)
+
+
+def _seal(store: Store, name: str, **changes: Any) -> None:
     try:
-        value = store.read_json(MANIFEST_FILE)
+        value = store.read_json(name)
     except UserError:
         return
     if isinstance(value, dict) and "digest" in value:
         kept = {key: value[key] for key in value if key != "digest"}
-        store.write_json(MANIFEST_FILE, sealed({**kept, "shard_table": store.digest(SHARDS_FILE)}))
+        store.write_json(name, sealed({**kept, **changes}))
 
 
 def sign(store: Store) -> Store:
-    """Write the digests of the manifest and of every answer as they are now; a store that has read nothing.
+    """Write the digests of the manifest, the status and every answer as they are now; a store that has read nothing.
 
     A selection without a summary has no answer, and gets none.
     """
     store = Store(store.url)
     sign_manifest(store)
+    sign_status(store)
     shared = run_digests(store)
     for selection in store.names("selection"):
         if selection != HISTORY and store.names(f"selection/{selection}"):

@@ -61,7 +61,7 @@ def test_a_discriminant_does_not_see_the_order_of_documents_and_survives_constan
     assert np.isfinite(score).all()
     assert np.array_equal(fit_discriminant(sought[::-1], pool[::-1]).score(pool), score)
     assert np.isfinite(fit_discriminant(sought[:1], pool).score(pool)).all()
-    with pytest.raises(UserError, match="both sides, got 0 of the kind sought and 120"):
+    with pytest.raises(UserError, match="documents to learn from and documents to rank, got 0 and 120"):
         fit_discriminant(sought[:0], pool)
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from signed import sign_status
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.against import JUDGED_RECORD, ScoringTerms
@@ -307,6 +308,7 @@ def test_what_is_neither_run_nor_ledger_or_not_finished_is_refused(tmp_path: Pat
     run(first)
     status = Path(first.run, "status.json")
     status.write_text(status.read_text().replace('"complete"', '"incomplete"'))
+    sign_status(Store(first.run))
     with pytest.raises(IncompleteError, match="is not complete"):
         run(scan(tmp_path, tiny_model_folder, "two", list(range(9)), against=first.run))
 

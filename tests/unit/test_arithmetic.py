@@ -22,6 +22,7 @@ from pipeline.models.arithmetic import (
     Processor,
     check_explicit,
     choose,
+    choose_model,
     choose_training,
     processor_here,
     stored_type,
@@ -75,6 +76,15 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_are_s
     assert choice.dtype == stored
     assert "20.0 GiB" in choice.warning
     assert choose(stored, 10 << 30, Processor(free=20 << 30)).dtype == "float32"
+
+
+def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file: Path) -> None:
+    """It was called the checkpoint's own type, which has four bits a weight."""
+    model = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
+
+    choice = choose_model(model, 1 << 30, NEW_CPU)
+
+    assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
 
 
 def test_trainings_compute_in_bfloat16_only_where_it_is_native() -> None:

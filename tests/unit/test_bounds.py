@@ -354,6 +354,19 @@ def test_the_command_prints_the_sentence_below_the_table(capsys: pytest.CaptureF
     assert printed.count("confidence") == 1
 
 
+def test_the_table_says_which_guarantee_a_check_contradicts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It showed "finite-sample" beside CONTRADICTED."""
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summaries([summary(), summary(supported=False, name="void")])
+    lines = capsys.readouterr().out.splitlines()
+    (sound,) = (line for line in lines if "│ selection " in line)
+    (void,) = (line for line in lines if "│ void " in line)
+    assert "│ finite-sample, but contradicted here │" in void
+    assert "contradicted here" not in sound
+
+
 def test_one_document_and_none_wrong_have_sentences_of_their_own() -> None:
     def clause(n_selected: int, wrong: int) -> str:
         made = with_bound(summary(n_selected=n_selected), wrong_at_most=wrong)
@@ -365,6 +378,8 @@ def test_one_document_and_none_wrong_have_sentences_of_their_own() -> None:
     assert clause(40, 0) == "none of these 40 is wrong"
     assert clause(40, 1) == "at most 1 of these 40 is wrong"
     assert clause(40, 40) == "all of these 40 may be wrong"
+    alone = bound_sentence(with_bound(summary(n_selected=1), wrong_at_most=1, members_at_least=0))
+    assert alone == "The one selected document may be wrong.", "no confidence is needed for what may be"
 
 
 def test_the_command_prints_a_note_once_for_all_selections_that_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,13 +430,13 @@ def test_a_summary_of_version_0_9_with_a_bound_that_is_contradicted_is_read_with
 def test_a_bound_that_bounds_nothing_says_so() -> None:
     made = summary(n_selected=12, n_audit=600)
     nothing = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=0))
-    assert nothing == "With 95% confidence all of these 12 may be wrong."
+    assert nothing == "All of these 12 may be wrong."
     some = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=30)) or ""
     assert some.startswith(nothing)
     assert "at least 30 of the 600 audited documents were trained on" in some
     empty = with_bound(summary(n_selected=0, n_audit=600), wrong_at_most=0, members_at_least=0)
     assert bound_sentence(empty) == (
-        "With 95% confidence it cannot be said that any of the 600 audited documents was trained on."
+        "The bound is 0: it does not show that any of the 600 audited documents was trained on."
     )
     one = with_bound(summary(n_selected=0, n_audit=600), wrong_at_most=0, members_at_least=1)
     assert "at least 1 of the 600 audited documents was trained on" in (bound_sentence(one) or "")

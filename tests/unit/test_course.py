@@ -23,6 +23,8 @@ from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.course import Course, SelectionCourse, read_course
 from pipeline.series.page import check_page_place, write_course
+from pipeline.series.records import Claim
+from pipeline.series.scans import read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 from ray_jobs.cli import main
@@ -203,6 +205,39 @@ def test_all_of_a_list_without_a_bound_may_be_wrong(scan: Scan, ledger: Path) ->
     assert (both.wrong_at_most, both.right_at_least, both.n_without) == (1 + 2 + 1, 2, 3)
 
 
+def test_a_sum_of_bounds_is_conditional_on_the_scans_whose_bounds_it_contains(scan: Scan, ledger: Path) -> None:
+    """It was conditional on "both groups of every scan", one of which a check had contradicted."""
+    scan(["a", "b", "c"], bound=bound(1, 2), supported=None)
+    scan(["d"], bound=bound(0, 1))
+    scan(["e", "f"], bound=None, supported=False)
+    scan(["g"], bound=None, supported=None)
+    every = members(ledger).bound
+    assert every is not None
+    assert "are right, provided both groups of scan 1 are alike; the test could not confirm this; 3 are on" in (
+        every.sentence
+    )
+
+
+def test_a_sum_of_bounds_that_shows_nothing_is_stated_without_a_confidence(scan: Scan, ledger: Path) -> None:
+    """It read "with 98% confidence: at most 3 of the 3 selected are wrong, and at least 0 are right"."""
+    scan(["a", "b"], bound=bound(2, 0), supported=None)
+    one = members(ledger).bound
+    assert one is not None
+    assert one.sentence == "For this list: all of the 2 selected may be wrong."
+    scan(["c"], bound=bound(1, 0))
+    both = members(ledger).bound
+    assert both is not None
+    assert (both.wrong_at_most, both.right_at_least) == (3, 0)
+    assert both.sentence == "For all 2 lists together: all of the 3 selected may be wrong."
+
+
+def test_of_one_selected_document_that_may_be_wrong_no_confidence_is_stated(scan: Scan, ledger: Path) -> None:
+    scan(["a"], bound=bound(1, 0))
+    one = members(ledger).bound
+    assert one is not None
+    assert one.sentence == "For this list: the one selected document may be wrong."
+
+
 def test_nothing_selected_has_no_bound(scan: Scan, ledger: Path) -> None:
     scan([], bound=bound(0, 0))
     assert members(ledger).bound is None
@@ -284,12 +319,33 @@ def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> N
     earlier.rename(earlier.with_name("moved"))
     (one,) = read_course(str(ledger)).new
     assert one.n_new == 1
-    assert "counts as new" in one.notes[0]
+    assert one.notes[0].endswith("so documents that only scan 1 had selected count as new if scan 2 selected them")
     latest.rename(latest.with_name("moved_too"))
     (one,) = read_course(str(ledger)).new
     assert (one.n_new, one.documents) == (None, [])
+    assert one.sentence() == "scan 2 selected 1; how many of them are new is not known, so all count as new"
     assert "cannot be reached" in one.notes[0]
+    assert one.notes[0].endswith(", so all documents that scan 2 selected count as new")
     assert command(str(ledger), "--fail-if-new") == 4
+
+
+def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
+    scan: Scan, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger given as `../ledger` in two folders was another one, so nothing of its lists could be read."""
+    scan(["a", "b"])
+    scan(["b", "c"])
+    (tmp_path / "w" / "v").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(ledger)
+    monkeypatch.chdir(tmp_path / "w")
+    for written in ("../ledger", f"{tmp_path}/w/../ledger", f"{tmp_path}/w/./v/../../ledger", "../link"):
+        course = read_course(written)
+        assert course.ledger == str(ledger)
+        assert [(one.n_new, one.notes) for one in course.new] == [(1, [])]
+    assert Store("../run1").url == str(tmp_path / "run1")
+    claim = read_schedule(Store(str(ledger))).scans[0].claim  # type: ignore[union-attr]
+    earlier = Claim.model_validate({**claim.plain(), "run": f"{tmp_path}/w/../run1"})
+    assert earlier.run == claim.run, "entries of earlier versions"
 
 
 def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, ledger: Path) -> None:

@@ -62,6 +62,20 @@ def test_plan_names_the_encoding_of_a_file_that_is_not_utf8(tmp_path: Path) -> N
     assert not [line for line in checks["lines"] if "sampled" in line]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("texts", [TEXTS, [f"plain words number {number}" for number in range(60)]])
+def test_a_wide_encoding_without_a_byte_order_mark_is_named(tmp_path: Path, encoding: str, texts: list[str]) -> None:
+    path = write_csv(tmp_path / "wide.csv", encoding, texts=texts)
+    assert refusal(path).endswith(f"; set encoding: {encoding}")
+    assert [document.text for document in read(path, encoding=encoding)] == texts
+    assert refusal(write_csv(tmp_path / "plain.csv", "utf-8"), encoding=encoding).endswith(" set encoding: utf-8")
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(texts[:5]):
+        (tmp_path / "texts" / f"{number}.txt").write_bytes(text.encode(encoding))
+    assert refusal(tmp_path / "texts").startswith("5 of 5 sampled files of ")
+    assert refusal(tmp_path / "texts").endswith(f" are not UTF-8; set encoding: {encoding}")
+
+
 def test_one_damaged_line_stops_no_run(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", "utf-8")
     path.write_bytes(path.read_bytes() + "61,café\n".encode("cp1252"))
@@ -119,16 +133,24 @@ def test_the_delimiter_of_a_single_column_is_named(tmp_path: Path, delimiter: st
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"encoding": "cp1522"}, "corpus.audit.encoding: unknown encoding 'cp1522'; did you mean 'cp1252'?"),
-        ({"encoding": "ansi"}, "corpus.audit.encoding: unknown encoding 'ansi'; did you mean 'cp1252'?"),
-        ({"encoding": "utf-7"}, "corpus.audit.encoding: encoding 'utf-7' is not supported"),
-        ({"encoding": "base64"}, "corpus.audit.encoding: encoding 'base64' is not supported"),
+        ({"encoding": "cp1522"}, "corpus.audit.encoding: unknown encoding, got 'cp1522'; did you mean 'cp1252'?"),
+        ({"encoding": "ansi"}, "corpus.audit.encoding: unknown encoding, got 'ansi'; did you mean 'cp1252'?"),
+        (
+            {"encoding": "utf-7"},
+            "encoding: must be an extension of ASCII, or UTF-16 or UTF-32, got 'utf-7'",
+        ),
+        (
+            {"encoding": "base64"},
+            "encoding: must be an extension of ASCII, or UTF-16 or UTF-32, got 'base64'",
+        ),
         ({"delimiter": "tab"}, "must be one character, and no quotation mark or line end, got 'tab'; did you mean"),
         ({"delimiter": '"'}, "must be one character"),
     ],
 )
 def test_a_setting_that_is_none_names_the_nearest(tmp_path: Path, settings: dict[str, str], message: str) -> None:
-    assert message in refusal(write_csv(tmp_path / "a.csv", "utf-8"), **settings)
+    refused = refusal(write_csv(tmp_path / "a.csv", "utf-8"), **settings)
+    assert message in refused
+    assert refused.count(repr(next(iter(settings.values())))) == 1, "the value is stated once"
 
 
 def test_a_setting_that_applies_to_no_file_is_refused(tmp_path: Path) -> None:

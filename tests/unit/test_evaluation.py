@@ -31,7 +31,7 @@ from pipeline.errors import UserError
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.tables import evaluation_table, page_table
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 SCRIPT = "<script>alert('group')</script>"
@@ -132,7 +132,7 @@ def test_too_few_documents_for_the_words_leave_their_row_out_and_say_so(score: S
     notices = " ".join(evaluation.notices)
     assert "whether a classifier tells them apart was not tested" in notices
     assert "With 15 unseen documents a false positive rate of 1% or 5% allows no false positive" in notices
-    assert "the figures say next to nothing" in notices
+    assert "the figures are too uncertain to rely on" in notices
 
 
 def test_every_document_that_is_read_is_compared_or_counted_as_quarantined(score: Score) -> None:
@@ -261,6 +261,7 @@ def test_a_tpr_without_an_interval_is_shown_as_such_with_the_reason(score: Score
 def test_the_notes_state_which_documents_the_blind_row_counts(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     config, scored = score(rows_of(160))
     first = evaluate_scores(config, scored, None).evaluation
+    assert any(f'The TPR of the row "{BLIND}" has no interval' in notice for notice in first.notices)
     assert f'The row "{BLIND}" counts all of the 80 seen and 80 unseen documents that are compared.' in first.notices
     monkeypatch.setattr(evaluated_documents, "sampled", lambda shards: sampled(shards, 30))
     some = evaluate_scores(config, scored, None).evaluation

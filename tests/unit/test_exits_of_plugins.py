@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,3 +145,18 @@ def test_a_library_that_exits_ends_the_command_as_incomplete(
         "called sys.exit(0), so the run is not complete; finished shards are kept: correct that code and rerun the "
         "command"
     )
+
+
+@pytest.mark.parametrize("command", [["schema"], ["--help"]])
+def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(command: list[str]) -> None:
+    """`seenset --help | head -1` stated that code of a plugin had called sys.exit."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "ray_jobs.cli", *command], stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert ended.returncode != 0
+    assert b"sys.exit" not in ended.stderr

@@ -84,7 +84,7 @@ def test_adadetect_with_known_members_calibrates_on_all_documents_and_says_on_wh
     assert (split.answer.n_calibration, whole.answer.n_calibration) == (30, 60)
     assert whole.answer.details["known_members"] == 30
     assert "known_members" not in split.answer.details
-    assert "given the documents that are known to be of the kind sought" in whole.answer.assumption
+    assert "given the known documents that the score is learnt from" in whole.answer.assumption
     assert whole.answer.guarantee == split.answer.guarantee == "finite-sample"
     assert (split.answer.basis.halved, whole.answer.basis.halved) == (True, False)
 

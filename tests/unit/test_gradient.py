@@ -44,7 +44,7 @@ from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage, gradient_norms
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 COVERED = {

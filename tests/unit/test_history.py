@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
-from signed import file_blind_test, sign
+from signed import file_blind_test, sign, sign_status
 
 import seenset
 from benchmarks.small_model import WORDS
@@ -27,7 +27,7 @@ from pipeline.errors import ExitCode, UserError
 from pipeline.report import write_report
 from pipeline.report.contents import Report
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.audit import Outcome, run_audit
@@ -157,6 +157,7 @@ def test_what_an_interrupted_run_still_owes_is_named_after_a_select(audit: Path,
     run(audit)
     status = store.read_json("status.json")
     store.write_json("status.json", {**status, "state": "incomplete"})
+    sign_status(store)
     select(store, "selections.0.name=other")
     assert "Asked for and not made yet: members." in report_of(store)[1]
 
@@ -247,7 +248,7 @@ def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(
     assert [q.others for q in report.history.questions] == ["", "ties random", "ties random"]
     assert "This run was asked 3 different questions. An answer, taken by itself, keeps what it promises if its" in page
     assert "can be larger than any of them promises" in page
-    assert "and not for the one of several that was picked" in report.selections[0].answer.sentence
+    assert "and not for an answer that was picked among several" in report.selections[0].answer.sentence
     whens = [entry.when for entry in read_history(store)]
     assert report.answered_at == whens[-1]
     others = json.dumps(report.model_copy(update={"answered_at": None}).plain())
@@ -383,7 +384,10 @@ def test_the_terminal_says_when_a_run_was_asked_again(
     assert ended("select", store.url) == 0
     assert "different questions" not in capsys.readouterr().out
     assert ended("select", store.url, "--set", "selections.0.alpha=0.05") == 0
-    assert "This run was asked 2 different questions, and not all at once" in capsys.readouterr().out
+    assert (
+        "This run was asked 2 different questions, and not all at once: the guarantee of an answer holds if its "
+        "question was settled before any answer was seen"
+    ) in " ".join(capsys.readouterr().out.split())
 
 
 def opened(audit: Path, store: Store) -> seenset.Run:

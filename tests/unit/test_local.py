@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.machine import LOCAL_TOKENS, local_machine, runs_locally
+from pipeline.audit.machine import local_machine, runs_locally
 from pipeline.audit.plan import make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig, ResourcesConfig
@@ -126,18 +126,6 @@ def test_small_work_on_one_device_needs_no_cluster(
 ) -> None:
     plan = make_plan(audit_of(tmp_path, tiny_model_folder, "run", **settings))
     assert runs_locally(plan, ray_address, gpus) is expected
-
-
-def test_large_work_that_needs_more_than_scoring_goes_to_a_cluster(tmp_path: Path, tiny_model_folder: Path) -> None:
-    config = audit_of(tmp_path, tiny_model_folder, "run")
-    path = tmp_path / "audit.jsonl"
-    line = json.dumps({"text": "word " * 2000}) + "\n"
-    path.write_text(line * int(5 * LOCAL_TOKENS["cpu"] / len(line)))
-    paraphrased = config.model_copy(update={"paraphraser": config.model})
-    for one, expected in ((config, True), (paraphrased, False)):
-        plan = make_plan(one)
-        assert runs_locally(plan, False, 0) is expected
-        assert runs_locally(plan, False, 1)
 
 
 def test_settings_for_a_cluster_are_refused_without_one(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -145,6 +145,7 @@ def test_a_family_of_near_duplicates_in_one_role_contradicts_a_list_that_holds_o
     assert (families.ok, families.role, families.size, families.n_selected) == (False, "audit", 12, 12)
     assert families.p_value == pytest.approx(2 * 0.5**12, rel=0.5)
     assert "12 audited documents are near-duplicates of one another" in families.sentence
+    assert " and 2 more. 12 of the " in families.sentence
     assert f"audit-{N - 12}" in families.sentence
     assert summary.conclusion == "contradicted"
     note = answered(store, 0).diagnostics.families

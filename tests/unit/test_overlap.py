@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import KEYS_FILE, KEYS_SCHEMA
+from pipeline.audit.allocation import KEYS_SCHEMA
+from pipeline.audit.conclusion import GROUPED
 from pipeline.audit.dependence import read_sketches
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
+from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.summary import Summary
@@ -206,11 +208,14 @@ def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path
     assert near is not None
     assert (near.ok, near.bh_stands) == (False, True)
     (reason,) = (reason for reason in adaptive.reasons if reason == near.sentence)
-    assert f"worth about 8 independent ones, too few for {procedure}" in reason
+    assert f"count as about 8 independent documents, too few for {procedure}" in reason
     plain = select(tmp_path, audit, known, raised=40, procedure="bh")
     assert plain.n_selected >= 40
     assert near.n_selected_by_bh == plain.n_selected
-    assert f"bh bears near copies among the audited documents, and selects {plain.n_selected}." in reason
+    assert (
+        f"The guarantee of bh holds with near copies among the audited documents; bh selects {plain.n_selected}."
+        in reason
+    )
     for others, asked in (([], "bh"), (list(map(article, range(500, 850))), procedure)):
         near = select(tmp_path, [*audit, *others], known, procedure=asked).diagnostics.near_copies
         assert near is not None
@@ -222,9 +227,34 @@ def test_no_bound_is_stated_where_near_copies_spread_the_counts(tmp_path: Path) 
     alike = select(tmp_path, editions(0, 8, 10), known, raised=40, procedure="bh")
     assert alike.bound is None
     assert alike.diagnostics.near_copies is not None
-    assert "reckon with independent documents, so none is stated" in alike.diagnostics.near_copies.sentence
+    assert "A bound assumes independent documents, so none is stated." in alike.diagnostics.near_copies.sentence
     assert select(tmp_path, editions(0, 8, 10), known, raised=40, procedure="bound").supported is False
     assert select(tmp_path, list(map(article, range(80))), known, raised=40, procedure="bh").bound is not None
+
+
+def test_near_copies_that_calibrate_take_the_bound_as_those_that_are_audited_do(tmp_path: Path) -> None:
+    """A family that calibrates moves all ranks together: "at least N" was above zero in 28% of empty collections."""
+    audit, known = list(map(article, range(80))), list(map(article, range(100, 200)))
+    few, many = ([*known, *editions(300, 1, copies)] for copies in (2, 8))
+    assert select(tmp_path, audit, few, raised=40, procedure="bh").bound is not None
+    alike = select(tmp_path, audit, many, raised=40, procedure="bh")
+    assert (alike.bound, alike.bound_withheld) == (None, GROUPED)
+    assert alike.supported is not False
+    assert alike.diagnostics.near_copies is not None
+    assert alike.diagnostics.near_copies.sentence.endswith("A bound assumes independent documents, so none is stated.")
+    assert select(tmp_path, audit, many, raised=40, procedure="bound").supported is False
+
+
+def test_bh_is_named_as_a_remedy_only_where_no_other_check_contradicts_it(tmp_path: Path) -> None:
+    """Boilerplate that calibration lacks: the reason recommended bh, which the family check contradicted too."""
+    known = list(map(article, range(100, 200)))
+    for families, copies, remedy in ((8, 10, True), (4, 20, False)):
+        diagnostics = select(tmp_path, editions(0, families, copies), known, raised=40, procedure="storey").diagnostics
+        near, other = diagnostics.near_copies, diagnostics.families
+        assert near is not None
+        assert other is not None
+        assert (near.ok, other.ok is not False) == (False, remedy)
+        assert ("The guarantee of bh holds" in near.sentence) is remedy
 
 
 def test_near_copies_that_calibrate_take_the_promise_of_every_procedure(tmp_path: Path) -> None:
@@ -236,7 +266,8 @@ def test_near_copies_that_calibrate_take_the_promise_of_every_procedure(tmp_path
         assert near.ok is supported
         assert near.bh_stands is supported
     assert near.sentence in summary.reasons
-    assert "They rank like 50 independent ones, so p-values can be too small by a factor of 1.20" in near.sentence
+    assert "They rank as 50 distinct documents" in near.sentence
+    assert "so the p-values of every procedure can be too small by a factor of up to 1.20" in near.sentence
 
 
 def test_the_order_in_which_shards_are_read_changes_nothing(tmp_path: Path) -> None:

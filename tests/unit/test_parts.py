@@ -22,7 +22,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 

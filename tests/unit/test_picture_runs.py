@@ -18,12 +18,13 @@ from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.pictures import open_picture, picture_key
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import caption_ids, picture_prompt
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
@@ -71,7 +72,7 @@ def settings(folder: Path, model: Path, **changed: Any) -> dict[str, Any]:
     return {**plain, **changed}
 
 
-def finish(plan: Plan, store: Store, on_batch: Callable[[int, int], None] | None = None) -> None:
+def finish(plan: Plan, store: Store, on_batch: Callable[[Shard, int, int], None] = lambda *_: None) -> None:
     """Finish all shards of all stages, as a run does."""
     for stage in stages_of(plan.config):
         worker = stage.make(stage, Placement())
@@ -141,7 +142,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(model: Path, tmp_path: Path) -> 
     for kills in range(3):  # each attempt dies in another batch, the first while descriptions are made
         left = [kills + 1]
 
-        def die(documents: int, tokens: int, left: list[int] = left) -> None:
+        def die(shard: Shard, documents: int, tokens: int, left: list[int] = left) -> None:
             left[0] -= 1
             if left[0] < 0:
                 raise Killed

@@ -145,11 +145,7 @@ def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_l
 ) -> None:
     card = Card(monkeypatch)
     stage = SimpleNamespace(name="score", make=lambda stage, placement: card.calls.append("load"))
-    board = SimpleNamespace(
-        ready=SimpleNamespace(remote=lambda: card.calls.append("ready")),
-        hear=SimpleNamespace(remote=lambda actor: None),
-    )
-    ShardActor(stage, Placement(0.3333), str(tmp_path), "driver", board)  # type: ignore[arg-type]
-    assert card.calls == ["cap", "load", "ready"]
+    ShardActor(stage, Placement(0.3333), str(tmp_path), "driver")  # type: ignore[arg-type]
+    assert card.calls == ["cap", "load"]
     assert 0.3 < card.shares[0] < 0.3333
     assert 3 * (card.shares[0] * (80 << 30) + CONTEXT_BYTES) <= 80 << 30

@@ -114,7 +114,7 @@ def test_the_time_is_a_guess_from_the_shape_of_the_model(tmp_path: Path, tiny_mo
     assert open_made_up(config, "float32", 1, 1000) is None, "it would not fit"
     pace = measure_pace(config, about["dtype"], about["parameters"], 60, frozenset({"log_prob", "variance"}))
     assert 0 < pace.seconds < 1
-    assert pace.source == f"a moment of a model of its shape with {min(3, total)} of {total} layers"
+    assert pace.source == f"a short measurement of a model of the same shape with {min(3, total)} of {total} layers"
     rough = measure_pace(ModelConfig(path="m", quantization="4bit"), "bfloat16", 10**9, 60, frozenset())
     assert rough.source == "a matrix product on it"
     path = tmp_path / "audit.jsonl"
@@ -133,5 +133,5 @@ def test_the_pace_of_a_model_of_pictures_is_measured_by_its_layers(
     config = ModelConfig(path=str(tmp_path), dtype="float32")
     about = describe_model(config, pictures=True)
     pace = measure_pace(config, about["dtype"], about["parameters"], 600, frozenset({"renyi_0.5"}))
-    assert pace.source == "a moment of a model of its shape with 2 of 2 layers"
+    assert pace.source == "a short measurement of a model of the same shape with 2 of 2 layers"
     assert pace.seconds > 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from report_run import build_run
-from signed import sign, sign_manifest
+from signed import sign, sign_manifest, sign_status
 
 from pipeline.audit.manifest import read_manifest, read_run
 from pipeline.audit.records import Record
@@ -57,6 +57,8 @@ def seal(store: Store, name: str) -> None:
     """Write the digests again, as if the program had written the file as it is now."""
     if name == "manifest.json":
         sign_manifest(store)
+    elif name == "status.json":
+        sign_status(store)
     elif name.startswith("selection"):
         sign(store)
 

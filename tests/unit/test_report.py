@@ -201,11 +201,11 @@ def test_a_failed_check_stands_in_the_answer_itself(tmp_path: Path) -> None:
     amend(store, "members", diagnostics=checks, supported=checks.support(), reasons=checks.failures())
     page, facts = report(store)
     selection = facts.selections[0]
-    assert f"Check failed (blind): {sentence}" in selection.answer.sentence
+    assert f"Blind test failed: {sentence}" in selection.answer.sentence
     answer, rest = page.text.split("The answer in full")
     assert sentence in answer
     assert "✗ failed Blind test. " + sentence in rest
-    assert selection.answer.doubts == [f"Check failed (blind): {sentence}"]
+    assert selection.answer.doubts == [f"Blind test failed: {sentence}"]
     assert selection.answer.sentence.startswith("Contradicted: their words alone tell the audited from")
     assert answer.index("Do not act on this answer.") < answer.index("Selection “members”") < answer.index("Of 240")
     assert answer.index("Contradicted: their words alone") < answer.index("Of 240 audited documents")
@@ -383,7 +383,7 @@ def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path
     table = store.read_table("quarantine/audit-000000-a.parquet").slice(0, 1)
     table = table.set_column(table.schema.get_field_index("reason"), "reason", pa.array(["duplicate_id"]))
     store.write_table("quarantine/duplicate_id.parquet", table)
-    _, facts = report(store)
+    _, facts = report(sign(store))
     assert facts.quarantine.reasons["duplicate_id"] == {"audit": 1}
     assert "duplicate_id" in {example.reason for example in facts.quarantine.examples}
     audited = facts.documents[0]

@@ -142,7 +142,7 @@ def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_p
     [
         ({"guarantee": "asymptotic"}, "About 10% of such a list is wrong at most, not guaranteed at this size."),
         ({"guarantee": "heuristic"}, "No guarantee is proved: it aims at 10% wrong, and can be higher."),
-        ({"procedure": "bound"}, "Nothing is said: this procedure bounds this one list."),
+        ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
         ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),
         ({"n_selected": 0}, "An empty list is no evidence that the model was not trained on them."),
         (
@@ -164,8 +164,9 @@ def test_without_a_bound_nothing_is_said_of_the_list_or_of_all(tmp_path: Path) -
 
 def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
     brief = amended(tmp_path, bound=Bound(0.95, 12, 0, 0, 12), n_selected=12)
-    assert "all of these 12 may be wrong" in brief.this_list
-    assert brief.bound == "perhaps all (95%)"
+    assert brief.this_list == "All of these 12 may be wrong."
+    assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
+    assert brief.bound == "possibly all"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,31 @@ def test_what_was_not_tested_is_no_green_light(
     light = next(light for light in brief.lights if light.name == "blind")
     assert (light.colour, light.reason) == ("amber", reason)
     assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
+
+
+def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_path: Path) -> None:
+    """It was repeated in the card of every selection as soon as one selection did not share it."""
+    names = ["one", "two", "three", "four"]
+    store = build_run(tmp_path, selections=tuple({"name": name} for name in names))
+    without_counts(store, names)
+    summary = read_summary(store, "one")
+    assert summary is not None
+    for name, sentence in zip(
+        names, ("The same note.", "The same note.", "Another note.", APART.sentence), strict=True
+    ):
+        blind = APART if sentence == APART.sentence else BlindDiagnostic(ok=True, sentence="Alike.")
+        overlap = summary.diagnostics.overlap.model_copy(update={"ok": None, "sentence": sentence})
+        changed = summary.diagnostics.model_copy(update={"overlap": overlap, "blind": blind})
+        amend(store, name, diagnostics=changed, supported=changed.support(), reasons=changed.failures())
+    page, _ = page_of(store)
+    cards = page.split("<article ", 1)[1]
+    shared = page.split("Checks with the same result for one, two:")[1].split("</ul>")[0]
+    assert "The same note." in shared
+    assert "Passed" not in shared, "what some selections alone passed stands in their cards"
+    assert "The same note." not in cards
+    assert (page.count("The same note."), page.count("Another note.")) == (2, 2), "in short, and in full"
+    assert "Checks with the same result for all selections:" in page
+    assert cards.count("Passed: ") == 3
 
 
 def test_too_few_calibration_documents_are_an_amber_light(tmp_path: Path) -> None:
@@ -246,13 +272,12 @@ def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
 
 def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:
     """It was stated as a fact about the number of calibration documents, beside a shorter list."""
-    store = build_run(tmp_path, selections=({"name": "s", "procedure": "storey"}, {"name": "b", "procedure": "bh"}))
-    for name in ("s", "b"):
-        amend(store, name, minimum_selectable=7, n_selected=0)
-    summary = read_summary(store, "s")
-    assert summary is not None
-    share = f" if {min(1.0, summary.factor or 0):.1%} of the audited documents were not trained on, as estimated."
-    for selection, given in zip(page_of(store)[1].selections, (share, "."), strict=True):
+    storey, bh = ({"name": name, "procedure": procedure} for name, procedure in (("s", "storey"), ("b", "bh")))
+    store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh))
+    for name, factor in (("s", 0.414), ("all", 1.22), ("b", 1.0)):
+        amend(store, name, minimum_selectable=7, n_selected=0, factor=factor)
+    shares = (" (estimated: 41.4% of the audited documents were not trained on).", ".", ".")
+    for selection, given in zip(page_of(store)[1].selections, shares, strict=True):
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
-        assert reason == f"With 100 calibration documents the shortest possible list has 7{given}"
+        assert reason == f"With 100 calibration documents the shortest possible list has 7 documents{given}"
         assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}"

@@ -18,7 +18,7 @@ from pipeline.config.models import EndpointConfig
 from pipeline.report import write_report
 from pipeline.report.checks import TITLES
 from pipeline.report.contents import Report
-from pipeline.report.names import Folders
+from pipeline.report.names import Folders, run_names
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
@@ -139,6 +139,15 @@ def test_inputs_below_the_root_alone_are_named_by_their_last_part() -> None:
     inputs = [type("Entry", (), {"name": name, "role": "audit", "format": "jsonl"})() for name in names]
     folders = Folders.of(inputs)
     assert [folders.relative(f"{name}#1") for name in names] == ["a.jsonl#1", "b.jsonl#1"]
+
+
+def test_two_runs_are_named_by_as_much_of_their_paths_as_tells_them_apart() -> None:
+    """Both stood as "run run" on the page of a comparison."""
+    assert run_names("/data/old/run", "/data/new/run/") == ("old/run", "new/run")
+    assert run_names("/data/a", "/data/b") == ("a", "b")
+    assert run_names("s3://k/a/run", "/a/run") == ("k/a/run", "/a/run")
+    assert run_names("run", "/x/run") == ("run", "x/run")
+    assert run_names("/same", "/same") == ("/same", "/same")
 
 
 # --- sections that are named

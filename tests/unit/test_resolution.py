@@ -174,7 +174,7 @@ def test_an_answer_says_of_which_share_of_nulls_its_figures_are() -> None:
     audit = np.concatenate([rng.normal(size=(100, 1)), rng.normal(3.0, size=(100, 1))])
     answer = verdict_of(rng.normal(size=(100, 1)), audit, procedure="storey").answer
     resolution = diagnose_scores(answer, "unseen").resolution
-    assert f"at the share of nulls that was estimated, {answer.factor:.3g}, the shortest" in resolution.sentence
+    assert f"at an estimated null share of {answer.factor:.3g}, the shortest" in resolution.sentence
     assert resolution.minimum_selectable == minimum_selectable(100, 200, Fraction(1, 10), Fraction(repr(answer.factor)))
     plain = diagnose_scores(verdict_of(rng.normal(size=(100, 1)), audit, procedure="bh").answer, "unseen").resolution
     assert "share of nulls" not in plain.sentence

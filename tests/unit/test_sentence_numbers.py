@@ -109,7 +109,7 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
     m = 230
     summary = asked(4, m, procedure=procedure, seen=9 if procedure == "known_members" else 0)
     said = limit_of(terms_of(run, summary))
-    assert said["ever"].startswith("have been selected at the share of nulls that was estimated, ")
+    assert said["ever"].startswith("have been selected at the estimated null share of ")
     assert summary.factor is not None
     alpha = Fraction(1, 10) / Fraction(repr(summary.factor))  # which the share of nulls stretches alpha to
     assert said["needed"] == math.ceil(m / 5 / alpha)
@@ -150,7 +150,7 @@ def test_td4eval_takes_what_the_report_says(run: RunFacts, detectors: int) -> No
 
 
 FEWEST = re.compile(
-    r"for calibration the shortest possible list(?: at the share of nulls .*?,)? has ([\d,]+) documents: fewer"
+    r"calibration the shortest possible list(?: at the estimated null share of [\d.]+)? has ([\d,]+) documents: fewer"
 )
 
 
@@ -287,7 +287,7 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
     told = [
         sureness(summary.bound),
         bound_text(summary.model_copy(update={"supported": None})) or "",
-        _count_sentences(count, sampled=False, checked=True)[0],
+        _count_sentences(count, sampled=False, checked=True, bounded=True)[0],
         terms_of_bound(Fraction(repr(confidence))).promise,
     ]
     for sentence in told:
@@ -333,7 +333,9 @@ def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and
     """Every order of the families and one null document, by enumeration."""
     n, families = sum(sizes), len(sizes)
     sentence = near_copies_diagnostic("bh", None, "unseen", copies([1] * 9), copies(sizes)).sentence
-    (distinct, factor) = re.findall(r"rank like (\d+) independent ones, so .* by a factor of ([\d.]+), of", sentence)[0]
+    (distinct, factor) = re.findall(
+        r"rank as (\d+) distinct documents, so .* by a factor of up to ([\d.]+);", sentence
+    )[0]
     assert int(distinct) == families
     p = []
     for order in itertools.permutations(range(families + 1)):  # the null document is the last number
@@ -347,8 +349,8 @@ def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and
 def test_the_independent_documents_of_the_sentence_are_what_a_mean_is_worth() -> None:
     sizes = [20] * 3 + [5] * 8 + [1] * 20
     sentence = near_copies_diagnostic("storey", 7, "unseen", copies(sizes), copies([1] * 99)).sentence
-    (worth,) = re.findall(r"worth about (\d+) independent ones, too few for storey", sentence)
-    assert "bh bears near copies among the audited documents, and selects 7." in sentence
+    (worth,) = re.findall(r"count as about (\d+) independent documents, too few for storey", sentence)
+    assert "The guarantee of bh holds with near copies among the audited documents; bh selects 7." in sentence
     runs, family = 4_000, np.repeat(np.arange(len(sizes)), sizes)
     means = np.random.default_rng(0).normal(size=(runs, len(sizes)))[:, family].mean(axis=1)
     assert 1 / means.var() == pytest.approx(int(worth), rel=4 * math.sqrt(2 / runs) + 0.5 / int(worth))
@@ -433,7 +435,7 @@ def test_of_a_sample_it_is_not_said_that_a_run_would_end(tmp_path: Path) -> None
 
 def test_as_many_documents_as_a_weighted_test_is_said_to_take_are_enough_in_every_split() -> None:
     sentence = weighted_diagnostic(None, "unseen").sentence
-    (count,) = map(int, re.findall(r"takes about (\d+) of either", sentence))
+    (count,) = map(int, re.findall(r"at least (\d+) documents of each kind are needed", sentence))
     chosen = [
         int(halves(np.random.default_rng(seed).integers(0, 2**62, 2 * count), seed)[:count].sum())
         for seed in range(500)

@@ -35,8 +35,9 @@ from pipeline.stages.continuations import SampleSettings
 from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
-from pipeline.stages.process import LOCAL_DRIVER, earlier_rows, process, read_rows, work_through
+from pipeline.stages.process import earlier_rows, read_rows
 from pipeline.stages.score import ScoreSettings
+from pipeline.stages.worker import LOCAL_DRIVER, process, work_through
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, write_receipt
 

@@ -38,12 +38,28 @@ def suggestion(data: dict[str, Any], *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("entry", "meant"), [("{min_k: 0.2}", "{min_k: {k: 0.2}}"), ("{gap_k: 0.3}", "{gap_k: {k: 0.3}}")]
+    ("entry", "meant"),
+    [
+        ("{min_k: 0.2}", "{min_k: {k: 0.2}}"),
+        ("{gap_k: 0.3}", "{gap_k: {k: 0.3}}"),
+        ("{min_k: [0.1, 0.2]}", "{min_k: {k: [0.1, 0.2]}}"),
+    ],
 )
 def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it(entry: str, meant: str) -> None:
     assert suggestion(described(detectors=[yaml.safe_load(entry)])) == meant
     config = build_config(described(detectors=[yaml.safe_load(meant)]))
     assert config.detectors == [yaml.safe_load(meant)]
+
+
+@pytest.mark.parametrize("name", ["LOSS", "Loss", "los"])
+def test_a_detector_in_capitals_is_found(name: str) -> None:
+    assert suggestion(described(detectors=[name])) == "'loss'"
+
+
+def test_one_detector_in_the_place_of_a_list_is_put_into_one() -> None:
+    listed = suggestion(described(), "detectors=renyi")
+    assert listed == "[renyi]"
+    assert build_config(described(), [f"detectors={listed}"]).detectors == ["renyi"]
 
 
 def test_a_setting_of_the_selections_is_found_there() -> None:
@@ -99,6 +115,28 @@ def test_a_run_directory_that_would_fill_a_folder_of_the_user_is_refused(tmp_pat
     if run != "data":
         with pytest.raises(UserError, match=r"trial\.yaml, and a run directory holds only files of the run"):
             load_trial(str(folder / "trial.yaml"))
+
+
+def test_a_run_directory_that_would_fill_the_folder_of_a_model_is_refused(tmp_path: Path) -> None:
+    for name in ("model", "adapter"):
+        (tmp_path / name).mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "some words"}\n')
+    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(described(model={"path": "./model", "adapter": "adapter"})))
+    for name in ("model", "adapter"):
+        with pytest.raises(UserError, match=rf"^run: .*{name} holds {name}, and a run directory holds only"):
+            make_plan(load_config(str(tmp_path / "audit.yaml"), [f"run={tmp_path / name}"]))
+    make_plan(load_config(str(tmp_path / "audit.yaml"), [f"run={tmp_path}/model/runs"]))
+
+
+def test_what_is_no_sequence_of_texts_or_no_model_is_refused() -> None:
+    for texts in (5, None, {"a": "text"}):
+        with pytest.raises(UserError, match="texts must be a sequence of texts, got "):
+            seenset.score("none", texts)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"detectors must be a sequence, got 5$"):
+        seenset.score("none", ["one text"], 5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="model must be a path, a ModelConfig or an opened model, got int"):
+        seenset.score(5, ["one text"])  # type: ignore[arg-type]
 
 
 def test_one_text_in_the_place_of_several_is_refused() -> None:

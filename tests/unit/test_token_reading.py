@@ -25,9 +25,9 @@ from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
 from pipeline.stages.base import Placement
-from pipeline.stages.process import LOCAL_DRIVER
 from pipeline.stages.tokens import DEADLY, ScoredText, TokenReading, TokenRequest, is_deadly, read_tokens
-from pipeline.store.attempts import Journal
+from pipeline.stages.worker import LOCAL_DRIVER
+from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from ray_jobs.evidence import reader_here
 
@@ -207,14 +207,14 @@ def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(
         assert reading is not None
         assert reading.table["row"].to_pylist() == [0, 1, 3, 4]
         assert "killed" in reading.problems[0]
-    assert is_deadly(Journal(store, "evidence/tokens", "", LOCAL_DRIVER))
+    assert is_deadly(AttemptLog(store, "evidence/tokens", "", LOCAL_DRIVER))
 
 
 def test_a_process_that_was_killed_from_outside_costs_no_evidence(
     request_of: Callable[..., TokenRequest], tmp_path: Path
 ) -> None:
     store, lines = Store(str(tmp_path / "run")), []
-    Journal(store, "evidence/tokens", "", LOCAL_DRIVER)
+    AttemptLog(store, "evidence/tokens", "", LOCAL_DRIVER)
     reading = here(store, lines)(request_of())
     assert reading is not None
     assert reading.table.equals(read(request_of()).table)

@@ -15,7 +15,7 @@ from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.report import write_report
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.trial.config import build_trial
 from pipeline.trial.trial import carry_out

@@ -22,6 +22,7 @@ from pipeline.audit.blind import blind
 from pipeline.audit.conclusion import CONTRADICTED, GROUPED
 from pipeline.audit.description import load_config
 from pipeline.audit.group_sizes import GroupSizes
+from pipeline.audit.judge import CALIBRATING
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -138,7 +139,9 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
     with pytest.raises(SystemExit) as ended:
         main(["verdict", store.url, "--fail-if-trained"])
     assert ended.value.code == 4
-    assert "CONTRADICTED" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "CONTRADICTED" not in printed
+    assert f"\n{verdict.reasons[0]}\n" in printed, "the outcome is stated once"
 
 
 def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
@@ -348,3 +351,48 @@ def test_the_record_is_read_as_it_was_written(store: Store) -> None:
     assert written is not None
     assert {key: value for key, value in written.items() if key != "digest"} == plain(verdict.plain())
     assert written["schema"] == 1
+
+
+def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdict(store: Store) -> None:
+    """The page stated "at least 68 of the 150 were trained on" beside "how many of all 150 ... is not bounded"."""
+    set_scores(store, 2.5, groups=lambda role, row: f"{role} {row // 2}" if role == "unseen" else None)
+    select_again(store.url, [], texts=False)
+    verdict = give_verdict(store.url)
+    (count,) = verdict.counts
+    assert (count.unit, count.n_units) == ("document", 60)
+    assert count.at_least > 0
+    assert verdict.sentences[2] == CALIBRATING
+    brief = Report.model_validate(store.read_json("report/report.json")).selections[0].brief
+    assert brief.collection == (
+        "How many of all 60 were trained on is not bounded by this selection; seenset verdict counts blocks."
+    )
+    assert brief.this_list.endswith("wrong is not bounded: documents depend on each other.")
+
+
+def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_condition(store: Store) -> None:
+    set_scores(store, 2.5, groups=lambda role, row: f"{role} {row // 2}")
+    select_again(store.url, [], texts=False)
+    verdict = give_verdict(store.url, "family")
+    assert (verdict.answer, verdict.counts) == ("trained on", [])
+    assert verdict.sentences[0].endswith(", provided documents of one group are independent.")
+    assert verdict.sentences[1] == (
+        "No count is stated: a count requires independent documents, and the groups of these are ignored (blocks: "
+        "family). The permutation test takes documents of one group to be independent."
+    )
+    set_scores(store, 2.5, groups=lambda role, row: f"{role} {row}")
+    select_again(store.url, [], texts=False)
+    assert give_verdict(store.url, "family").counts, "groups of one document each"
+
+
+def test_the_verdict_explains_a_p_value_of_1_and_assumes_no_test_that_was_not_made(store: Store) -> None:
+    set_scores(store, -1.5)
+    verdict = give_verdict(store.url)
+    assert verdict.test is not None
+    assert verdict.test.p_value == 1
+    assert verdict.direction.sentence in verdict.sentences
+    assert "training raises scores, so the test gives p = 1" in verdict.direction.sentence
+    set_scores(store, 1.5)
+    text = " ".join(give_verdict(store.url).sentences)
+    assert "do not score higher" not in text
+    assert "Both rest on this" not in text
+    assert "The verdict assumes that nothing but training tells the audited documents from the unseen ones." in text

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from made_up import sentence, write_audit
+from signed import sign_status
 
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -62,6 +63,7 @@ def write_status(run: Path, **changes: Any) -> None:
     """Change what the driver of a run has written of it."""
     store = Store(str(run))
     store.write_json("status.json", {**store.read_json("status.json"), **changes})
+    sign_status(store)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.stages import stages_of
-from pipeline.audit.summary import Summary
+from pipeline.audit.summary import Summary, unsettled
 from pipeline.audit.weighing import (
     blind_after,
     blind_weighted,
@@ -38,7 +38,7 @@ from pipeline.errors import UserError
 from pipeline.selection import calibrate, ranks
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
 from pipeline.stages.base import Placement
-from pipeline.stages.process import process
+from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 WORDS = [f"word{i}" for i in range(300)]
@@ -172,6 +172,16 @@ def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     assert after.ok is not True
 
 
+def test_a_weighted_test_of_too_few_documents_states_how_many_settle_it_and_no_other_remedy() -> None:
+    """It told users to repeat the selection where the texts can be read; they had been read."""
+    test = weighted_diagnostic(None, "unseen")
+    assert (test.outcome, test.n_to_settle) == ("not tested", 80)
+    assert unsettled(test) == (
+        "Not checked: Whether words still tell the weighted unseen documents from the audited ones could not be tested"
+        ": at least 80 documents of each kind are needed."
+    )
+
+
 def test_no_document_is_weighed_by_a_classifier_that_read_it() -> None:
     known, audit = texts(1, 100, 0.2), texts(2, 100, 0.2)
     words, audited, keys = sample(known, audit)
@@ -281,7 +291,9 @@ def answer(config: AuditConfig, scored: Any, order: Any = each) -> tuple[Summary
     return summary, {str(name.relative_to(folder)): name.read_bytes() for name in names}
 
 
-def test_a_run_weighs_its_documents_and_says_what_that_repairs(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_run_weighs_its_documents_and_says_what_that_repairs(
+    tmp_path: Path, tiny_model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = described(tmp_path, tiny_model_folder, texts(2, 200, 0.3), texts(1, 300, 0.15))
     scored = score(config)
     assert len(scored.of("audit")) > 3
@@ -304,6 +316,10 @@ def test_a_run_weighs_its_documents_and_says_what_that_repairs(tmp_path: Path, t
     assert answer(config, scored)[1] == first
     for name in ("unseen", "audit"):
         (tmp_path / f"{name}.gone").rename(tmp_path / f"{name}.jsonl")
+    one, other, *_ = sorted((tmp_path / "run/weights/unseen").glob("audit*"))
+    one.write_bytes(other.read_bytes())
+    assert answer(config, scored)[1] == first
+    assert f"weights/unseen/{one.name} is not as it was written; the weights are made again" in caplog.text
     (tmp_path / "run/diagnostics/weights-unseen.json").unlink()
     assert answer(config, scored, backwards)[1] == first
 

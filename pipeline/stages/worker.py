@@ -1,0 +1,404 @@
+"""A worker and its shards: one producer thread reads the next documents while these are computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pipeline.corpus.documents import Document
+from pipeline.corpus.shard import Shard
+from pipeline.errors import LostDeviceError, UserError
+from pipeline.models.device_errors import check_lost, out_of_memory
+from pipeline.stages.base import BatchWorker, Entry, Output, Stage, Worker
+from pipeline.stages.batches import longest_first, windows
+from pipeline.stages.process import file_rows, readable_documents
+from pipeline.store.attempts import BATCH, WORK, AttemptLog, forget_attempts
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipt
+
+LOCAL_DRIVER = "local"
+"""In attempt logs: a process that was killed and the one that continues are one driver."""
+
+KILLED = "it was being worked on when its worker was killed, again and again"
+_MESSAGE_CHARACTERS = 300
+
+Take = Callable[[bool], Shard | None]
+"""The next shard of a worker, given whether it would be read while another is computed; None: none now."""
+
+Ended = tuple[Shard, Receipt | Exception | SystemExit]
+"""A shard and its receipt, or what prevented one."""
+
+
+class OvertakenError(Exception):
+    """Another worker has filed the receipt of the shard."""
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """What is known of the shard that is read or computed."""
+
+    shard: Shard
+    log: AttemptLog
+    output: Output = field(default_factory=Output)
+    seconds: float = 0.0  # in which it was computed or waited for
+    over: bool = False  # nothing more of it is read or computed
+    error: Exception | SystemExit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What the producer hands over."""
+
+    attempt: _Attempt | None = None
+    entries: list[Entry] | None = None  # of a window; None: the shard is read, if the producer does not wait
+    waits: bool = False  # whether the producer waits until this is handled; of a shard: until it is isolated
+    ended: Ended | None = None
+
+
+class ShardStream:
+    """The shards of one worker, one after the other; the next one is read while this one is computed.
+
+    A shard whose attempt log shows a death is not read ahead: it is isolated first.
+
+    Attributes:
+        waited: seconds in which there was nothing to compute.
+        worked: seconds of work.
+        filed: whether the receipt of the shard that ended last is this worker's, not of another that was quicker.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        worker: Worker,
+        store: Store,
+        driver: str = "",
+        on_batch: Callable[[Shard, int, int], None] = lambda *_: None,
+        *,
+        alone: bool = True,
+        kept: bool = True,
+    ) -> None:
+        """Hold the worker.
+
+        Args:
+            stage: of the worker.
+            worker: from `stage.make`.
+            store: the run directory.
+            driver: who asks, for the attempt logs.
+            on_batch: called before every window and after every batch with the shard and its finished documents and
+                tokens so far; what it raises ends the stream, or with `OvertakenError` the attempt.
+            alone: whether no other worker is in this process.
+            kept: whether attempts are recorded.
+        """
+        self.stage = stage
+        self.worker = worker
+        self.store = store
+        self.driver = driver
+        self.on_batch = on_batch
+        self.alone = alone
+        self.kept = kept
+        self.waited = self.worked = 0.0
+        self.filed = False
+        self._idle = threading.Event()
+        self._stop = threading.Event()
+        self._open: list[_Attempt] = []
+
+    def finish(self, take: Take) -> Iterator[Ended]:
+        """Finish shards until none is left.
+
+        Args:
+            take: the next shard.
+
+        Raises:
+            LostDeviceError: the device refuses all further work of this process.
+        """
+        at: _Attempt | None = None
+        self._stop = threading.Event()
+        try:
+            for item in self._received(take):
+                at = item.attempt
+                began = time.monotonic()
+                ended = item.ended or self._handle(item)
+                self.worked += time.monotonic() - began
+                if ended is not None:
+                    self.filed = item.ended is None and self.filed
+                    yield ended
+        except LostDeviceError as error:  # as if the process had been killed: the log keeps what was in flight
+            if at is None:
+                raise
+            self._open.remove(at)
+            raise LostDeviceError(f"shard {at.shard.id} of {at.shard.name}: {error}") from error
+        finally:
+            while self._open:
+                self._open.pop().log.abandon()
+
+    # --- the producer
+
+    def _received(self, take: Take) -> Iterator[_Item]:
+        """What the producer thread makes, at most one item ahead."""
+        waiting: queue.Queue[_Item | BaseException | None] = queue.Queue(maxsize=1)
+
+        def put(item: _Item | BaseException | None) -> bool:
+            while not self._stop.is_set():
+                with suppress(queue.Full):
+                    waiting.put(item, timeout=0.5)
+                    return True
+            return False
+
+        def produce() -> None:
+            try:
+                for item in self._items(take):
+                    if not put(item):
+                        return
+                put(None)
+            except BaseException as error:  # raised by the thread of the worker
+                put(error)
+
+        thread = threading.Thread(target=produce, name="seenset-reader", daemon=True)
+        thread.start()
+        try:
+            while True:
+                began = time.monotonic()
+                item = waiting.get()
+                seconds = time.monotonic() - began
+                self.waited += seconds
+                if item is None:
+                    return
+                if isinstance(item, BaseException):
+                    raise item
+                if item.attempt is not None:
+                    item.attempt.seconds += seconds
+                yield item
+        finally:
+            self._stop.set()
+            self._idle.set()
+            thread.join()
+
+    def _items(self, take: Take) -> Iterator[_Item]:
+        while not self._stop.is_set():
+            shard = take(True)
+            if shard is None:
+                yield from self._waits(None)
+                if (shard := take(False)) is None:
+                    return
+            yield from self._items_of(shard)
+
+    def _waits(self, attempt: _Attempt | None) -> Iterator[_Item]:
+        """Wait until the worker has computed all that was read, and isolated the shard of an attempt."""
+        self._idle.clear()
+        yield _Item(attempt, waits=True)
+        self._idle.wait()
+
+    def _items_of(self, shard: Shard) -> Iterator[_Item]:
+        try:
+            if receipt := read_receipt(self.store, self.stage.name, shard.id):
+                forget_attempts(self.store, self.stage.name, shard.id)  # of a worker that died when it had filed it
+                yield _Item(ended=(shard, receipt))
+                return
+            attempt = self._begin(shard)
+        except (Exception, SystemExit) as error:
+            yield _Item(ended=(shard, error))
+            return
+        try:
+            if attempt.log.isolates:
+                yield from self._waits(attempt)
+            if not attempt.over:
+                for entries in self._prepared(attempt):
+                    yield _Item(attempt, entries)
+                    if attempt.over:
+                        return
+        except (Exception, SystemExit) as error:
+            attempt.error = error
+        if not attempt.over:
+            yield _Item(attempt)
+
+    def _begin(self, shard: Shard) -> _Attempt:
+        name = f"{self.stage.name}/{shard.id}"
+        exact = self.driver == LOCAL_DRIVER
+        log = AttemptLog(self.store, name, shard.name, self.driver, exact=exact, alone=self.alone, kept=self.kept)
+        self._open.append(_Attempt(shard, log))
+        return self._open[-1]
+
+    def _prepared(self, attempt: _Attempt) -> Iterator[list[Entry]]:
+        shard, output, log = attempt.shard, attempt.output, attempt.log
+        inputs = self.worker.open(shard, self.store, output)
+        documents = readable_documents(self.stage, shard, output, log.watch)
+        for window in windows(documents, self.worker.window):
+            fit = []
+            for document in window:
+                if log.is_deadly(f"{WORK}{document.row}"):
+                    output.refuse(document, "model_error", KILLED)
+                else:
+                    fit.append(document)
+            yield prepare(self.worker, fit, inputs, output)
+
+    # --- the worker's own thread
+
+    def _handle(self, item: _Item) -> Ended | None:
+        """Compute a window, file a shard or isolate one; how a shard ended, if it has."""
+        attempt = item.attempt
+        if attempt is None or attempt.over:
+            if item.waits:
+                self._idle.set()
+            return None
+        began = time.monotonic()
+        try:
+            if item.waits:
+                self._isolate(attempt)
+            elif item.entries is not None:
+                self._compute(attempt, item.entries)
+            elif attempt.error is not None:
+                raise attempt.error
+            else:
+                self._report(attempt)
+                return self._end(attempt, self._file(attempt))
+        except LostDeviceError:
+            raise
+        except (Exception, SystemExit) as error:
+            return self._end(attempt, error)
+        finally:
+            attempt.seconds += time.monotonic() - began
+            if item.waits:
+                self._idle.set()
+        return None
+
+    def _report(self, attempt: _Attempt) -> None:
+        output = attempt.output
+        self.on_batch(attempt.shard, len(output.rows) + len(output.refused), output.tokens)
+
+    def _compute(self, attempt: _Attempt, entries: list[Entry]) -> None:
+        """Compute the batches of a window; one with which workers died again and again, a document at a time.
+
+        A batch is not divided sooner: what shares a batch decides the last bits of a score.
+        """
+        log = attempt.log
+        self._report(attempt)
+        for batch in longest_first(entries, self.worker.batch_size):
+            name = f"{BATCH}{batch[0].document.row}+{len(batch)}"
+            for part in [[entry] for entry in batch] if log.is_deadly(name) else [batch]:
+                names = [f"{WORK}{entry.document.row}" for entry in part]
+                log.enter(names if len(part) == 1 else [name, *names])
+                _halved(self.worker, part, attempt.output)
+            self._report(attempt)
+        log.enter()
+
+    def _isolate(self, attempt: _Attempt) -> None:
+        """Read and compute documents alone, each recorded before; the rows are discarded."""
+        shard, log, output = attempt.shard, attempt.log, Output()
+        inputs = self.worker.open(shard, self.store, output)
+        for document in readable_documents(self.stage, shard, output, log.watch_alone):
+            if not log.must_isolate(document.row):
+                continue
+            log.enter([f"{WORK}{document.row}"])
+            for entry in prepare(self.worker, [document], inputs, output):
+                _halved(self.worker, [entry], output)
+            log.enter()
+            self._report(attempt)
+        log.passed()
+
+    def _file(self, attempt: _Attempt) -> Receipt:
+        return file_rows(self.stage, attempt.shard, self.store, attempt.output, attempt.seconds)
+
+    def _end(self, attempt: _Attempt, result: Receipt | Exception | SystemExit) -> Ended:
+        """How a shard ended; one that another attempt has filed has not failed."""
+        attempt.over = True
+        self.filed = isinstance(result, Receipt) and attempt.output.filed
+        self._open.remove(attempt)
+        with suppress(Exception):  # the store may refuse to remove a log
+            if isinstance(result, Receipt):
+                attempt.log.close()
+            else:
+                attempt.log.abandon()
+                result = read_receipt(self.store, self.stage.name, attempt.shard.id) or result
+        return attempt.shard, result
+
+
+def process(
+    stage: Stage,
+    worker: Worker,
+    shard: Shard,
+    store: Store,
+    driver: str = "",
+    on_batch: Callable[[Shard, int, int], None] = lambda *_: None,
+    *,
+    kept: bool = True,
+) -> Receipt:
+    """Finish one shard and file its receipt; an already filed receipt is returned as it is.
+
+    Args:
+        stage: of the worker.
+        worker: from `stage.make`.
+        shard: to be finished.
+        store: the run directory.
+        driver: as for `ShardStream`.
+        on_batch: as for `ShardStream`.
+        kept: as for `ShardStream`.
+
+    Raises:
+        UserError: the shard's file is damaged.
+        RuntimeError: its worker died too often.
+        LostDeviceError: the device refuses all further work; this process must not work on.
+    """
+    shards = iter([shard])
+    stream = ShardStream(stage, worker, store, driver, on_batch, kept=kept)
+    ((_, result),) = stream.finish(lambda ahead: next(shards, None))
+    if isinstance(result, Receipt):
+        return result
+    raise result
+
+
+def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
+    """Compute prepared documents in this process: nothing is recorded or filed."""
+    for batch in longest_first(entries, worker.batch_size):
+        _halved(worker, batch, output)
+
+
+def prepare(worker: Worker, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
+    """Prepare documents; where that fails, in halves, so that only the culprit has no result."""
+    if not documents:
+        return []
+    try:
+        return worker.prepare(documents, inputs, output)
+    except UserError:  # of the settings, which no other document would change
+        raise
+    except (Exception, SystemExit) as error:  # what a tokenizer raises on a text is that text's fault
+        check_lost(error)
+        if len(documents) == 1:
+            output.refuse(documents[0], *refusal_of(error))
+            return []
+    half = len(documents) // 2
+    return prepare(worker, documents[:half], inputs, output) + prepare(worker, documents[half:], inputs, output)
+
+
+def refusal_of(error: BaseException) -> tuple[str, str]:
+    """Reason and message of a document whose work ends in an error."""
+    if isinstance(error, SystemExit):
+        return "model_error", f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
+    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
+    return "out_of_memory" if out_of_memory(error) else "model_error", message
+
+
+def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
+    """Compute a batch; where that fails, in halves, so that only the culprit has no result."""
+    try:
+        worker.work(batch, output)
+        return
+    except UserError:  # of the settings, which no other document would change
+        raise
+    except (Exception, SystemExit) as error:  # what a model or a detector raises on a text is that text's fault
+        check_lost(error)
+        reason, message = refusal_of(error)
+    if len(batch) == 1:
+        output.refuse(batch[0].document, reason, message)
+        return
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(batch) // 2
+    _halved(worker, batch[:half], output)
+    _halved(worker, batch[half:], output)

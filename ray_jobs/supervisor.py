@@ -1,0 +1,397 @@
+"""How a command ends: its exit code, its last line, signals, and a parent process where Ray is used.
+
+Ray ends the process that is connected to a cluster without a message: at once when the node of the process is gone,
+after a minute without a head node, and by `abort` where one of its own checks fails. So a command that may use Ray runs
+in a child process. The parent, which never imports Ray, forwards signals, probes the nodes on which the child depends,
+and reports how the child ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+from pipeline.errors import ExitCode, IncompleteError, UserError, one_line
+from ray_jobs import heartbeat
+
+LONGEST_LINE = 2000
+"""Characters of an error that are printed."""
+
+INTERRUPTED = "interrupted; the same command goes on from here"
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+ONCE_SECONDS = 1.0
+"""In which signals count as one: Ctrl-C reaches the child from the terminal and from its parent."""
+
+GRACE = 4.0
+"""Seconds that a child has to end by itself after its cluster was lost."""
+
+PROBE_SECONDS = 1.0
+"""Between two probes of a node, and the time in which it has to answer."""
+
+_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+_CODES = {code.value for code in ExitCode} - {ExitCode.DONE, ExitCode.INTERRUPTED}
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What a child has noted for its parent."""
+
+    nodes: dict[str, float] = field(default_factory=dict)  # address -> seconds of silence after which it is lost
+    cluster: str = ""  # address of the head node; empty while no cluster is connected
+    folder: str = ""  # files of a cluster that the child started
+    code: int | None = None  # with which it is about to end
+    lines: str = ""  # that it has not printed yet
+
+
+class _Silence:
+    """How long the nodes have been silent on which a process depends."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}  # node -> when it last answered
+        self._probed = 0.0
+
+    def reason(self, facts: _Facts) -> str:
+        """Why the cluster is lost; empty while it is not, or where it was probed a moment ago."""
+        began = time.monotonic()
+        if not facts.cluster or began - self._probed < PROBE_SECONDS:
+            return ""
+        self._heard = {node: self._heard.get(node, began) for node in facts.nodes}
+        for node, heard in self._heard.items():
+            if _answers(node):
+                self._heard[node] = time.monotonic()
+            elif began - heard > facts.nodes[node]:
+                return f"{_name(facts.cluster, node)} has not answered for {began - heard:.0f} s"
+        self._probed = time.monotonic()
+        return ""
+
+
+_facts = _Facts()
+_silence = _Silence()
+_to_parent: int | None = None  # descriptor
+_may_supervise = False
+_decided: int | None = None
+_as_zero: frozenset[int] = frozenset()
+_deciding = threading.Lock()
+_listening = _stop_requested = _hurried = False
+_last_signal = -ONCE_SECONDS
+
+
+def begin_command(whole_process: bool) -> None:
+    """Begin a command of this process, in which SIGINT and SIGTERM raise KeyboardInterrupt.
+
+    Args:
+        whole_process: whether the command is all that the process does: only then may it run in a child.
+    """
+    global _decided, _may_supervise, _listening, _stop_requested, _hurried
+    _decided, _may_supervise = None, whole_process and sys.platform == "linux"
+    _listening, _stop_requested, _hurried = True, False, False
+    reset_codes()
+    listen_again()
+
+
+def reset_codes() -> None:
+    """Give every exit code as it is, from now on."""
+    global _as_zero
+    _as_zero = frozenset()
+
+
+def give_as_zero(codes: str | None) -> None:
+    """Give these exit codes as 0 from now on: Ray Jobs, KubeRay and other schedulers fail a job on any other.
+
+    Args:
+        codes: such as `3,4`; None: all are given as they are.
+
+    Raises:
+        UserError: one of them is no exit code of the command, or is 0.
+    """
+    global _as_zero
+    _as_zero = frozenset() if codes is None else frozenset(_known_code(part.strip()) for part in codes.split(","))
+
+
+def _known_code(part: str) -> int:
+    if part.isascii() and part.isdecimal() and int(part[:9]) in _CODES:
+        return int(part)
+    reason = {
+        "0": " (0 is 0 already)",
+        "1": " (1 is an error of Seenset or its libraries, which nothing hides)",
+        "130": " (130 is an interruption, after which nothing is done)",
+    }
+    raise UserError(
+        f"--exit-zero-on: {part[:40]!r} is not an exit code that can be given as 0{reason.get(part, '')}; "
+        f"known: {', '.join(map(str, sorted(_CODES)))}; several are written 3,4"
+    )
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End with one line on standard error and an exit code."""
+    line = one_line(message)
+    code = _decide(code, line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}...")
+    if _hurried:  # what cleans up would wait for a cluster that is lost
+        os._exit(code)
+    sys.exit(code)
+
+
+def finish(code: int) -> NoReturn:
+    """End with an exit code."""
+    sys.exit(_decide(code))
+
+
+def leave_at_once(message: str, code: int) -> NoReturn:
+    """End without waiting for threads in the midst of a batch, and with no message of libraries that clean up."""
+    os._exit(_decide(code, message))
+
+
+def note_fault() -> None:
+    """Keep exit code 1 for an error that Python is about to print with its traceback."""
+    _decide(1)
+
+
+def _decide(code: int, message: str = "") -> int:
+    """The exit code as it is given; that of the first thread that ends the command stands, with its line."""
+    global _decided
+    with _deciding:
+        if _decided is None:
+            _decided, lines = _given(code, message)
+            _note(code=_decided, lines=lines)
+            with contextlib.suppress(OSError, ValueError):  # closed, or full: Python says so when it ends
+                print(end=lines, file=sys.stderr)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            _note(lines="")
+        return _decided
+
+
+def _given(code: int, message: str) -> tuple[int, str]:
+    """An exit code as it is given, and the lines that go with it."""
+    lines = f"seenset: {one_line(message)}\n" if message else ""
+    if code not in _as_zero:
+        return code, lines
+    return 0, f"{lines}seenset: exit code {code} is given as 0, for --exit-zero-on names it\n"
+
+
+def listen_again() -> None:
+    """Take SIGINT and SIGTERM where this process is a command: Ray's start handles SIGTERM by itself."""
+    if _listening and threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
+
+
+def check() -> None:
+    """Raise what a signal asked for once more: Python ignores an exception that is raised inside a callback.
+
+    Raises:
+        KeyboardInterrupt: the command was interrupted.
+        IncompleteError: the cluster is lost.
+    """
+    if _stop_requested:
+        check_cluster()
+        raise KeyboardInterrupt
+    if _to_parent is None and (reason := _silence.reason(_facts)):  # as in a notebook, which has no parent
+        raise IncompleteError(_lost(_facts.cluster, reason))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _stop_requested, _last_signal
+    again = _stop_requested and time.monotonic() - _last_signal < ONCE_SECONDS
+    _stop_requested, _last_signal = True, time.monotonic()
+    if not again:
+        check()
+
+
+def note_cluster(address: str, nodes: dict[str, float]) -> None:
+    """Note the cluster to which this process is connected.
+
+    Args:
+        address: of its head node; empty where it is left.
+        nodes: address -> seconds of silence after which the cluster counts as lost.
+    """
+    _note(cluster=address, nodes={node: seconds for node, seconds in nodes.items() if _answers(node)})
+
+
+def note_folder(path: str) -> None:
+    """Note the folder of a cluster that this process starts, which is removed with it."""
+    _note(folder=path)
+
+
+def check_cluster() -> None:
+    """Check that the nodes on which this process depends answer.
+
+    Raises:
+        IncompleteError: one does not.
+    """
+    global _hurried
+    if _facts.cluster and (silent := next((node for node in _facts.nodes if not _answers(node)), None)) is not None:
+        _hurried = True
+        raise IncompleteError(_lost(_facts.cluster, f"{_name(_facts.cluster, silent)} does not answer"))
+
+
+@contextlib.contextmanager
+def cluster_named() -> Iterator[None]:
+    """State of an error that came of the loss of the cluster that it did.
+
+    Raises:
+        IncompleteError: a node of the cluster does not answer, whatever the block raised.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception:
+        check_cluster()
+        raise
+
+
+def _note(**facts: Any) -> None:
+    for name, value in facts.items():
+        setattr(_facts, name, value)
+    if _to_parent is not None:
+        with contextlib.suppress(OSError):
+            os.write(_to_parent, json.dumps(facts).encode() + b"\n")
+
+
+def _name(cluster: str, node: str) -> str:
+    return "its head node" if node == cluster else "the node of this process"
+
+
+def _lost(cluster: str, reason: str) -> str:
+    return (
+        f"the cluster at {cluster} is lost: {reason}; what is finished is kept: run the same command to go on, on this "
+        "cluster when it is back or on another"
+    )
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def supervise(needed: bool = True) -> None:
+    """Go on in a child of this process, at most once, if that is needed; in the parent this does not return.
+
+    The child dies with its parent and receives the signals that its parent receives.
+    """
+    global _may_supervise, _to_parent
+    if not (needed and _may_supervise):
+        return
+    _may_supervise = False
+    heartbeat.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    parent, (read, write) = os.getpid(), os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        _Parent(child, read).run(before)
+    os.close(read)
+    _to_parent = write
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(ExitCode.INCOMPLETE)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    heartbeat.resume()
+
+
+class _Parent:
+    """Waits for a child and ends as it does."""
+
+    def __init__(self, child: int, notes: int) -> None:
+        self.child = child
+        self.notes = notes
+        self.facts = _Facts()
+        self.unread = b""
+        self.forwarded = 0  # the last signal
+        self.silence = _Silence()
+        self.lost = ""  # why the cluster is
+        self.killed_at = float("inf")
+
+    def run(self, mask: Any) -> NoReturn:
+        """Wait, and end this process."""
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        while True:
+            ready, _, _ = select.select([self.notes], [], [], PROBE_SECONDS)
+            ended = ready and not self._read()
+            ended_by, status = os.waitpid(self.child, 0 if ended else os.WNOHANG)
+            if ended_by:
+                self._end(os.waitstatus_to_exitcode(status))
+            self._probe()
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.forwarded = number
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(self.child, number)
+
+    def _read(self) -> bool:
+        """Read notes; False where no more will come."""
+        data = os.read(self.notes, 1 << 16)
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        for line in lines:
+            for name, value in json.loads(line).items():
+                setattr(self.facts, name, value)
+        return bool(data)
+
+    def _probe(self) -> None:
+        """Interrupt a child whose cluster is lost, and kill it if that does not end it: it waits for Ray."""
+        if not self.lost and (reason := self.silence.reason(self.facts)):
+            self.lost, self.killed_at = reason, time.monotonic() + GRACE
+            os.kill(self.child, signal.SIGTERM)
+        if time.monotonic() > self.killed_at:
+            os.kill(self.child, signal.SIGKILL)
+
+    def _end(self, code: int) -> NoReturn:
+        """End as the child did; where Ray or a lost cluster ended it, with exit code 3 and a line.
+
+        Args:
+            code: of the child; of a signal that ended it, the negative.
+        """
+        while select.select([self.notes], [], [], 0)[0] and self._read():
+            pass
+        facts = self.facts
+        if facts.code is not None:
+            code = facts.code
+        elif self.lost or (facts.cluster and code in (0, 1, -signal.SIGABRT)):
+            reason = self.lost or "Ray ended this process, as it does without its node"
+            code, facts.lines = _given(ExitCode.INCOMPLETE, _lost(facts.cluster, reason))
+        elif -code == self.forwarded == signal.SIGTERM:  # while Ray started, which takes it by itself
+            code, facts.lines = _given(ExitCode.INTERRUPTED, INTERRUPTED)
+        if facts.folder:
+            _remove_cluster(facts.folder)
+        os.write(2, facts.lines.encode("utf-8", "replace"))
+        if code < 0:  # whoever started this process is to see the same
+            if -code != signal.SIGKILL:
+                signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(abs(code))
+
+
+def _remove_cluster(folder: str) -> None:
+    """Kill what is left of a cluster that a child started, which this process has adopted, and remove its files."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    shutil.rmtree(folder, ignore_errors=True)

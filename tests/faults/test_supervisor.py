@@ -1,0 +1,206 @@
+"""A process that Ray ends from a thread of its own, or that a signal ends, has a parent that says so."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.audit.machine import may_need_cluster
+from pipeline.config.audit import ResourcesConfig
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child dies with its parent on Linux alone")
+
+BEGIN = """
+import ctypes, os, signal, sys, time
+from ray_jobs import supervisor
+supervisor.begin_command(True)
+first = os.getpid()
+supervisor.supervise()
+assert os.getpid() != first
+"""
+CONNECTED = "supervisor.note_cluster('10.0.0.7:6379', {})\n"
+WORKING = """
+try:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    supervisor.fail('stopped', 130)
+"""
+
+
+def begun(code: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BEGIN + code]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(code: str) -> tuple[int, str]:
+    process = begun(code)
+    return process.wait(60), process.stderr.read() if process.stderr else ""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "ctypes.CDLL(None)._exit(1)",
+        "os.abort()",
+        "import atexit; atexit.register(os._exit, 0)",
+        "ctypes.CDLL(None)._exit(0)",
+    ],
+)
+def test_a_process_that_ray_ends_leaves_exit_3_and_one_line(end: str) -> None:
+    code, errors = ended(CONNECTED + end)
+    assert code == 3
+    assert errors.startswith("seenset: the cluster at 10.0.0.7:6379 is lost: ")
+    assert "run the same command to go on" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "errors"),
+    [
+        ("supervisor.finish(0)", 0, ""),
+        ("supervisor.finish(4)", 4, ""),
+        ("supervisor.fail('no such file', 2)", 2, "seenset: no such file\n"),
+        ("supervisor.leave_at_once('the other node', 3)", 3, "seenset: the other node\n"),
+        # what is decided stands, whatever ends the process afterwards, and is said once
+        ("import atexit; atexit.register(os._exit, 1); supervisor.finish(0)", 0, ""),
+        (
+            "supervisor._note(code=2, lines='seenset: no such file\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
+            2,
+            "seenset: no such file\n",
+        ),
+    ],
+)
+def test_what_a_command_decides_is_how_it_ends(end: str, code: int, errors: str) -> None:
+    assert ended(CONNECTED + end) == (code, errors)
+
+
+def test_an_error_of_python_keeps_its_traceback() -> None:
+    code, errors = ended(CONNECTED + "supervisor.note_fault()\nraise LookupError('of ours')")
+    assert code == 1
+    assert errors.endswith("LookupError: of ours\n")
+    assert "seenset:" not in errors
+
+
+def test_a_process_without_a_cluster_ends_as_it_does_by_itself() -> None:
+    assert ended("os._exit(1)") == (1, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_that_ends_the_child_is_what_ends_the_command(number: signal.Signals) -> None:
+    assert ended(CONNECTED + f"os.kill(os.getpid(), {int(number)})") == (-number, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_command_reaches_its_child(number: signal.Signals) -> None:
+    process = begun(CONNECTED + WORKING)
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) != process.pid
+    process.send_signal(number)
+    assert (process.wait(60), process.stderr.read() if process.stderr else "") == (130, "seenset: stopped\n")
+
+
+LISTEN = """
+import socket
+head = socket.create_server(("127.0.0.1", 0))
+address = "127.0.0.1:%d" % head.getsockname()[1]
+supervisor.note_cluster(address, {address: 1.0})
+head.close()
+"""
+
+
+def test_a_lost_cluster_ends_a_command_that_goes_on_without_it() -> None:
+    process = begun(
+        LISTEN
+        + """
+try:
+    time.sleep(60)
+except supervisor.IncompleteError as error:
+    supervisor.fail(str(error), 3)
+"""
+    )
+    assert process.wait(60) == 3
+    errors = process.stderr.read() if process.stderr else ""
+    assert re.fullmatch(
+        r"seenset: the cluster at \S+ is lost: its head node does not answer; what is finished .*\n", errors
+    )
+
+
+def test_a_lost_cluster_ends_a_command_that_waits_for_it_for_ever() -> None:
+    process = begun(LISTEN + "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\ntime.sleep(60)")
+    assert process.wait(60) == 3
+    errors = process.stderr.read() if process.stderr else ""
+    assert re.fullmatch(
+        r"seenset: the cluster at \S+ is lost: its head node has not answered for \d+ s; what is finished .*\n", errors
+    )
+
+
+def test_an_error_of_a_lost_cluster_names_the_loss() -> None:
+    code, errors = ended(
+        LISTEN
+        + """
+try:
+    with supervisor.cluster_named():
+        raise LookupError("of Ray")
+except supervisor.IncompleteError as error:
+    supervisor.fail(str(error), 3)
+"""
+    )
+    assert (code, errors.count("\n")) == (3, 1)
+    assert " is lost: its head node does not answer; " in errors
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)", "supervisor.leave_at_once('stopped', 130)"])
+def test_what_an_abnormal_end_leaves_of_a_cluster_is_removed(tmp_path: Path, end: str) -> None:
+    left = f"""
+import subprocess
+from pathlib import Path
+Path({str(tmp_path / "cluster")!r}).mkdir()
+supervisor.note_folder({str(tmp_path / "cluster")!r})
+agent = subprocess.Popen(["sleep", "60"])
+print(agent.pid, flush=True)
+"""
+    process = begun(left + end)
+    assert process.stdout is not None
+    agent = int(process.stdout.readline())
+    process.wait(60)
+    assert not (tmp_path / "cluster").exists()
+    assert not psutil.pid_exists(agent) or psutil.Process(agent).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_signal_while_ray_starts_is_an_interruption() -> None:
+    process = begun("signal.signal(signal.SIGTERM, signal.SIG_DFL)\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    line = "seenset: interrupted; the same command goes on from here\n"
+    assert (process.wait(60), process.stderr.read() if process.stderr else "") == (130, line)
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    process = begun(CONNECTED + WORKING)
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_that_needs_no_cluster_has_no_second_process() -> None:
+    assert not may_need_cluster(ResourcesConfig(cluster="local"))
+    assert may_need_cluster(ResourcesConfig(cluster="ray"))
+    assert may_need_cluster(ResourcesConfig())

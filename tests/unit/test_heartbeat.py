@@ -1,0 +1,85 @@
+"""A command that prints nothing for long says what it is doing; one that prints does not."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_jobs.heartbeat import Heartbeat
+from ray_jobs.terminal import VisibleConsole
+
+SECONDS = 30.0
+COMMAND = """
+import sys
+from ray_jobs import heartbeat
+heartbeat.SILENT_SECONDS = 0.05
+from ray_jobs.cli import main
+main()
+"""
+
+
+def lines_within(stream: io.StringIO, count: int) -> list[str]:
+    deadline = time.monotonic() + SECONDS
+    while len(lines := stream.getvalue().splitlines()) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return lines
+
+
+def test_a_silent_phase_is_named_again_and_again() -> None:
+    stream = io.StringIO()
+    beat = Heartbeat(stream, "plan", 0.05)
+    beat.start()
+    assert all(re.fullmatch(r"plan: \d+ s", line) for line in lines_within(stream, 3))
+    beat.phase("counting\nrows")
+    assert any(re.fullmatch(r"counting rows: \d+ s", line) for line in lines_within(stream, len(stream.getvalue()) + 2))
+    beat.stop()
+    time.sleep(0.2)
+    ended = stream.getvalue()
+    time.sleep(0.2)
+    assert stream.getvalue() == ended
+
+
+def test_a_phase_that_prints_needs_no_heartbeat() -> None:
+    stream = io.StringIO()
+    beat = Heartbeat(stream, "plan", 2.0)
+    beat.start()
+    began = time.monotonic()
+    while time.monotonic() - began < 4.0:
+        beat.hear()
+        time.sleep(0.05)
+    beat.stop()
+    assert stream.getvalue() == ""
+
+
+def test_a_closed_stream_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    beat = Heartbeat(stream, "plan", 0.05)
+    stream.close()
+    beat.start()
+    time.sleep(0.3)
+    VisibleConsole().print("still there")
+    assert capsys.readouterr() == ("still there\n", "")
+
+
+def test_a_command_keeps_standard_output_for_json_and_standard_error_for_errors(tmp_path: Path) -> None:
+    def run(*arguments: str) -> tuple[list[str], list[str]]:
+        command = [sys.executable, "-c", COMMAND, *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert ended.returncode == 2
+        return ended.stdout.splitlines(), ended.stderr.splitlines()
+
+    output, errors = run("plan", "none.yaml")
+    assert output
+    assert all(re.fullmatch(r"plan: \d+ s", line) for line in output)
+    assert errors == ["seenset: cannot read config none.yaml: No such file or directory"]
+    output, errors = run("plan", "none.yaml", "--json")
+    assert output == []
+    assert errors[0].startswith("plan: ")
+    assert errors[-1] == "seenset: cannot read config none.yaml: No such file or directory"
+    assert run("status", "none")[0] == []

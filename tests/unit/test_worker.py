@@ -1,0 +1,270 @@
+"""A worker reads its next shard while it computes one, in this process and as an actor, and that changes no row."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
+
+from pipeline.corpus.documents import Document
+from pipeline.corpus.shard import Shard
+from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests
+from pipeline.stages.events import Failure
+from pipeline.stages.local import finish_shards
+from pipeline.stages.process import read_rows
+from pipeline.stages.score import window_of
+from pipeline.stages.worker import LOCAL_DRIVER, ShardStream, process
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+
+
+def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:
+    """Local mode, with one worker."""
+    failures = [event for event in finish_shards(stage, shards, store, workers=1) if isinstance(event, Failure)]
+    assert not failures
+
+
+def as_an_actor(stage: Stage, shards: list[Shard], store: Store) -> None:
+    """The stream of an actor."""
+    worker, todo = stage.make(stage, Placement()), iter(shards)
+    results = list(ShardStream(stage, worker, store, "some driver").finish(lambda ahead: next(todo, None)))
+    assert [shard for shard, _ in results] == shards
+    assert all(isinstance(result, Receipt) for _, result in results)
+
+
+def died(driver: str, at: list[str] | None = None) -> dict[str, Any]:
+    """The log of a first attempt that ended with its process."""
+    state = {"open": True, "starts": 1, "at": at, "deaths": {}, "mode": None, "cleared": 0}
+    return {"driver": driver, "attempt": "one", **state}
+
+
+WAYS = [pytest.param(in_one_process, id="local"), pytest.param(as_an_actor, id="actor")]
+Way = Callable[[Stage, list[Shard], Store], None]
+
+
+@pytest.mark.parametrize("finish", WAYS)
+def test_the_next_shard_is_read_while_this_one_is_worked_on(finish: Way, tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4))
+    stage = stage_of(together=2)
+    finish(stage, shards, store)
+    notes = made[-1].notes
+    assert notes.index(("prepare", "b")) < max(
+        i for i, (kind, text) in enumerate(notes) if kind == "work ended" and text[0] == "a"
+    )
+    assert [len(read_rows(stage, shard, store)) for shard in shards] == [4, 4]
+
+
+@pytest.mark.parametrize("finish", WAYS)
+def test_one_shard_is_read_at_a_time_and_one_is_worked_on(finish: Way, tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, *(letters(letter, 13) for letter in "abcde"))
+    stage = stage_of()
+    finish(stage, shards, store)
+    worker = made[-1]
+    assert worker.most == {"prepare": 1, "work": 1}
+    order = [text[0] for kind, text in worker.notes if kind == "work"]
+    assert order == sorted(order), "a shard is worked on as a whole, in the order in which shards are read"
+
+
+def test_a_window_is_read_while_the_one_before_is_worked_on(tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, ["a", "a", "a", "a", "b"])
+    stage = stage_of(together=2)
+    in_one_process(stage, shards, store)
+    assert len(read_rows(stage, shards[0], store)) == 5
+
+
+def test_a_shard_that_fails_ends_no_other(tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4), letters("c", 4))
+    Path(shards[0].path).unlink()
+    events = list(finish_shards(stage_of(), shards, store, workers=1))
+    assert [event.shard for event in events if isinstance(event, Failure)] == [shards[0].id]
+    assert sum(isinstance(event, Receipt) for event in events) == 2
+
+
+def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
+    meeting = threading.Barrier(3)
+    worked: list[bool] = []
+
+    class Meeting(Recorder):
+        def work(self, batch: list[Entry], output: Output) -> None:
+            meeting.wait(SECONDS)
+            worked.append(True)
+            super().work(batch, output)
+
+    stage = replace(stage_of(), make=Meeting, digest=model_digests())
+    list(finish_shards(stage, shards, store, workers=3))
+    assert len(worked) == 3, "each of the three workers has begun a shard before one of them has ended its own"
+
+
+def attempts(work: Callable[[], None]) -> int:
+    """How many processes it takes until one ends as it should."""
+    for attempt in range(1, 30):
+        if (child := os.fork()) == 0:
+            try:
+                work()
+                os._exit(0)
+            finally:
+                os._exit(9)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, 1)
+        if status == 0:
+            return attempt
+    raise AssertionError("never ended")
+
+
+@pytest.mark.parametrize("finish", WAYS)
+def test_a_document_that_kills_while_it_is_read_ahead_is_found_and_no_other(finish: Way, tmp_path: Path) -> None:
+    texts = [letters("a", 4), ["b", "bb", "b deadly to tokenise", "bbbb", "bbbbb"], letters("c", 6)]
+    stage = stage_of(together=3, deadly_at=str(tmp_path / "flag"))
+    shards, store = shards_of(tmp_path / "killed", *texts)
+    assert attempts(lambda: finish(stage, shards, store)) <= 6
+    assert (tmp_path / "flag").exists(), "it was read ahead"
+    texts[1][2] = "b wrong to tokenise"
+    others, clean = shards_of(tmp_path / "clean", *texts)
+    finish(stage_of(), others, clean)
+    for shard, other in zip(shards, others, strict=True):
+        rows, expected = read_rows(stage, shard, store), read_rows(stage, other, clean)
+        assert {row: rows[row]["length"] for row in rows} == {row: expected[row]["length"] for row in expected}
+    problems = {
+        row: values["problem"] for row, values in read_rows(stage, shards[1], store).items() if values["problem"]
+    }
+    assert list(problems) == [2]
+    assert "being worked on when its worker was killed" in problems[2]
+    assert not store.names("attempts/turns", ".json")
+
+
+def test_a_worker_that_was_killed_when_it_had_filed_a_receipt_leaves_no_log(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, letters("a", 4))
+    stage = stage_of()
+    receipt = process(stage, make(stage, Placement()), shard, store, "me")
+    store.write_json(f"attempts/turns/{shard.id}.json", died("me"))
+    assert process(stage, make(stage, Placement()), shard, store, "me") == receipt
+    assert not store.names("attempts/turns", ".json")
+
+
+def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, letters("a", 4))
+    meeting = threading.Barrier(2)
+
+    class Meeting(Recorder):
+        def work(self, batch: list[Entry], output: Output) -> None:
+            super().work(batch, output)
+            if any("aaaa" in entry.document.text for entry in batch):
+                meeting.wait(SECONDS)
+
+    stage = replace(stage_of(), make=Meeting, digest=model_digests())
+    filed = []
+
+    def end() -> None:
+        stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
+        todo = iter([shard])
+        assert [shard for shard, _ in stream.finish(lambda ahead: next(todo, None))] == [shard]
+        filed.append(stream.filed)
+
+    threads = [threading.Thread(target=end) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert sorted(filed) == [False, True]
+
+
+@pytest.mark.parametrize("finish", WAYS)
+def test_a_shard_that_was_interrupted_is_isolated_and_alone_in_its_process(finish: Way, tmp_path: Path) -> None:
+    """Else a death could be blamed on what is computed, of a document that was read ahead."""
+    shards, store = shards_of(tmp_path, letters("a", 9), letters("b", 9), letters("c", 9))
+    driver = LOCAL_DRIVER if finish is in_one_process else "some driver"
+    store.write_json(f"attempts/turns/{shards[1].id}.json", died(driver))
+    before = len(made)
+    finish(stage_of(), shards, store)
+    during = [note for worker in made[before:] for note in worker.notes if not note[0].endswith("ended")]
+    first = next(i for i, (_, text) in enumerate(during) if text[0] == "b")
+    last = len(during) - 1 - next(i for i, (_, text) in enumerate(during[::-1]) if text[0] == "b")
+    alone = during[first : first + 18]
+    assert alone == [(event, text) for text in letters("b", 9) for event in ("prepare", "work")]
+    assert {text[0] for _, text in during[first : last + 1]} <= {"b", "c"}, "the next one is read while it is computed"
+    assert [len(read_rows(stage_of(), shard, store)) for shard in shards] == [9, 9, 9]
+
+
+def test_only_the_documents_of_the_batch_at_a_death_are_isolated_where_it_was_recorded(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, letters("a", 9))
+    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at=["batch 2+2", "work 2", "work 5"]))
+    in_one_process(stage_of(), [shard], store)
+    assert [text for event, text in made[-1].notes if event == "work"][:2] == ["a" * 3, "a" * 6]
+    assert len([text for event, text in made[-1].notes if event == "prepare"]) == 2 + 3, "two alone, then three windows"
+
+
+def test_a_shard_in_which_nothing_was_in_flight_is_not_isolated(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, letters("a", 9))
+    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at=[]))
+    in_one_process(stage_of(), [shard], store)
+    assert len([text for event, text in made[-1].notes if event == "prepare"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens", "batches"), [("cpu", 2048, 128), ("cuda", 16384, 16), ("cuda", 65536, 16)]
+)
+def test_a_window_is_about_so_many_batches_whatever_documents_are_cut_to(
+    device: str, tokens: int, batches: int, tmp_path: Path
+) -> None:
+    window = window_of(tokens, device, max_tokens=512, draws=0)
+    assert window.kept == 4 * tokens * batches
+    assert window.kept_of_one == 4 * 512
+    assert window_of(tokens, device, 512, draws=3).characters == window.characters / 4
+
+
+def test_windows_are_cut_by_what_is_kept_of_documents(tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, ["a" * 5, "a" * 100, "a" * 2, "b", "c" * 300, "d"])
+    worker = make(stage_of(), Placement())
+    sizes: list[int] = []
+    worker.window = Window(1000, kept=12, kept_of_one=10)
+    prepare = worker.prepare
+
+    def noted(documents: list[Document], inputs: None, output: Output) -> list[Entry]:
+        sizes.append(len(documents))
+        return prepare(documents, inputs, output)
+
+    worker.prepare = noted  # type: ignore[method-assign]
+    process(stage_of(), worker, shards[0], store)
+    assert sizes == [2, 3, 1]
+
+
+def test_the_longest_batch_of_a_window_comes_first(tmp_path: Path) -> None:
+    shards, store = shards_of(
+        tmp_path, [letter * length for letter, length in zip("abcd", (3, 39, 20, 4), strict=True)]
+    )
+    stage = stage_of()
+    in_one_process(stage, shards, store)
+    assert [text[0] for kind, text in made[-1].notes if kind == "work"] == ["b", "c", "a"]
+    lengths = {row: values["length"] for row, values in read_rows(stage, shards[0], store).items()}
+    assert lengths == {0: 7, 1: 39, 2: 20, 3: 7}, "what shares a batch is as it was"
+
+
+def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: Path) -> None:
+    class Slow(Recorder):
+        def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
+            time.sleep(0.1)
+            return super().prepare(documents, inputs, output)
+
+        def work(self, batch: list[Entry], output: Output) -> None:
+            time.sleep(0.2)
+            super().work(batch, output)
+
+    (shard,), store = shards_of(tmp_path, ["a", "a", "a", "a", "b"])
+    stage, todo = stage_of(), iter([shard])
+    stream = ShardStream(stage, Slow(stage, Placement()), store)
+    began = time.monotonic()
+    ((_, receipt),) = stream.finish(lambda ahead: next(todo, None))
+    lasted = time.monotonic() - began
+    assert stream.waited >= 0.1
+    assert stream.worked >= 0.4, "two windows of one batch"
+    assert stream.waited + stream.worked <= lasted
+    assert isinstance(receipt, Receipt)
+    assert receipt.seconds <= lasted
