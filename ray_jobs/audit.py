@@ -32,6 +32,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
 from pipeline.models.adapters import RECORD, check_adapter
+from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import CPU, Device
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
@@ -212,10 +213,10 @@ def _scoring(
         store = lock.held
         checks = check_meanwhile(plan, store, reporter, machine, early)
         types = types or arithmetic_of_run(config, store, machine, reporter.say)
+        if (chosen := types.chosen(config, "model")) is not None:
+            reporter.say(f"the model computes in {chosen.dtype}, {chosen.reason}")
         config = with_types(config, types.types)
         plan = replace(plan, config=config)
-        if sentence := types.sentence("model"):
-            reporter.say(f"the model computes in {sentence}")
         store.begin()
         forget_finished(store)
         unscored = pending(plan, STAGE, store)
@@ -227,6 +228,8 @@ def _scoring(
             check_ledger(config, fingerprints[STAGE])
         fold = fold_of(store, machine is None)
         note_arithmetic(store, types)
+        if machine is not None and not device.gpus and types.types and (line := flags_differ(types.flags)):
+            reporter.say(f"warning: this machine: {line}")
         heartbeat.phase("counting rows and checking what is there")
         plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         note_device(store, device)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,7 @@ from ray_jobs.options import (
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
+    from pipeline.config.audit import AuditConfig
 
 app = typer.Typer(
     add_completion=False,
@@ -82,13 +84,14 @@ def plan(
     check_actors(planned)
     slow: list[str] = []
     types = arithmetic_ahead(planned, slow.append)
+    chosen = types.chosen(planned.config, "model")
     planned = replace(planned, config=with_types(planned.config, types.types))
     audit = planned.config
     planned, series = planned_scan(planned)
     checks = plan_checks(planned)
     model = describe_model(audit.model, audit.corpus.has_pictures)
-    if "model" in types.types:
-        model["chosen"] = types.types["model"].reason
+    if chosen is not None:
+        model["chosen"] = chosen.reason
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
     if audit.paraphraser is not None:
@@ -253,8 +256,17 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     planned = make_plan(audit, limit)
     heartbeat.phase("reading documents before scoring")
     check_model_files(planned.config)
-    supervisor.supervise(may_need_cluster(audit.resources, planned))
+    supervisor.supervise(may_need_cluster(audit.resources, planned) or _runs_foreign_code(audit))
     return planned
+
+
+def _runs_foreign_code(audit: AuditConfig) -> bool:
+    """Whether a run calls code of plugins or of checkpoints, which may end its process by os._exit."""
+    from pipeline.config.models import ModelConfig
+    from pipeline.detectors.plugins import GROUP
+
+    models = [model for model in audit.models if isinstance(model, ModelConfig)]
+    return bool(audit.import_ or entry_points(group=GROUP)) or any(model.trust_remote_code for model in models)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

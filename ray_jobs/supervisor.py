@@ -374,6 +374,9 @@ class _Parent:
         elif self.lost or (facts.cluster and code in (0, 1, -signal.SIGABRT)):
             reason = self.lost or "Ray ended this process, as it does without its node"
             code, facts.lines = _given(ExitCode.INCOMPLETE, _lost(facts.cluster, reason))
+        elif code == 0:
+            reason = "code of a plugin, a model or a library ended this process, so the command is not complete"
+            code, facts.lines = _given(ExitCode.INCOMPLETE, f"{reason}; finished shards are kept")
         elif -code == self.forwarded == signal.SIGTERM:  # while Ray started, which takes it by itself
             code, facts.lines = _given(ExitCode.INTERRUPTED, INTERRUPTED)
         if facts.folder:

@@ -46,10 +46,14 @@ class Arithmetic(VersionedRecord):
     types: dict[str, Decided] = Field(description="By key of the configuration, such as model.")
     flags: list[str] = Field(description="Flags of the CPU that decided, of those that a choice depends on.")
 
-    def sentence(self, key: str) -> str | None:
-        """The choice in words, such as "float32, chosen for this CPU"; None where the configuration states the type."""
-        decided = self.types.get(key)
-        return None if decided is None else f"{decided.dtype}, {decided.reason}"
+    def chosen(self, config: Section, key: str) -> Decided | None:
+        """The choice for a model or training of a configuration; None where the configuration states its type.
+
+        Args:
+            config: of an audit, before its types are filled in.
+            key: such as model.
+        """
+        return self.types.get(key) if _is_auto(getattr(config, key, None)) else None
 
 
 @dataclass(frozen=True, slots=True)

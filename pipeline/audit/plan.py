@@ -129,9 +129,8 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
-    if config.against is not None and os.path.exists(config.against) and not os.path.isdir(config.against):
-        kind = irregular_kind(config.against) or "a file"
-        raise UserError(f"against: {written(config.against)} is {kind}, not the folder of a run or a ledger")
+    _check_folder("against", config.against, "the folder of a run or a ledger")
+    _check_folder("series.ledger", config.series.ledger if config.series is not None else None, "a folder")
     known = read_known(config)
     inputs = find_inputs(config.corpus, config.limits, known.inputs)
     check_run_folder(
@@ -139,6 +138,11 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     )
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
     return Plan(config, tuple(inputs), tuple(shards), limit, known.record)
+
+
+def _check_folder(key: str, path: str | None, what: str) -> None:
+    if path is not None and os.path.exists(path) and not os.path.isdir(path):
+        raise UserError(f"{key}: {written(path)} is {irregular_kind(path) or 'a file'}, not {what}")
 
 
 def _models(config: AuditConfig) -> list[ModelConfig]:

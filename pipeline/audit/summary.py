@@ -350,10 +350,10 @@ class Summary(Bounded, VersionedRecord):
         """The answer in one line; what contradicts the promise comes before the count."""
         count = f"{self.n_selected:,} of {self.n_audit:,} selected"
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
-        terms = f"{self.procedure}, {level}, {self.guarantee}"
+        terms = f"{self.procedure}, {level}"
         if self.conclusion == "contradicted":
-            return f"{self.name}: {' '.join(self.remarks)} {count} ({terms})"
-        return f"{self.name}: {count} ({terms}), {self.standing}"
+            return f"{self.name}: {' '.join(self.remarks)} {count} ({terms}; guarantee contradicted)"
+        return f"{self.name}: {count} ({terms}, {self.guarantee}), {self.standing}"
 
 
 def unsettled(blind: BlindDiagnostic) -> str:

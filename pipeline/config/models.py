@@ -19,7 +19,7 @@ class ModelConfig(Section):
     path: Annotated[str, Place.MODEL] = Field(description="Hub id, local folder, or a .gguf file.")
     revision: str | None = Field(None, description="Hub revision: a commit, tag or branch.")
     gguf_file: str | None = Field(None, description="Name of the GGUF file inside `path`.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Type of the weights; auto takes the fastest of the device that loses nothing of the checkpoint: "
         "its own where the device multiplies it natively, else float32 (GGUF: float32).",

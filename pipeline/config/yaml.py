@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.bounded_yaml import MOST_BYTES, load_bounded
-from pipeline.config.paths import fields_of, placed, placed_value, sections_in
+from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
 _MOST_GUESSES = 3  # settings that a message names
@@ -57,6 +57,8 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         UserError: no such file, not YAML, no mapping, or a path that only the working directory has.
     """
     try:
+        if (irregular := irregular_kind(path)) is not None:
+            raise UserError(f"config {path} is {irregular}, not a file")
         with open(path, "rb") as file:
             text = file.read(MOST_BYTES + 1).decode("utf-8")
     except OSError as error:

@@ -18,7 +18,8 @@ import psutil
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.checkpoints import check_files, matching, weight_files
+from pipeline.models.checkpoints import check_files, weight_files
+from pipeline.models.fit import TYPES, refuse_integers, stored_weights
 
 FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
 """Environment variable whose words replace the flags of the processor, for a machine that hides or overstates them."""
@@ -38,7 +39,6 @@ REPEATS = 5
 ROWS, INNER = 512, 576
 """Shape of the matrix product that is timed: 512 tokens in a layer of a model of 135 million parameters."""
 
-_STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NAMES = ", ".join(WIDTHS)
 
 
@@ -98,8 +98,14 @@ def choose(stored: str, size: int, processor: Processor) -> Choice:
         stored,
         f"{OWN}: float32 does not fit into memory",
         f"dtype auto keeps {stored}: in float32 the weights take {needed / 2**30:.1f} GiB, and "
-        f"{processor.free / 2**30:.1f} GiB of memory are free",
+        f"{processor.free / 2**30:.1f} GiB of memory are free{_cost(stored, processor)}",
     )
+
+
+def _cost(dtype: str, processor: Processor) -> str:
+    """The end of a sentence that states how much slower than float32 a type is on this CPU; empty where it is not."""
+    factor = 1.0 if processor.native and dtype == "bfloat16" else slowdown(dtype)
+    return f"; products in {dtype} take {factor:.1f} times as long here as in float32" if factor > 1 else ""
 
 
 def choose_model(config: ModelConfig, size: int, processor: Processor) -> Choice:
@@ -127,21 +133,22 @@ def stored_type(config: ModelConfig) -> str:
     """The type of the weights in a model's files, such as bfloat16.
 
     Raises:
-        UserError: a file is missing, the files do not state their type, or it is an 8-bit float.
+        UserError: a file is missing, the files do not state their type, or it is an 8-bit float or an integer.
     """
     source = check_files(config)
     settings = _read_json(source.folder / "config.json")
-    shards = matching(source.folder, ["*.safetensors"])
-    kinds = _safetensors_types(shards[0]) if shards else set()
+    kinds = {kind for kind, _ in stored_weights(source.folder).values()}
     if any(kind.startswith("F8") for kind in kinds) or "fp8" in _quantised_by(settings):
         raise UserError(
             f"model {config.shown}: its weights are 8-bit floats, which cannot be opened here; take the checkpoint in "
             "bfloat16 or float32"
         )
+    if not _quantised_by(settings):
+        refuse_integers(f"model {config.shown}", source.folder)
     parts = [settings, settings.get("text_config") or {}]
     stated = [part.get("dtype") or part.get("torch_dtype") for part in parts if isinstance(part, dict)]
     named = next((str(name).removeprefix("torch.") for name in stated if name), None)
-    stored = named or next((name for kind, name in _STORED.items() if kind in kinds), None)
+    stored = named or next((name for kind, name in TYPES.items() if kind in kinds), None)
     if stored not in WIDTHS:
         kind = f"of type {stored}" if stored else "of a type that neither config.json nor a safetensors file states"
         raise UserError(
@@ -163,17 +170,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # the loader states what is wrong with it
         return {}
     return settings if isinstance(settings, dict) else {}
-
-
-def _safetensors_types(path: Path) -> set[str]:
-    """Names of the types in a safetensors file, such as BF16."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118 - not a dict
-    except (OSError, SafetensorError):  # the loader states what is wrong with it
-        return set()
 
 
 def _quantised_by(settings: dict[str, Any]) -> str:

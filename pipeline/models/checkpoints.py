@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
 from pipeline.errors import UserError, nearest
+from pipeline.models.fit import TYPES, stored_weights
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -300,15 +301,8 @@ def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
         return "float32"
     if loaded.dtype is not None:
         return str(loaded.dtype).removeprefix("torch.")
-    shards = matching(source.folder, ["*.safetensors"])
-    if not shards:
-        return "auto"
-    from safetensors import safe_open
-
-    with safe_open(shards[0], framework="pt") as file:
-        kinds = {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118 - not a dict
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    return next((name for kind, name in names.items() if kind in kinds), "auto")
+    kinds = {kind for kind, _ in stored_weights(source.folder).values()}
+    return next((name for kind, name in TYPES.items() if kind in kinds), "auto")
 
 
 def locate_adapter(config: ModelConfig) -> Path:

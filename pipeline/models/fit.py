@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from pipeline.errors import UserError
 
+TYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Names of the types of weights: in a safetensors file, and in torch."""
+
 NAMED = 3
 """Weights of a kind that an error names."""
+
+
+def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type, such as BF16, and shape of every weight in the safetensors files of a folder, by name; no weight is read.
+
+    A damaged file is left out: the loader states what is wrong with it.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    weights: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+                weights |= {key: (str(part.get_dtype()), tuple(part.get_shape())) for key, part in slices.items()}
+        except (OSError, SafetensorError):
+            continue
+    return weights
+
+
+def refuse_integers(what: str, folder: Path) -> None:
+    """Refuse a checkpoint without quantization whose weights are integers: their scales are unknown.
+
+    Args:
+        what: the model, with which the error starts.
+        folder: of the safetensors files.
+
+    Raises:
+        UserError: a weight is an integer; the first three are named.
+    """
+    stored = stored_weights(folder)
+    integers = [name for name, (kind, _) in stored.items() if name.endswith(".weight") and kind[0] in "IU"]
+    if integers:
+        raise UserError(
+            f"{what}: {len(integers)} of its weights are integers of type {stored[integers[0]][0]} "
+            f"({_named(integers)}), and its config.json states no quantization; take the checkpoint in float32"
+        )
+
+
+def other_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Names of the weights in the safetensors files of a folder whose shape is another than expected."""
+    stored = stored_weights(folder)
+    return [name for name, shape in expected.items() if name in stored and stored[name][1] != shape]
 
 
 def refuse_misfit(

@@ -34,7 +34,7 @@ from pipeline.models.checkpoints import (
     seq2seq_class,
     weight_files,
 )
-from pipeline.models.fit import refuse_misfit
+from pipeline.models.fit import other_shapes, refuse_integers, refuse_misfit
 from pipeline.models.libraries import BUILDING, import_models, quieten
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.models.processors import load_processor
@@ -315,21 +315,39 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
     if gpus > 0:
         settings["device_map"] = "auto" if gpus > 1 else {"": torch.cuda.current_device()}
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
-    with BUILDING, in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
-        model, info = _auto_class(loaded, kind).from_pretrained(
-            source.folder,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            trust_remote_code=config.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            **settings,
-        )
-    what = f"model {config.shown}: its weights do not fit {type(model).__name__}"
+    if config.quantization is None and not source.gguf and getattr(loaded, "quantization_config", None) is None:
+        refuse_integers(f"model {config.shown}", source.folder)
+    with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
+        try:
+            with BUILDING:
+                model, info = _auto_class(loaded, kind).from_pretrained(
+                    source.folder,
+                    dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+                    trust_remote_code=config.trust_remote_code,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
+                    **settings,
+                )
+        except Exception:
+            _refuse_shapes(config, source, loaded, kind)
+            raise
+    what = _misfit(config, model)
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
     refuse_misfit(what, info["missing_keys"], info["unexpected_keys"], mismatched)
     if source.gguf and hasattr(model, "hf_quantizer"):  # its weights are those of any other model now
         model.hf_quantizer.remove_quantization_config(model)
     return model
+
+
+def _misfit(config: ModelConfig, model: Any) -> str:
+    return f"model {config.shown}: its weights do not fit {type(model).__name__}"
+
+
+def _refuse_shapes(config: ModelConfig, source: Checkpoint, loaded: Any, kind: Kind) -> None:
+    """Name the weights of another shape where the loader fails at them, as at those of tied layers."""
+    if (empty := _empty_model(config, loaded, kind)) is not None:
+        shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
+        refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
 
 
 def _dense() -> dict[str, Any]:

@@ -38,7 +38,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(percent=wording.percent, pretty=_pretty, relative=_relative)
-    environment.globals.update(null_share=wording.null_share)
+    environment.globals.update(null_share=wording.null_share, share_text=wording.share_text)
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
     environment.globals.update(marks=brief.MARKS, terms_on_page=brief.terms_on_page)
     return environment

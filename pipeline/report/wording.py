@@ -28,6 +28,11 @@ def percent(share: float) -> str:
     return percentage(at_most(float(share)))
 
 
+def share_text(share: float) -> str:
+    """An estimated null share, which some procedures do not cap at 1."""
+    return f"{share:.3g}" if share <= 1 else f"{share:.3g} (this estimate may exceed 1)"
+
+
 def documents(count: int) -> str:
     """A count with its noun."""
     return f"{count:,} document{'' if count == 1 else 's'}"
@@ -167,7 +172,7 @@ def _empty_answer(summary: Summary) -> str:
 def _at_share(summary: Summary) -> str:
     """The null share for which a number of documents is stated, where the procedure estimated it."""
     share, estimated = null_share(summary)
-    return f" at the estimated null share of {share:.3g}" if estimated else ""
+    return f" at the estimated null share of {share_text(share)}" if estimated else ""
 
 
 def _ever(summary: Summary) -> str:

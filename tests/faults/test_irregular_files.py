@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bounded_memory import run_within
 
-from pipeline.audit.description import build_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
 from pipeline.errors import UserError
 
@@ -71,12 +71,25 @@ def test_a_ledger_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     assert found.endswith(f"{tmp_path / 'ledger'} is a file, not a folder")
 
 
+def test_a_configuration_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
+    """It was waited for without end."""
+    os.mkfifo(tmp_path / "audit.yaml")
+    with pytest.raises(UserError, match=f"^config {tmp_path / 'audit.yaml'} is a FIFO, not a file$"):
+        load_config(str(tmp_path / "audit.yaml"), ())
+
+
 @pytest.mark.parametrize("kind", ["a FIFO", "a file"])
-def test_an_earlier_run_that_is_no_folder_is_refused_before_anything_is_read(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("key", ["against", "series.ledger"])
+def test_an_earlier_list_that_is_no_folder_is_refused_before_anything_is_read(
+    tmp_path: Path, key: str, kind: str
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "some words"}\n')
     earlier = tmp_path / "earlier"
     os.mkfifo(earlier) if kind == "a FIFO" else earlier.write_text("")
     corpus = {role: {"path": str(tmp_path / "a.jsonl")} for role in ("audit", "unseen")}
-    config = {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": corpus, "against": str(earlier)}
-    with pytest.raises(UserError, match=f"^against: {earlier} is {kind}, not the folder of a run or a ledger$"):
+    config = {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": corpus}
+    config |= {"detectors": ["loss"], "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh"}]}
+    config |= {"against": str(earlier)} if key == "against" else {"series": {"ledger": str(earlier)}}
+    what = "the folder of a run or a ledger" if key == "against" else "a folder"
+    with pytest.raises(UserError, match=f"^{key}: {earlier} is {kind}, not {what}$"):
         make_plan(build_config(config))

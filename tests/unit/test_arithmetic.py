@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,8 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_are_s
 
     assert choice.dtype == stored
     assert "20.0 GiB" in choice.warning
+    if stored == "float16":  # as fast as float32 on no CPU
+        assert re.search(r"products in float16 take \d+\.\d times as long here as in float32$", choice.warning)
     assert choose(stored, 10 << 30, Processor(free=20 << 30)).dtype == "float32"
 
 
@@ -249,6 +252,44 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     decided = read_arithmetic(store)
     assert decided is not None
     assert decided.flags == ["avx2"]
+    assert "warning: this machine: its CPU has other flags" in capsys.readouterr().out
+
+
+def test_weights_of_64_bits_keep_their_type(
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    make_audit: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The manifest refused the type that auto had chosen."""
+    path = make_audit(model={"path": str(_saved_as(tmp_path / "double", tiny_model_folder, torch.float64))})
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="0"):
+            main(["run", str(path)])
+        assert "damaged" not in capsys.readouterr().out
+    manifest, _ = read_run(Store(str(path.parent / "run")))
+    assert (manifest.model.dtype, manifest.model.chosen) == ("float64", "the checkpoint's own")
+
+
+def test_a_stated_type_is_not_called_the_choice_of_the_run_that_auto_decided(
+    half_model: Path,
+    make_audit: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`plan` printed "float16, chosen for this CPU" of a type that it was given."""
+    path = make_audit(model={"path": str(half_model)})
+    monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", str(path)])
+    capsys.readouterr()
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["plan", str(path), "--set", "model.dtype=float16"])
+
+    printed = capsys.readouterr().out
+    assert "float16" in printed
+    assert "chosen for" not in printed
 
 
 def test_plan_states_the_type_and_why(

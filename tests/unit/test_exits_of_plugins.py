@@ -147,6 +147,18 @@ def test_a_library_that_exits_ends_the_command_as_incomplete(
     )
 
 
+def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(tmp_path: Path, tiny_model_folder: Path) -> None:
+    """`os._exit(0)` ended with exit code 0 and without a line."""
+    path = audit(tmp_path, tiny_model_folder, LEAVING.replace("WORD", "''"), **scored_by_leaving())
+    source = tmp_path / "mine.py"
+    source.write_text(source.read_text().replace("sys.exit(0)", "__import__('os')._exit(0)"))
+    done = subprocess.run(
+        [sys.executable, "-m", "ray_jobs.cli", "run", path], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
+    assert done.stderr.strip().endswith("ended this process, so the command is not complete; finished shards are kept")
+
+
 @pytest.mark.parametrize("command", [["schema"], ["--help"]])
 def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(command: list[str]) -> None:
     """`seenset --help | head -1` stated that code of a plugin had called sys.exit."""

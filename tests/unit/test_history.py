@@ -408,4 +408,4 @@ def test_python_warns_of_what_is_not_supported_and_prints_it_first(
         answer = opening(audit, store).selections["members"]
     assert caught[0].filename == __file__, "the line of the caller is the one that is named"
     assert repr(answer).startswith("RunSelection(members: CONTRADICTED, do not act on it: Their words differ.")
-    assert f"{answer.n_selected} of 60 selected (bh, alpha 0.2, finite-sample)" in repr(answer)
+    assert f"{answer.n_selected} of 60 selected (bh, alpha 0.2; guarantee contradicted)" in repr(answer)

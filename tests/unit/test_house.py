@@ -38,7 +38,7 @@ BUDGETS = {
     "pipeline.config": 1_600,
     "pipeline.corpus": 4_150,
     "pipeline.store": 2_150,
-    "pipeline.models": 2_650,
+    "pipeline.models": 2_670,
     "pipeline.training": 1_500,
     "pipeline.endpoint": 800,
     "pipeline.passes": 2_800,
@@ -51,7 +51,7 @@ BUDGETS = {
     "pipeline.export": 1_950,
     "pipeline.series": 1_600,
     "pipeline.trial": 2_950,
-    "ray_jobs": 5_140,
+    "ray_jobs": 5_160,
     "cluster": 1_400,
     "seenset": 700,
 }

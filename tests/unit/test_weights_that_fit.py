@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from gguf_files import write_gguf
 from peft import LoraConfig, get_peft_model
 from picture_models import save_llava
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
@@ -55,6 +56,26 @@ def test_weights_that_the_model_does_not_know_and_those_of_another_shape_are_ref
     rewritten(folder, lambda weights: weights.update(shapes))
     said = refusal(ModelConfig(path=str(folder)))
     assert "1 unknown to the model (model.layers.9.more.weight); 1 of another shape (model.norm.weight)" in said
+
+
+def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None:
+    """The message was one of the inside of torch."""
+    config = AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = True
+    config.save_pretrained(folder)
+    rewritten(folder, lambda weights: weights.update({"lm_head.weight": torch.ones(3, config.hidden_size)}))
+    assert refusal(ModelConfig(path=str(folder))) == (
+        f"model {folder}: its weights do not fit LlamaForCausalLM: 1 of another shape (lm_head.weight)"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_integers_without_their_scales_are_refused(folder: Path, dtype: Literal["auto", "float32"]) -> None:
+    """They were scored as if they were the weights."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    rewritten(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
+    said = refusal(ModelConfig(path=str(folder), dtype=dtype))
+    assert f"1 of its weights are integers of type I8 ({name})" in said
 
 
 def test_tied_weights_and_buffers_that_the_architecture_ignores_are_no_misfit(folder: Path) -> None:
