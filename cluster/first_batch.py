@@ -21,7 +21,7 @@ from pipeline.errors import UserError, one_line
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Output, Placement
-from pipeline.stages.batches import longest_first
+from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
 
 DOCUMENTS = 64

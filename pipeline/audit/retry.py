@@ -12,8 +12,7 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Asker, Placement, Stage
-from pipeline.stages.growth import filed_rows
-from pipeline.stages.process import changed_input
+from pipeline.stages.process import changed_input, filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
 

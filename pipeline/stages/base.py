@@ -19,6 +19,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 import pyarrow as pa
+import torch
 from pydantic import BaseModel
 
 from pipeline import __version__
@@ -29,15 +30,17 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint
+from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import fingerprint_model
 from pipeline.models.sharing import Opened, SharedModels
-from pipeline.stages.growth import Rows
 from pipeline.stages.judged import JudgedTexts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 Digest = Callable[[AnyModel], Mapping[str, str]]
 
+Rows = dict[int, dict[str, Any]]
+"""Columns of each row, by its number."""
 
 AGAINST = "against"
 """The key of a fingerprint under which the digest of the texts stands that earlier runs have judged."""
@@ -61,6 +64,21 @@ class Placement:
     gpus: float = 0  # 0: the CPU
     threads: int = 1  # on the CPU, for a batch
     shared: SharedModels | None = None  # with the other workers of this process; None: it opens models itself
+
+    def set_up(self, mark: str, gradients: bool = False) -> None:
+        """Check the device of a worker, and set how this process computes on it.
+
+        Args:
+            mark: of the device, from the fingerprint of the stage.
+            gradients: whether the stage takes gradients.
+
+        Raises:
+            UserError: as `check_device`.
+        """
+        check_device(mark, self.gpus)
+        compute_as(mark, gradients)
+        if self.gpus == 0:
+            torch.set_num_threads(self.threads)
 
     def open(self, opener: Callable[..., Opened], config: ModelConfig) -> Opened:
         """A model, for this worker alone or with weights that it shares.

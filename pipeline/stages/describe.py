@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import torch
 
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
+from pipeline.corpus.pictures import open_picture
 from pipeline.corpus.shard import Shard
-from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import LanguageModel, open_picture_model
+from pipeline.models.pictures import PicturePrompt, picture_prompt
 from pipeline.models.processors import INSTRUCTION
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import DESCRIPTION_TOKENS, describe
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, rows_schema
-from pipeline.stages.pictures import PICTURE_WINDOW, shown_pictures
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.store.files import Store
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 STAGE = "describe"
 FOLDER = "descriptions"
 SCHEMA = rows_schema(("ids", pa.list_(pa.int32())), ("description", pa.string()))
+
+
+PICTURE_WINDOW = Window(64, characters=16 << 20)
+"""Pictures that are made ready at a time, and the bytes of their files: of large photographs a model's numbers take a
+hundred times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +51,7 @@ class Describer:
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Prepare; the model is loaded with the first pictures."""
         self.settings: DescriptionSettings = stage.settings
-        check_device(self.settings.device, placement.gpus)
-        compute_as(self.settings.device, gradients=False)
-        if placement.gpus == 0:
-            torch.set_num_threads(placement.threads)
+        placement.set_up(self.settings.device)
         self.placement = placement
         self.parts = PassSizes()
         self.window = PICTURE_WINDOW
@@ -77,3 +83,40 @@ class Describer:
             text = self.lm.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             output.keep(entry.document, ids=ids, description=text)
             output.tokens += len(ids)
+
+
+# --- from the bytes of a picture to what a model is given of it
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPicture:
+    """A picture, decoded, and what a model is given of it."""
+
+    document: Document
+    picture: Image
+    prompt: PicturePrompt
+
+
+def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> Iterator[ShownPicture]:
+    """Decode the pictures of documents; those that cannot be, or that leave a model no room for a word, are refused.
+
+    One picture at a time: whoever keeps none of them holds the pixels of one.
+
+    Args:
+        lm: from `open_picture_model`.
+        documents: with pictures.
+        output: of the shard.
+    """
+    for document in documents:
+        assert document.picture is not None
+        try:
+            picture = open_picture(document.picture)
+        except ValueError as error:
+            output.refuse(document, "undecodable", str(error))
+            continue
+        prompt = picture_prompt(lm, picture)
+        if lm.max_tokens is not None and len(prompt.ids) >= lm.max_tokens:
+            room = f"the picture and the instruction are {len(prompt.ids)} tokens, and the model has {lm.max_tokens}"
+            output.refuse(document, "too_large", f"{room} positions")
+            continue
+        yield ShownPicture(document, picture, prompt)

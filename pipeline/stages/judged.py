@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import threading
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from pipeline.store.files import Store
 
 JUDGED_FILE = "judged.npy"
 """Of a run directory: the keys of those texts, int64, ascending, written once when the run begins."""
-
-_opening = threading.Lock()
-_open: dict[tuple[str, str], np.ndarray] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class JudgedTexts:
         """
         if not self.count:
             return False
-        keys, key = _keys(self), document_key(document)
+        keys, key = _keys(self.run, self.sha256), document_key(document)
         if key is None:
             return False
         place = int(np.searchsorted(keys, key))
@@ -73,21 +70,16 @@ def read_judged(store: Store, sha256: str) -> np.ndarray:
     return np.asarray(np.load(io.BytesIO(data)), dtype=np.int64)
 
 
-def _keys(judged: JudgedTexts) -> np.ndarray:
-    """The keys, opened once in a process: mapped from a local file, else read."""
-    place = judged.run, judged.sha256
-    with _opening:
-        if place not in _open:
-            _open.clear()  # one run at a time
-            store = Store(judged.run)
-            if store.local:
-                try:
-                    _open[place] = np.asarray(np.load(store.path(JUDGED_FILE), mmap_mode="r"))
-                except (OSError, ValueError):
-                    raise _damaged(store, "cannot be read") from None
-            else:
-                _open[place] = read_judged(store, judged.sha256)
-        return _open[place]
+@lru_cache(maxsize=1)
+def _keys(run: str, sha256: str) -> np.ndarray:
+    """The keys of a run directory, opened once in a process: mapped from a local file, else read."""
+    store = Store(run)
+    if not store.local:
+        return read_judged(store, sha256)
+    try:
+        return np.asarray(np.load(store.path(JUDGED_FILE), mmap_mode="r"))
+    except (OSError, ValueError):
+        raise _damaged(store, "cannot be read") from None
 
 
 def _damaged(store: Store, problem: str) -> UserError:

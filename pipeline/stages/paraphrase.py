@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import torch
 
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
@@ -80,11 +78,8 @@ class Paraphraser:
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the model."""
-        if placement.gpus == 0:
-            torch.set_num_threads(placement.threads)
         self.settings: ParaphraserSettings = stage.settings
-        check_device(self.settings.device, placement.gpus)
-        compute_as(self.settings.device, gradients=False)
+        placement.set_up(self.settings.device)
         self.parts = PassSizes()
         self.seed = stage.seed
         self.window = Window(WINDOW_DOCUMENTS)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import torch
-
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
-from pipeline.models.devices import check_device, compute_as
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
@@ -36,12 +33,9 @@ class Sampler:
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Prepare; the model is loaded when a draw is missing."""
-        if placement.gpus == 0:
-            torch.set_num_threads(placement.threads)
         self.stage = stage
         self.settings: SampleSettings = stage.settings
-        check_device(self.settings.device, placement.gpus)
-        compute_as(self.settings.device, gradients=False)
+        placement.set_up(self.settings.device)
         self.parts = PassSizes()
         self.placement = placement
         self.window = Window(WINDOW_DOCUMENTS)

@@ -20,7 +20,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
-from pipeline.models.devices import check_device, compute_as
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.switching import Adapters
@@ -140,7 +139,6 @@ class Scorer:
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the models."""
         settings: ScoreSettings = stage.settings
-        check_device(settings.device, placement.gpus)
         if settings.plugins is not None:
             load_plugins(settings.plugins.plugins)
         self.detectors = settings.detectors.parse()
@@ -152,8 +150,8 @@ class Scorer:
         passes = plan_passes(self.detectors)
         self.passes = {p: read for p, read in passes.items() if p not in self.answers and not p.continued}
         self.draws = draws_of(self.detectors)
-        if placement.gpus == 0:
-            torch.set_num_threads(placement.threads)
+        gradient = any(p.kind == "gradient" for p in self.passes)
+        placement.set_up(settings.device, gradient)
         self.models: dict[str, LanguageModel] = {}
         self.tokenizer: Any = None  # of an endpoint nobody knows it
         if isinstance(settings.model, ModelConfig):
@@ -167,8 +165,6 @@ class Scorer:
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
-        gradient = any(p.kind == "gradient" for p in self.passes)
-        compute_as(settings.device, gradient)
         self.gradient_tokens = settings.gradient_tokens
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
         self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None

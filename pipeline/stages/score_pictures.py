@@ -16,7 +16,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import plan_passes
-from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import PicturePrompt, caption_ids
 from pipeline.models.processors import picture_token
@@ -25,7 +24,7 @@ from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import pictures_in_parts, positions_of
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage
-from pipeline.stages.pictures import PICTURE_WINDOW, ShownPicture, shown_pictures
+from pipeline.stages.describe import PICTURE_WINDOW, ShownPicture, shown_pictures
 from pipeline.stages.process import read_rows
 from pipeline.stages.score import ScoreSettings, file_scores
 from pipeline.store.files import Store
@@ -59,7 +58,7 @@ class PictureScorer:
         """Load the model."""
         settings: ScoreSettings = stage.settings
         assert isinstance(settings.model, ModelConfig)
-        check_device(settings.device, placement.gpus)
+        placement.set_up(settings.device)
         if settings.plugins is not None:
             load_plugins(settings.plugins.plugins)
         self.detectors = settings.detectors.parse()
@@ -67,10 +66,7 @@ class PictureScorer:
         for needed, names in plan_passes(self.detectors).items():
             self.wanted[needed.caption][needed.part] = names
         self.describe = next((earlier for earlier in stage.reads if earlier.name == "describe"), None)
-        if placement.gpus == 0:
-            torch.set_num_threads(placement.threads)
         self.lm = placement.open(open_picture_model, settings.model)
-        compute_as(settings.device, gradients=False)
         token = picture_token(self.lm.model.config)
         assert token is not None
         self.token = token

@@ -23,7 +23,6 @@ from pipeline.corpus.excerpts import same_texts
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
 from pipeline.models.device_errors import check_lost
-from pipeline.models.devices import check_device, compute_as
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.pieces import pieces_of
@@ -115,14 +114,13 @@ def read_tokens(
         UserError: the model cannot be opened.
         LostDeviceError: the device refuses all further work of this process.
     """
-    check_device(request.device, placement.gpus)
+    before = torch.get_num_threads()
+    placement.set_up(request.device)
     careful = log if log is not None and log.died else None
     threads = 1 if careful else max(1, min(workers, len(request) // DOCUMENTS_A_THREAD))
     models = [placement.open(open_model, request.model) for _ in range(threads)]
-    compute_as(request.device, gradients=False)
     reading = TokenReading(TOKEN_SCHEMA.empty_table())
     prepared = _prepared(request, models[0], reading.problems)
-    before = torch.get_num_threads()
     try:
         while documents := list(islice(prepared, AT_ONCE)):
             columns = _columns(documents, models, placement, careful, check)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from pipeline.audit.description import load_config
-from pipeline.stages.growth import filed_rows
+from pipeline.stages.process import filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from pipeline.store.tables import write_filed

@@ -43,7 +43,7 @@ BUDGETS = {
     "pipeline.endpoint": 800,
     "pipeline.passes": 2_800,
     "pipeline.detectors": 1_450,
-    "pipeline.stages": 2_850,
+    "pipeline.stages": 2_810,
     "pipeline.selection": 4_900,
     "pipeline.audit": 11_700,
     "pipeline.report": 2_900,

@@ -33,8 +33,8 @@ from pipeline.models.pictures import picture_prompt
 from pipeline.models.processors import INSTRUCTION, picture_token
 from pipeline.series.scorers import scorers_of
 from pipeline.stages.base import Output, Placement
+from pipeline.stages.describe import shown_pictures
 from pipeline.stages.local import finish_shards
-from pipeline.stages.pictures import shown_pictures
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
