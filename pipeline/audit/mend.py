@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 from pipeline.audit.scored import Each
 from pipeline.config.corpus import Role
@@ -21,6 +22,9 @@ from pipeline.store.receipts import Receipt, made_again, read_receipts, withdraw
 from pipeline.store.tables import check_filed
 
 _log = logging.getLogger(__name__)
+
+AT_ONCE = 4_096
+"""Receipts that are checked together; memory holds no more of them."""
 
 Stamps = Mapping[tuple[Role, str], str | None]
 """Role and path of each input -> its stamp."""
@@ -47,17 +51,21 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
     needed = set(by_id)
     pending: set[str] = set()
     for stage in reversed(stages):
-        receipts = [receipt for receipt in read_receipts(store, stage.name) if receipt.shard in needed]
-        problems: dict[str, str | None] = dict(each(receipts, partial(_problem, store)))
-        for receipt in receipts:
-            if (problem := problems[receipt.shard]) is not None:
+        intact: set[str] = set()
+        filed = (receipt for receipt in read_receipts(store, stage.name) if receipt.shard in needed)
+        while receipts := list(islice(filed, AT_ONCE)):
+            problems: dict[str, str | None] = dict(each(receipts, partial(_problem, store)))
+            for receipt in receipts:
+                if (problem := problems[receipt.shard]) is None:
+                    intact.add(receipt.shard)
+                    continue
                 if receipt.spent is not None:  # the budget does not forget it
                     shard = by_id[receipt.shard]
                     answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
                     answers.add(Usage(**receipt.spent))
                 withdraw_receipt(store, stage.name, receipt.shard)
                 yield problem
-        pending |= needed - {shard for shard, problem in problems.items() if problem is None}
+        pending |= needed - intact
         needed = set(pending)
 
 

@@ -22,8 +22,9 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, stamp_of
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
-from pipeline.stages import local
+from pipeline.stages import worker
 from pipeline.stages.base import Placement
+from pipeline.stages.process import file_rows
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
@@ -124,14 +125,14 @@ def test_an_input_that_is_edited_while_a_run_reads_it_gives_no_answer(
     path = long_audit(tmp_path, tiny_model_folder)
     finished: list[str] = []
 
-    def edited(stage: Any, worker: Any, shard: Any, *arguments: Any) -> Receipt:
-        receipt = process(stage, worker, shard, *arguments)
+    def edited(stage: Any, shard: Any, *arguments: Any) -> Receipt:
+        receipt = file_rows(stage, shard, *arguments)
         finished.append(shard.id)
         if len(finished) == 1:
             edit(tmp_path / "audit.jsonl", 1)
         return receipt
 
-    monkeypatch.setattr(local, "process", edited)
+    monkeypatch.setattr(worker, "file_rows", edited)
     with pytest.raises(UserError, match=r"audit\.jsonl changed since stage score read it \(shard audit-000000\)"):
         run(path)
     assert not (tmp_path / "run/selection").exists()
