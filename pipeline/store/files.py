@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -89,7 +89,19 @@ class Store:
             check_local_folder(self.root)
             self.root = real_address(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
+        self.check: Callable[[], None] = lambda: None
+        """Called before each change."""
         self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def guarded(self, check: Callable[[], None]) -> Store:
+        """The same directory for a writer that calls `check` before each change; what that raises stops the change."""
+        guarded = Store.__new__(Store)
+        guarded.__dict__.update(vars(self))
+        guarded.check = check
+        return guarded
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.url,)
 
     def path(self, name: str) -> str:
         """The full path of a name in the directory."""
@@ -135,6 +147,21 @@ class Store:
     def read(self, name: str) -> bytes:
         """The bytes of a file. Raises FileNotFoundError."""
         return bytes(self.fs.cat_file(self.path(name)))
+
+    def find(self, name: str) -> bytes | None:
+        """The bytes of a file; None where it is not there.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            return self.read(name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if not self.local:
+                raise
+            raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
     def digest(self, name: str) -> str | None:
         """The SHA-256 of a file, hexadecimal, read in blocks; None where it is not there.
@@ -208,6 +235,7 @@ class Store:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all, replacing what was there."""
+        self.check()
         if not self.local:
             self.fs.pipe_file(self.path(name), data)
             return
@@ -230,6 +258,7 @@ class Store:
         Raises:
             UserError: the store cannot tell the first, and must; or a local folder cannot be written to.
         """
+        self.check()
         if not self.local:
             return self._create_remote(name, data, last_may_win)
         temporary = self._temporary(name, data)
@@ -247,6 +276,7 @@ class Store:
 
     def append(self, name: str, data: bytes) -> None:
         """Append to a file. On stores without appending, write a part beside it; `read_grown` reads all parts."""
+        self.check()
         if not self.local:
             stem, suffix = os.path.splitext(self.path(name))
             self.fs.pipe_file(f"{stem}.{time.time_ns()}-{uuid.uuid4().hex[:8]}{suffix}", data)
@@ -283,11 +313,13 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
+        self.check()
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self.path(name))
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and its content if it exists."""
+        self.check()
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.path(name), recursive=True)
 
@@ -298,16 +330,11 @@ class Store:
             DamagedError: the file is there and is not JSON.
             UserError: it cannot be read.
         """
+        data = self.find(name)
         try:
-            return json.loads(self.read(name))
-        except FileNotFoundError:
-            return None
+            return None if data is None else json.loads(data)
         except (ValueError, RecursionError):
             raise DamagedError(f"{self.url}/{name} is damaged: not JSON") from None
-        except OSError as error:
-            if not self.local:
-                raise
-            raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
     def write_json(self, name: str, value: Any) -> str:
         """Write a value as readable JSON, atomically; the SHA-256 of the file, hexadecimal."""
@@ -358,6 +385,7 @@ class Store:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            self.check()  # writing durably may have taken a while
         except BaseException as error:
             remove_quietly(temporary)
             if isinstance(error, OSError):

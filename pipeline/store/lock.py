@@ -1,87 +1,115 @@
 """The run lock: only one driver works in a run directory at a time.
 
-Every taking of the lock has a number and a file of its own, `lock/000007.json`, which only its taker writes. The
-highest number holds the lock. To take over is to create the next number, which a store lets only one of several do.
-No number comes twice, so a driver that slept and wakes can never write over its successor's file. Clocks are not
-compared: the holder beats by changing its file, and who waits for it watches whether the file changes.
+Every acquisition of the lock has a number and a file of its own, `lock/000007.json`, which only its driver writes. The
+highest number holds the lock. A takeover creates the next number, which a store lets only one of several drivers do. No
+number is used twice, so a driver that was suspended never writes over its successor's file. Clocks are not compared:
+the holder changes its file at every heartbeat, and whoever waits for the lock watches whether the file changes.
+
+On a local file system of a known type the holder also locks `lock/flock`, which the kernel releases when its process
+ends, so that nobody has to watch there. Other file systems may grant such a lock on two machines at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import BusyError, UserError
-from pipeline.store.files import Store
-from pipeline.store.holder import Holder, describe_process, is_alive, read_holder
-from pipeline.store.space import remove_quietly
+from pipeline.store.files import Store, to_json
+from pipeline.store.space import write_error
 
 FOLDER = "lock"
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 45.0
-"""A lock whose file does not change for so long is nobody's, where its process cannot be seen from here."""
+"""A lock whose file does not change for this long is free, where nothing else shows that its process is gone."""
 
 CONFIRM_SECONDS = STALE_SECONDS / 3
-"""A driver changes nothing in its run directory if its last beat is older: it asks the store first."""
+"""A driver whose last heartbeat is older asks the store before it changes anything in its run directory."""
 
-_FREE = b""
-"""In the place of what a lock's file holds: its holder is gone, or has given it back."""
+LOCAL_FILE_SYSTEMS = frozenset({"apfs", "btrfs", "ext4", "ntfs", "overlay", "tmpfs", "xfs", "zfs"})
+"""Types of mounts on which a file lock holds for every process that sees the file."""
+
+PADDED_BYTES = 768
+"""Size of a lock file: a heartbeat is written over the last one, which takes no space on a full disk."""
 
 _TRIES = 20
-_READS = 3
-_LIVE: set[str] = set()
-"""Owners of the locks that this process holds: it may live longer than one that it could not give back."""
+_FLOCK_SECONDS = 0.25  # to wait for the file lock, which `lock_is_live` takes for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The content of a lock file: the driver that acquired the lock, and its number of heartbeats."""
+
+    owner: str  # random, of one `RunLock`
+    host: str
+    pid: int
+    machine: str | None  # processes with the same value see each other's process ids; None: not known
+    beats: int
+    heartbeat: float  # seconds since 1970 by the holder's clock, which may be wrong
+    released: bool = False
+    flock: bool = False  # whether the holder also locks `lock/flock`
+    process_started: float = 0.0  # for version 0.9.0, which watches every holder whose `machine` has another form
+
+    def to_bytes(self) -> bytes:
+        """The JSON of the lock file, padded with spaces."""
+        return to_json(asdict(self)).rstrip().ljust(PADDED_BYTES - 1) + b"\n"
+
+
+_HOLDER = TypeAdapter(Holder)
 
 
 class RunLock:
-    """Only one driver works in a run directory: a lock file with a heartbeat.
+    """The lock of a run directory, a context manager.
 
-    A lock is free when it was given back, when its process is gone (as seen on the same machine and in the same
-    container), or when its heart has not beaten for 45 s, as watched by whoever wants it.
+    The lock is free when it was given back, when its process is gone (as seen on the same machine and in the same
+    container, or by its file lock), or when its file did not change for `STALE_SECONDS` while it was watched.
     """
 
     def __init__(self, store: Store, say: Callable[[str], None] | None = None) -> None:
-        """Prepare to take the lock of a run directory.
+        """Prepare to acquire the lock of a run directory.
 
         Args:
             store: the run directory.
-            say: called with a line where the holder must be watched.
+            say: called with a line when the holder has to be watched.
         """
         self.store = store
-        self.held: Store = _HeldStore(self)
+        self.held = store.guarded(self.guard)
         """The run directory, in which this driver changes nothing any more once another one has taken it over."""
+        self.owner = uuid.uuid4().hex
         self.lost = threading.Event()
-        self._holder = describe_process(uuid.uuid4().hex, beats=1)
-        self._number = 0
+        self._flock = _flock_of(store)
+        self._number = self._beats = 0
         self._say = say
         self._confirmed = 0.0
-        self._turn = threading.Lock()
+        self._beating = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def owner(self) -> str:
-        """A random name of this taking of the lock."""
-        return self._holder.owner
-
     def __enter__(self) -> RunLock:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
             BusyError: another live driver holds it.
             UserError: the run directory cannot be written to, or what is in place of its lock cannot be read.
         """
-        _LIVE.add(self.owner)
+        if self._flock is not None and not _acquire(self._flock, self.store):
+            raise self._busy(_read_holder(self.store.find(_file(_latest(self.store)))))
         try:
             self._take()
         except BaseException:
-            _LIVE.discard(self.owner)
+            _release(self._flock)
             raise
         self._thread = threading.Thread(target=self._renew, name="seenset-lock", daemon=True)
         self._thread.start()
@@ -92,271 +120,254 @@ class RunLock:
     ) -> None:
         """Give the lock back, unless another driver has taken it over."""
         self._stop.set()
-        _LIVE.discard(self.owner)
         if self._thread is not None:
-            self._thread.join(STALE_SECONDS)  # a store that does not answer holds up no exit
+            self._thread.join(STALE_SECONDS)  # a store that does not answer delays no exit for longer
         with contextlib.suppress(Exception):  # then the next driver sees that this process is gone, or watches it
-            self._confirm_if_late()
             if not self.lost.is_set():
-                self._write(describe_process(self.owner, self._holder.beats + 1, released=True))
+                self._write(released=True)
+        _release(self._flock)
 
     def check(self) -> None:
-        """Stop this driver if another one took its lock over, which happens if it was suspended for over 45 s.
+        """Stop this driver if another one has taken over its lock, which happens if it was suspended for over 45 s.
 
         Raises:
             BusyError: another driver holds the lock.
         """
-        with contextlib.suppress(Exception):  # of the store: what needs it will say so
-            self._confirm_if_late()
-        self._refuse_if_lost()
+        try:
+            self.guard()
+        except BusyError:
+            raise
+        except Exception:
+            return  # the next change in the run directory reports the fault of the store
 
     def guard(self) -> None:
-        """Check before a change in the run directory that it is still this driver's.
+        """Check before a change in the run directory that this driver still holds the lock.
 
         Raises:
             BusyError: another driver holds the lock.
-            Exception: the store does not say whose it is.
+            Exception: the store does not answer.
         """
-        if not self._stop.is_set():
-            self._confirm_if_late()
-        self._refuse_if_lost()
-
-    def _take(self) -> None:
-        for _ in range(_TRIES):
-            latest = _latest(self.store)
-            watched = self._wait_for(latest) if latest else _FREE
-            self._confirmed = _now()
-            if watched is not None and self._create(latest + 1, watched):
-                return
-        raise BusyError(f"run {self.store.url} was just taken by another driver")
-
-    def _refuse_if_lost(self) -> None:
+        if not self.lost.is_set() and not self._stop.is_set() and _now() - self._confirmed > CONFIRM_SECONDS:
+            self._beat()
         if self.lost.is_set():
             raise BusyError(f"run {self.store.url} was taken over by another driver")
 
-    def _confirm_if_late(self) -> None:
-        if not self.lost.is_set() and _now() - self._confirmed > CONFIRM_SECONDS:
-            self._beat()
+    def _take(self) -> None:
+        """Take the number after the latest one, once that is free."""
+        for _ in range(_TRIES):
+            number = _latest(self.store)
+            data = self.store.find(_file(number))
+            holder = _read_holder(data)
+            free = not number or (holder is not None and (_is_gone(holder) or (holder.flock and bool(self._flock))))
+            if free or (data is not None and self._watch(number, data, holder)):
+                self._confirmed = _now()
+                if self._create(number + 1, None if free else data):
+                    return
+        raise BusyError(f"run {self.store.url} was just taken by another driver")
 
-    def _beat(self) -> None:
-        """Change the file of the lock, and then see whether the lock is still this driver's.
+    def _watch(self, number: int, data: bytes, holder: Holder | None) -> bool:
+        """Whether the file of a lock does not change for long; False if another look at the locks is needed.
 
-        Who takes it over creates a number and then sees whether the file has changed: one of the two sees the other.
+        Raises:
+            BusyError: the file changes, so a live driver holds the lock.
         """
-        with self._turn:
-            began = _now()
-            data = _read(self.store, self._number)
-            holder = None if data is None else read_holder(data)
-            if holder is not None and holder.owner != self.owner:  # what is damaged, the beat mends
-                self.lost.set()
-                return
-            problem = None
-            try:
-                self._write(describe_process(self.owner, self._holder.beats + 1))
-            except Exception as error:
-                problem = error
-            if _latest(self.store) != self._number:
-                self.lost.set()
-            elif problem is not None:
-                raise problem
-            else:
-                self._confirmed = began
+        if self._say is not None:
+            name = _name(holder)
+            self._say(f"watching for at most {STALE_SECONDS:.0f} s whether {name}, which held the run, lives")
+        if not _changes(self.store, number, data, STALE_SECONDS):
+            return True
+        holder = _read_holder(self.store.find(_file(number)))
+        if _latest(self.store) == number and not (holder is not None and holder.released):
+            raise self._busy(holder)
+        return False
 
-    def _renew(self) -> None:
-        while not self._stop.wait(HEARTBEAT_SECONDS) and not self.lost.is_set():
-            with contextlib.suppress(Exception):  # any fault of the store: the next beat tries again
-                self._beat()
+    def _create(self, number: int, watched: bytes | None) -> bool:
+        """Take a number; False if another driver has it or a higher one, or if the holder is alive again.
 
-    def _write(self, holder: Holder) -> None:
-        self._holder = holder
-        if not self.store.local:
-            self.store.write(_file(self._number), holder.to_bytes())
-            return
-        with open(self.store.path(_file(self._number)), "r+b", buffering=0) as file:  # in place: a disk may be full
-            file.write(holder.to_bytes())
-            file.truncate()
-
-    def _create(self, number: int, watched: bytes) -> bool:
-        """Take a number, if nobody has it, nobody has gone on to a higher one, and the holder has not woken up.
-
-        `watched` is the file of the number below, where it did not change for long; `_FREE` where it is free.
+        `watched` is the content of the file of the number below, which did not change; None if that lock is free.
         """
         name = _file(number)
         try:
-            created = self.store.create(name, self._holder.to_bytes()) or self._created(name)
+            created = self.store.create(name, self._content()) or self._has(number)
         except Exception:
-            created = self._created(name)
-            if created is None:
+            created = self._has(number)  # the answer to a creation may be lost
+            if not created:
                 raise
         if not created:
             return False
         others = [other for other in _numbers(self.store) if other != number]
-        woken = watched != _FREE and _read(self.store, number - 1) not in (watched, None)
-        if woken or max(others, default=0) > number:
+        alive = watched is not None and self.store.find(_file(number - 1)) not in (watched, None)
+        if alive or max(others, default=0) > number:
             self.store.remove(name)
             return False
         self._number = number
-        with contextlib.suppress(Exception):  # left files of lower numbers mean nothing
+        with contextlib.suppress(Exception):  # files of lower numbers that remain have no effect
             for other in others:
                 self.store.remove(_file(other))
         return True
 
-    def _created(self, name: str) -> bool | None:
-        """Whether a file is there and this lock's: the answer to its creation may have been lost. None: no file."""
-        for attempt in range(_READS):
-            if attempt:
-                time.sleep(HEARTBEAT_SECONDS / 10)
-            try:
-                holder = read_holder(self.store.read(name))
-            except FileNotFoundError:
-                return None
-            except Exception:
-                continue
-            return holder is not None and holder.owner == self.owner
-        return None
+    def _has(self, number: int) -> bool:
+        """Whether the file of a number is this driver's."""
+        holder = _read_holder(self.store.find(_file(number)))
+        return holder is not None and holder.owner == self.owner
 
-    def _wait_for(self, number: int) -> bytes | None:
-        """Return when a lock may be taken over: what its file holds where it had to be watched, else `_FREE`.
+    def _beat(self) -> None:
+        """Change the file of the lock, and then check whether this driver still holds the lock.
 
-        None where it is no longer the latest: the lock is to be looked at anew, because whoever went on to
-        a higher number may have given that up when the holder of this one woke.
-
-        Raises:
-            BusyError: a live driver holds it.
+        A driver that takes it over creates a number and then checks whether the file has changed: one of the two sees
+        the other.
         """
-        data = _read(self.store, number)
-        if data is None:
-            return None
-        holder = read_holder(data)
-        alive = _is_held(holder)
-        if alive is False:
-            return _FREE
-        if alive is None:
-            if self._say is not None:
-                who = f"process {holder.pid} on {holder.host}" if holder is not None else "a driver"
-                self._say(f"watching for at most {STALE_SECONDS:.0f} s whether {who}, which held the run, lives")
-            if not _changes(self.store, number, data, STALE_SECONDS):
-                return data
-            data = _read(self.store, number)
-            holder = None if data is None else read_holder(data)
-            if data is None or _latest(self.store) != number:
-                return None
-            if holder is not None and holder.released:
-                return _FREE
-        who = f"process {holder.pid} on {holder.host}" if holder is not None else "another driver"
-        raise BusyError(f"run {self.store.url} is held by {who}; wait for it or give another run directory")
+        with self._beating:
+            started = _now()
+            data = self.store.find(_file(self._number))
+            holder = _read_holder(data)
+            if data is not None and (holder is None or holder.owner == self.owner):  # a damaged file is written anew
+                self._write()
+                if _latest(self.store) == self._number:
+                    self._confirmed = started
+                    return
+            self.lost.set()
 
+    def _renew(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS) and not self.lost.is_set():
+            with contextlib.suppress(Exception):  # any fault of the store: the next heartbeat tries again
+                self._beat()
 
-class _HeldStore(Store):
-    """A run directory in the hands of its driver, which stops before it changes what another has taken over."""
+    def _content(self, released: bool = False) -> bytes:
+        """What the file of the lock holds at the next heartbeat."""
+        self._beats += 1
+        return describe_process(self.owner, self._beats, released, self._flock is not None).to_bytes()
 
-    def __init__(self, lock: RunLock) -> None:
-        self.__dict__.update(vars(lock.store))
-        self._lock = lock
+    def _write(self, released: bool = False) -> None:
+        name, data = _file(self._number), self._content(released)
+        if not self.store.local:
+            self.store.write(name, data)
+            return
+        with open(self.store.path(name), "r+b", buffering=0) as file:  # in place: a disk may be full
+            file.write(data)
+            file.truncate()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url,)
-
-    def write(self, name: str, data: bytes) -> None:
-        self._lock.guard()
-        super().write(name, data)
-
-    def create(self, name: str, data: bytes, last_may_win: bool = True) -> bool:
-        self._lock.guard()
-        return super().create(name, data, last_may_win)
-
-    def _temporary(self, name: str, data: bytes) -> str:
-        path = super()._temporary(name, data)
-        try:
-            self._lock.guard()  # writing durably may have taken a while
-        except BaseException:
-            remove_quietly(path)
-            raise
-        return path
-
-    def append(self, name: str, data: bytes) -> None:
-        self._lock.guard()
-        super().append(name, data)
-
-    def remove(self, name: str) -> None:
-        self._lock.guard()
-        super().remove(name)
-
-    def remove_folder(self, name: str) -> None:
-        self._lock.guard()
-        super().remove_folder(name)
+    def _busy(self, holder: Holder | None) -> BusyError:
+        return BusyError(f"run {self.store.url} is held by {_name(holder)}; wait for it or give another run directory")
 
 
 def lock_is_live(store: Store) -> bool:
     """Whether a live driver holds the run directory.
 
-    Where its process cannot be seen from here and its clock does not say that it has just beaten, it is watched for two
-    beats.
+    If neither its process nor its file lock can be seen from here, and its last heartbeat is not recent by the clocks,
+    its file is watched for two heartbeats.
     """
     number = _latest(store)
-    data = _read(store, number) if number else None
+    data = store.find(_file(number))
     if data is None:
         return False
-    holder = read_holder(data)
-    alive = _is_held(holder)
-    if alive is None and holder is not None:
-        alive = 0 <= time.time() - holder.heartbeat < STALE_SECONDS or None
-    return _changes(store, number, data, 2.5 * HEARTBEAT_SECONDS) if alive is None else alive
+    holder = _read_holder(data)
+    if holder is not None:
+        if _is_gone(holder):
+            return False
+        with contextlib.suppress(UserError):  # a directory that may only be read
+            if holder.flock and (flock := _flock_of(store)) is not None:
+                if free := _acquire(flock, store):
+                    _release(flock)
+                return not free
+        if 0 <= time.time() - holder.heartbeat < STALE_SECONDS:
+            return True
+    return _changes(store, number, data, 2.5 * HEARTBEAT_SECONDS)
 
 
-def _is_held(holder: Holder | None) -> bool | None:
-    """Whether a holder holds its lock; None where only watching tells."""
-    if holder is None:
+def describe_process(owner: str, beats: int, released: bool = False, flock: bool = False) -> Holder:
+    """This process as the holder of a lock."""
+    heartbeat = round(time.time(), 3)
+    return Holder(owner, socket.gethostname(), os.getpid(), machine(), beats, heartbeat, released, flock)
+
+
+def machine() -> str | None:
+    """A name for all processes that see each other's process ids: one start of a machine, one container of it.
+
+    Host names do not tell containers apart. None where there is no such name: then the heartbeat is watched.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{os.readlink('/proc/self/ns/pid')} {boot}"
+    return None
+
+
+def _is_gone(holder: Holder) -> bool:
+    """Whether the lock was given back, or its process has ended as far as this machine shows."""
+    if not holder.released and holder.machine is not None and holder.machine == machine():
+        try:
+            os.kill(holder.pid, 0)  # only asks whether there is such a process
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+    return holder.released
+
+
+def _read_holder(data: bytes | None) -> Holder | None:
+    """The content of a lock file; None if it is damaged or gone."""
+    try:
+        return None if data is None else _HOLDER.validate_json(data)
+    except ValidationError:
         return None
-    if holder.released:
+
+
+def _name(holder: Holder | None) -> str:
+    return "another driver" if holder is None else f"process {holder.pid} on {holder.host}"
+
+
+def _flock_of(store: Store) -> FileLock | None:
+    """The file lock of a run directory; None if its file system is not known to keep machines apart."""
+    try:
+        mounts = psutil.disk_partitions(all=True) if store.local else []
+    except (OSError, psutil.Error):
+        return None
+    mounts = [mount for mount in mounts if Path(store.root).is_relative_to(mount.mountpoint)]
+    mounts.sort(key=lambda mount: len(mount.mountpoint))  # of two at one place the later one counts
+    if not mounts or mounts[-1].fstype.lower() not in LOCAL_FILE_SYSTEMS:
+        return None
+    path = store.path(f"{FOLDER}/flock")
+    return FileLock(path, _FLOCK_SECONDS, thread_local=False, poll_interval=0.02, fallback_to_soft=False)
+
+
+def _acquire(flock: FileLock, store: Store) -> bool:
+    """Acquire the file lock; False if another driver has it.
+
+    Raises:
+        UserError: the run directory cannot be written to.
+    """
+    try:
+        flock.acquire()
+    except Timeout:
         return False
-    alive = is_alive(holder)
-    return holder.owner in _LIVE if alive and holder.pid == os.getpid() else alive
+    except OSError as error:
+        raise write_error(error, f"run directory {store.url}") from None
+    return True
+
+
+def _release(flock: FileLock | None) -> None:
+    """Release the file lock, and remove its file: a driver that has opened that one opens another."""
+    if flock is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(flock.lock_file)
+            flock.release()
 
 
 def _changes(store: Store, number: int, data: bytes, seconds: float) -> bool:
-    """Whether a lock file changes within so many seconds in which the store answers and this process is awake.
-
-    Raises:
-        Exception: of the store, if it fails again and again.
-    """
+    """Whether a lock file changes within so many seconds in which this process is awake."""
     pause = min(1.0, HEARTBEAT_SECONDS / 5)
-    watched, faults, last = 0.0, 0, time.monotonic()
+    watched, last = 0.0, time.monotonic()
     while watched < seconds:
         time.sleep(pause)
-        try:
-            if _read(store, number) != data:
-                return True
-            watched += min(time.monotonic() - last, 2 * pause)  # who slept has not watched
-        except UserError:
-            raise
-        except Exception:
-            watched, faults = 0.0, faults + 1  # perhaps the holder cannot reach it either
-            if faults * pause > STALE_SECONDS:
-                raise
+        if store.find(_file(number)) != data:
+            return True
+        watched += min(time.monotonic() - last, 2 * pause)  # no watching while this process was suspended
         last = time.monotonic()
     return False
 
 
-def _read(store: Store, number: int) -> bytes | None:
-    """A lock file; None where it is gone.
-
-    Raises:
-        UserError: what is there is no file that can be read.
-    """
-    try:
-        return store.read(_file(number))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if not store.local:
-            raise
-        where = f"{store.url}/{_file(number)}"
-        raise UserError(f"cannot read {where} ({error.strerror}): if no driver runs, remove it") from None
-
-
 def _latest(store: Store) -> int:
-    """The highest number that was taken; 0 where none was."""
+    """The highest number that was taken; 0 if there is none."""
     return max(_numbers(store), default=0)
 
 

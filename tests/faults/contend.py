@@ -1,6 +1,6 @@
 """Rounds in which eight processes take over the lock of a dead one; prints how many rounds had so many winners.
 
-python contend.py FOLDER ROUNDS
+python contend.py FOLDER ROUNDS MOUNT, where MOUNT is local (the kernel locks a file) or network.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any
 
 from pipeline.errors import BusyError
+from pipeline.store import lock as lock_module
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 
@@ -59,4 +60,6 @@ def main(folder: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[3] == "network":
+        lock_module.LOCAL_FILE_SYSTEMS = frozenset()
     main(sys.argv[1], int(sys.argv[2]))

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stores import Fault, ObjectStore, object_store
 
 from pipeline.errors import BusyError
-from pipeline.store import holder as holder_module
 from pipeline.store import lock as lock_module
 from pipeline.store.lock import RunLock
 
@@ -83,8 +82,7 @@ class Machines(RuleBasedStateMachine):
         self.patch.setattr(lock_module, "STALE_SECONDS", STALE_SECONDS)
         self.patch.setattr(lock_module, "CONFIRM_SECONDS", STALE_SECONDS / 3)
         self.patch.setattr(lock_module, "time", self)
-        self.patch.setattr(holder_module, "time", self)
-        self.patch.setattr(holder_module, "machine", lambda: getattr(self.local, "driver", Driver("none", 0)).name)
+        self.patch.setattr(lock_module, "machine", lambda: getattr(self.local, "driver", Driver("none", 0)).name)
 
     # --- the time of `time`, as each driver reads it
 
