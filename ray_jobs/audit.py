@@ -42,10 +42,9 @@ from pipeline.stages.base import Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
 from pipeline.stages.local import finish_shards
 from pipeline.stages.score import STAGE
-from pipeline.store.compaction import compact_receipts
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
 from ray_jobs import adapters, heartbeat, supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning

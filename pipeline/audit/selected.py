@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.passes import Answer, Batch
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, copy_file, hashed, write_pieces
+from pipeline.store.pieces import SortedRows, copy_file, write_pieces
 
 STRENGTH = ("_fused", "_score")
 """Columns of sorting alone, which `with_strength` appends; no file holds them."""
@@ -88,7 +88,7 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> str:
             sources = piece["source"].combine_chunks().dictionary_encode()
             tasks = pa.array([_task_of(source) for source in sources.dictionary.to_pylist()], pa.string())
             places.add(pa.table([tasks.take(sources.indices), piece["row"].cast(pa.int64())], schema=_PLACES))
-        with hashed(store, name) as file:
+        with store.replaced(name) as file:
             for text in _as_json(places):
                 file.write(text.encode())
         return file.sha256

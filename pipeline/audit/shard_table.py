@@ -9,7 +9,6 @@ from dataclasses import replace
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.store.files import Store
-from pipeline.store.pieces import replaced
 
 SHARDS_FILE = "shards.json"
 
@@ -20,7 +19,7 @@ def write_shards(store: Store, shards: Iterable[Shard]) -> None:
     Raises:
         UserError: the run directory cannot be written to.
     """
-    with replaced(store, SHARDS_FILE) as file:
+    with store.replaced(SHARDS_FILE) as file:
         ending = "["
         for shard in shards:
             file.write(f"{ending}\n{json.dumps(shard.to_dict())}".encode())

@@ -17,7 +17,6 @@ from pipeline.errors import UserError
 from pipeline.export.request import ExportQuestion
 from pipeline.export.sources import place_of
 from pipeline.store.files import Store
-from pipeline.store.pieces import replaced
 
 MARKER_FILE = ".seenset-export.json"
 CARD_FILE = "README.md"
@@ -46,7 +45,7 @@ class ExportFolder:
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
         """A file of the export, which stands under its name when the block ends without an error."""
-        with _in_words_of_a_folder(), replaced(self.store, name) as file:
+        with _in_words_of_a_folder(), self.store.replaced(name) as file:
             yield file
         self.names.append(name)
 

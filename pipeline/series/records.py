@@ -11,7 +11,7 @@ from pipeline.audit.records import VersionedRecord
 from pipeline.audit.summary import Guarantee
 from pipeline.config.selection import Direction
 from pipeline.config.series import Rule
-from pipeline.store.address import real_address
+from pipeline.store.files import real_address
 
 
 class Opening(VersionedRecord):

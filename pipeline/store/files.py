@@ -1,4 +1,4 @@
-"""The run directory on any fsspec file system: atomic writes, and files that are created once."""
+"""The run directory on any fsspec file system: its address, atomic writes, and files that are created once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import hashlib
 import io
 import json
 import os
+import tempfile
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DamagedError, UserError, one_line
-from pipeline.store.address import check_address, check_local_folder, real_address
 from pipeline.store.space import remove_quietly, write_error
 
 SIDE_BY_SIDE = 16
@@ -29,6 +29,11 @@ SIDE_BY_SIDE = 16
 
 KEPT_BYTES = 1 << 28
 """Of files that a process keeps of what it read."""
+
+LONGEST_NAME = 255
+LONGEST_PATH = 4095
+ROOM = 200
+"""Bytes of a path that names of files in the directory may take."""
 
 _OPTIONS = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
 """Else s3fs asks for the size of a file before it reads it, to read a large one in parts."""
@@ -42,17 +47,15 @@ class _Kept:
         self._size = 0
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[str, str]) -> bytes | None:
+    def get(self, key: tuple[str, str], read: Callable[[], bytes]) -> bytes:
         with self._lock:
             if key in self._files:
                 self._files.move_to_end(key)
-            return self._files.get(key)
-
-    def put(self, key: tuple[str, str], data: bytes) -> bytes:
+                return self._files[key]
+        data = read()
         with self._lock:
-            if key not in self._files:
-                self._files[key] = data
-                self._size += len(data)
+            self._size += len(data) - len(self._files.pop(key, b""))
+            self._files[key] = data
             while self._size > KEPT_BYTES:
                 self._size -= len(self._files.popitem(last=False)[1])
         return data
@@ -66,6 +69,25 @@ class _Kept:
 _kept = _Kept()
 
 
+class HashedFile(io.BufferedWriter):
+    """A new file that is written from beginning to end, and the digest of what was written."""
+
+    def __init__(self, path: str) -> None:
+        """Create the file, or empty it."""
+        super().__init__(io.FileIO(path, "w"))
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        """Append bytes."""
+        self._sha256.update(data)
+        return super().write(data)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all bytes so far, hexadecimal."""
+        return self._sha256.hexdigest()
+
+
 class Store:
     """One run directory. Cheap to make, so every process makes its own from the URL."""
 
@@ -75,7 +97,7 @@ class Store:
         Raises:
             UserError: the file system of the URL is unknown or its package is not installed, or a path leads to a file.
         """
-        check_address(url)
+        _check_address(url)
         try:
             protocol = url.split("://")[0] if "://" in url else ""
             self.fs, root = fsspec.core.url_to_fs(
@@ -86,7 +108,7 @@ class Store:
         self.root = root.rstrip("/")
         self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
         if self.local:
-            check_local_folder(self.root)
+            _check_local_folder(self.root)
             self.root = real_address(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
         self.check: Callable[[], None] = lambda: None
@@ -113,26 +135,24 @@ class Store:
 
     def names(self, folder: str, suffix: str = "") -> list[str]:
         """File names (without the folder) in a folder, sorted; empty if the folder does not exist."""
-        self.fs.invalidate_cache()
-        try:
-            entries = self.fs.ls(self.path(folder), detail=False)
-        except FileNotFoundError:
-            return []
-        bases = (entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
-        return sorted(base for base in bases if base.endswith(suffix) and not base.startswith("."))
+        names = map(_base, self._entries(folder))
+        return sorted(name for name in names if name.endswith(suffix) and not name.startswith("."))
 
     def listing(self, folder: str) -> dict[str, list[str]]:
         """What stands in a folder, by name, and how it is: equal marks mean that a file was not changed.
 
         Of a folder only that it is one; empty if the folder does not exist.
         """
+        marks = {_base(entry["name"]): _mark(entry) for entry in self._entries(folder, detail=True)}
+        return {name: marks[name] for name in sorted(marks) if not name.startswith(".")}
+
+    def _entries(self, folder: str, detail: bool = False) -> list[Any]:
+        """What a folder holds, as fsspec lists it: paths, or with their details."""
         self.fs.invalidate_cache()
         try:
-            entries = self.fs.ls(self.path(folder).rstrip("/"), detail=True)
+            return list(self.fs.ls(self.path(folder).rstrip("/"), detail=detail))
         except FileNotFoundError:
-            return {}
-        marks = {entry["name"].rstrip("/").rsplit("/", 1)[-1]: _mark(entry) for entry in entries}
-        return {name: marks[name] for name in sorted(marks) if not name.startswith(".")}
+            return []
 
     def state(self, folder: str, passing: Sequence[str] = ()) -> str:
         """A digest of a folder's listing, by which a change of any file in it shows.
@@ -214,11 +234,7 @@ class Store:
         Raises:
             FileNotFoundError: it is not there.
         """
-        if self.local:
-            return self.read(name)
-        if (data := _kept.get((self.url, name))) is None:
-            data = _kept.put((self.url, name), self.read(name))
-        return data
+        return self.read(name) if self.local else _kept.get((self.url, name), lambda: self.read(name))
 
     def fetch(self, sizes: Mapping[str, int]) -> None:
         """Read files ahead, side by side, that never change under their names, if there is room to keep all of them.
@@ -235,17 +251,28 @@ class Store:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all, replacing what was there."""
-        self.check()
-        if not self.local:
+        if self.local:
+            with self.replaced(name) as file:
+                file.write(data)
+        else:
+            self.check()
             self.fs.pipe_file(self.path(name), data)
-            return
-        temporary = self._temporary(name, data)
-        try:
-            os.replace(temporary, self.path(name))
-        except OSError as error:
-            raise write_error(error, f"run directory {self.url}") from None
-        finally:
-            remove_quietly(temporary)
+
+    @contextlib.contextmanager
+    def replaced(self, name: str) -> Iterator[HashedFile]:
+        """A file to be written in pieces, which replaces the one of the name when the block ends without an error.
+
+        Raises:
+            UserError: the run directory, or the folder for temporary files, cannot be written to.
+        """
+        self.check()
+        with self._temporary(name) as file:
+            yield file
+            self._finish(file)
+            if self.local:
+                os.replace(file.name, self.path(name))
+            else:
+                self.fs.put_file(file.name, self.path(name))
 
     def create(self, name: str, data: bytes, last_may_win: bool = True) -> bool:
         """Write a file only if it is absent; False when it was there already.
@@ -261,15 +288,13 @@ class Store:
         self.check()
         if not self.local:
             return self._create_remote(name, data, last_may_win)
-        temporary = self._temporary(name, data)
-        try:
-            os.link(temporary, self.path(name))
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise write_error(error, f"run directory {self.url}") from None
-        finally:
-            remove_quietly(temporary)
+        with self._temporary(name) as file:
+            file.write(data)
+            self._finish(file)
+            try:
+                os.link(file.name, self.path(name))
+            except FileExistsError:
+                return False
         if not last_may_win:  # who is told that it was the first is not to find the file gone after a power cut
             _sync_folder(os.path.dirname(self.path(name)))
         return True
@@ -342,10 +367,6 @@ class Store:
         self.write(name, data)
         return hashlib.sha256(data).hexdigest()
 
-    def create_json(self, name: str, value: Any) -> bool:
-        """Write a value as JSON only if the name is absent."""
-        return self.create(name, to_json(value))
-
     def read_table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A Parquet file.
 
@@ -369,29 +390,30 @@ class Store:
         self.write(name, buffer.getvalue())
         return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
-    def _temporary(self, name: str, data: bytes) -> str:
-        """Write the data durably to a temporary file beside its final place, and return that file's path.
+    @contextlib.contextmanager
+    def _temporary(self, name: str) -> Iterator[HashedFile]:
+        """A new local file, beside the final place of a name if that is local; it is removed with the block.
 
         Raises:
             UserError: the directory cannot be written to: it is a file, it is full, or it may not be changed.
-                Then nothing is left of the temporary file.
         """
-        path = self.path(name)
-        folder, base = os.path.split(path)
+        folder, base = os.path.split(self.path(name))
+        folder = folder if self.local else tempfile.gettempdir()
         temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
         try:
             os.makedirs(folder, exist_ok=True)
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            self.check()  # writing durably may have taken a while
-        except BaseException as error:
+            with HashedFile(temporary) as file:
+                yield file
+        except OSError as error:
+            raise write_error(error, f"run directory {self.url}") from None
+        finally:
             remove_quietly(temporary)
-            if isinstance(error, OSError):
-                raise write_error(error, f"run directory {self.url}") from None
-            raise
-        return temporary
+
+    def _finish(self, file: HashedFile) -> None:
+        """Write what is buffered of a file durably."""
+        file.flush()
+        os.fsync(file.fileno())
+        self.check()  # writing durably may have taken a while
 
     def _create_remote(self, name: str, data: bytes, last_may_win: bool) -> bool:
         path = self.path(name)
@@ -410,6 +432,10 @@ class Store:
             # A store without conditional writes: both attempts hold the same rows, so the last one may win.
             self.fs.pipe_file(path, data)
         return True
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 _MARKS = ("type", "size", "mtime", "ETag", "etag", "md5Hash", "generation", "created", "LastModified", "last_modified")
@@ -433,3 +459,46 @@ def _sync_folder(path: str) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _check_address(url: str) -> None:
+    """Check what a run directory is called.
+
+    Raises:
+        UserError: it is empty, or holds a control character or no valid text.
+    """
+    if not url.rstrip("/").rpartition("/")[2].strip():
+        raise UserError(f"a run directory needs a name, got {url!r}")
+    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in url):
+        raise UserError(f"a run directory's name may hold no line break or other control character, got {url!r}")
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"a run directory's name must be valid Unicode text, got {url!a}") from None
+    if "://" in url and not url.partition("://")[0]:
+        raise UserError(f"a run directory is a local path or an address such as s3://bucket/run, got {url!r}")
+
+
+def real_address(url: str) -> str:
+    """The one address of a run directory, however it was written: a local path without links, `.` and `..`."""
+    return url if "://" in url else os.path.realpath(os.path.expanduser(url))
+
+
+def _check_local_folder(path: str) -> None:
+    """Check that a local path is that of a folder, or could become one.
+
+    Raises:
+        UserError: it leads to or through a file or a link to nothing, or is too long.
+    """
+    if len(os.fsencode(path)) > LONGEST_PATH - ROOM:
+        raise UserError(f"run directory {path[:50]}... has {len(os.fsencode(path)):,} bytes, more than a path may have")
+    for name in path.split("/"):
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            raise UserError(f"run directory {path[:50]}...: a part has {len(os.fsencode(name)):,} bytes")
+    place = path
+    while not os.path.lexists(place) and os.path.dirname(place) != place:
+        place = os.path.dirname(place)
+    if not os.path.exists(place):
+        raise UserError(f"run directory {path}: {place} is a link to nothing")
+    if not os.path.isdir(place):
+        raise UserError(f"run directory {path}: {place} is a file, not a folder")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import os
 import shutil
 import tempfile
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,69 +23,6 @@ _BATCH = 1 << 11  # rows of a run that a merge holds at a time
 _COPIED = 1 << 20  # bytes at a time
 _TABLES = 256  # small ones at a time: each takes some KB besides its rows
 _RUNS = 16  # runs of a level; they are merged to one of the next
-
-
-class HashedFile(io.BufferedWriter):
-    """A new file that is written from beginning to end, and the digest of what was written."""
-
-    def __init__(self, path: str) -> None:
-        """Create the file, or empty it."""
-        super().__init__(io.FileIO(path, "w"))
-        self._sha256 = hashlib.sha256()
-
-    def write(self, data: Any, /) -> int:
-        """Append bytes."""
-        self._sha256.update(data)
-        return super().write(data)
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of all bytes so far, hexadecimal."""
-        return self._sha256.hexdigest()
-
-
-def _plain_file(path: str) -> io.BufferedWriter:
-    return open(path, "wb")
-
-
-_File = TypeVar("_File", bound=io.BufferedWriter)
-
-
-def replaced(store: Store, name: str) -> contextlib.AbstractContextManager[io.BufferedWriter]:
-    """A file to be written in pieces, which replaces what stands under the name when the block ends without an error.
-
-    Raises:
-        UserError: the run directory, or the folder for temporary files, cannot be written to.
-    """
-    return _replaced(store, name, _plain_file)
-
-
-def hashed(store: Store, name: str) -> contextlib.AbstractContextManager[HashedFile]:
-    """As `replaced`, with the digest of what was written."""
-    return _replaced(store, name, HashedFile)
-
-
-@contextlib.contextmanager
-def _replaced(store: Store, name: str, opened: Callable[[str], _File]) -> Iterator[_File]:
-    """As `replaced`, written through what `opened` gives."""
-    final = store.path(name)
-    folder, base = os.path.split(final) if store.local else (tempfile.gettempdir(), name.rsplit("/", 1)[-1])
-    temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with opened(temporary) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if store.local:
-            os.replace(temporary, final)
-        else:
-            store.fs.put_file(temporary, final)
-    except OSError as error:
-        raise UserError(f"cannot write to run directory {store.url}: {error.strerror}: {error.filename}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> str:
@@ -106,10 +40,10 @@ def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa
         The SHA-256 of the file, hexadecimal.
 
     Raises:
-        UserError: as `replaced`.
+        UserError: as `Store.replaced`.
     """
     options = {"compression": "zstd", "write_page_checksum": True}
-    with hashed(store, name) as file, pq.ParquetWriter(file, schema, **options) as writer:
+    with store.replaced(name) as file, pq.ParquetWriter(file, schema, **options) as writer:
         waiting, written = schema.empty_table(), False
         for piece in pieces:
             waiting = pa.concat_tables([waiting, piece])
@@ -133,9 +67,9 @@ def copy_file(store: Store, name: str, copy: str) -> str:
         The SHA-256 of the copy, hexadecimal.
 
     Raises:
-        UserError: as `replaced`.
+        UserError: as `Store.replaced`.
     """
-    with hashed(store, copy) as target, store.fs.open(store.path(name), "rb") as source:
+    with store.replaced(copy) as target, store.fs.open(store.path(name), "rb") as source:
         shutil.copyfileobj(source, target, _COPIED)
     return target.sha256
 

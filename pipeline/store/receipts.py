@@ -1,7 +1,14 @@
-"""Receipts: the durable proof that one stage finished one shard, written once, with digests of what they name."""
+"""Receipts: the durable proof that one stage finished one shard, written once, with digests of what they name.
+
+On an object store several hundred are compacted to one file, so that one request reads all of these.
+The listing of the receipts says which there are. A compaction only saves reading them one by one: what it holds of a
+receipt counts while the listing says of that receipt what it said then, so a receipt that was withdrawn or made again
+is read itself. A compaction is named after its content and never changed; whoever writes one twice writes the same.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
@@ -10,7 +17,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import DamagedError, UserError
-from pipeline.store.compaction import read_filed_receipts
 from pipeline.store.files import Store, to_json
 
 _log = logging.getLogger(__name__)
@@ -19,6 +25,16 @@ DIGEST = "digest"
 """The key of a receipt's file under which the SHA-256 of all its other keys stands."""
 
 REMADE = "seenset run makes it again"
+
+COMPACTED = 500
+"""Receipts of one compaction, at most."""
+
+LEAST = 2
+AT_ONCE = 256
+"""Receipts that are read side by side; memory holds no more of them."""
+
+_ENDING = ".json.gz"
+_Entry = tuple[str, list[str], str]  # shard, what the listing said of its receipt, the receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ def write_receipt(store: Store, stage: str, receipt: Receipt) -> Receipt:
 
     Of two attempts that end at the same moment one wins, and readers trust only the files that it names.
     """
-    if store.create_json(receipt_name(stage, receipt.shard), receipt.to_dict()):
+    if store.create(receipt_name(stage, receipt.shard), to_json(receipt.to_dict())):
         return receipt
     filed = read_receipt(store, stage, receipt.shard)
     assert filed is not None
@@ -150,11 +166,8 @@ def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
         DamagedError: it is not as it was written.
         UserError: a version that kept no digests wrote it.
     """
-    try:
-        data = store.read(receipt_name(stage, shard))
-    except FileNotFoundError:
-        return None
-    return _parsed(store, stage, shard, data)
+    data = store.find(receipt_name(stage, shard))
+    return None if data is None else _parsed(store, stage, shard, data)
 
 
 def _parsed(store: Store, stage: str, shard: str, data: bytes) -> Receipt:
@@ -175,7 +188,7 @@ def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
     Raises:
         UserError: a version that kept no digests wrote one.
     """
-    for shard, data in read_filed_receipts(store, stage):
+    for shard, data in _contents_of_receipts(store, stage):
         try:
             yield _parsed(store, stage, shard, data)
         except DamagedError as error:
@@ -195,5 +208,76 @@ def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
         DamagedError: one is not as it was written.
         UserError: a version that kept no digests wrote one.
     """
-    for shard, data in read_filed_receipts(store, stage):
+    for shard, data in _contents_of_receipts(store, stage):
         yield _parsed(store, stage, shard, data)
+
+
+def _contents_of_receipts(store: Store, stage: str) -> Iterator[tuple[str, bytes]]:
+    """Shard and content of every receipt of a stage, in the order of their shards."""
+    marks = _marks(store, stage)
+    places = {} if store.local else _places(store, stage, marks)
+    shards = sorted(marks)
+    opened: tuple[str, dict[str, str]] = ("", {})
+    for start in range(0, len(shards), AT_ONCE):
+        some = shards[start : start + AT_ONCE]
+        single = [shard for shard in some if shard not in places]
+        read = dict(zip(single, store.read_many([receipt_name(stage, shard) for shard in single]), strict=True))
+        for shard in some:
+            if shard in places:
+                if opened[0] != places[shard]:
+                    opened = places[shard], {shard: text for shard, _, text in _entries(store, places[shard])}
+                yield shard, opened[1][shard].encode("utf-8", "surrogateescape")
+            elif (data := read[shard]) is not None:
+                yield shard, data
+
+
+def compact_receipts(store: Store, stage: str) -> None:
+    """Compact the receipts of a stage that no compaction holds, and remove compactions that hold none that counts.
+
+    On a local disk nothing is done: its files are read at no cost. May be called at any time, by several drivers.
+    """
+    if store.local:
+        return
+    marks = _marks(store, stage)
+    places = _places(store, stage, marks)
+    for name in _compactions(store, stage):
+        if name not in places.values():
+            store.remove(name)
+    single = sorted(marks.keys() - places.keys())
+    if len(single) < LEAST:
+        return
+    for start in range(0, len(single), COMPACTED):
+        group = single[start : start + COMPACTED]
+        texts = store.read_many([receipt_name(stage, shard) for shard in group])
+        entries = [
+            (s, marks[s], text.decode("utf-8", "surrogateescape"))
+            for s, text in zip(group, texts, strict=True)
+            if text is not None
+        ]
+        data = gzip.compress(json.dumps(entries).encode(), mtime=0)
+        store.write(f"compacted/{stage}/{hashlib.sha256(data).hexdigest()}{_ENDING}", data)
+
+
+def _places(store: Store, stage: str, marks: dict[str, list[str]]) -> dict[str, str]:
+    """The compaction of every shard whose receipt is as it was when it was compacted."""
+    names = _compactions(store, stage)
+    store.read_many(names, keep=True)  # side by side
+    return {shard: name for name in names for shard, mark, _ in _entries(store, name) if marks.get(shard) == mark}
+
+
+def _entries(store: Store, name: str) -> list[_Entry]:
+    """What a compaction holds; nothing where it is gone or not what its name says."""
+    (data,) = store.read_many([name], keep=True)
+    if data is None or hashlib.sha256(data).hexdigest() != name.rsplit("/", 1)[-1].removesuffix(_ENDING):
+        return []
+    value: Any = json.loads(gzip.decompress(data))
+    return [(shard, mark, text) for shard, mark, text in value]
+
+
+def _compactions(store: Store, stage: str) -> list[str]:
+    return [f"compacted/{stage}/{name}" for name in store.names(f"compacted/{stage}", _ENDING)]
+
+
+def _marks(store: Store, stage: str) -> dict[str, list[str]]:
+    listing = store.listing(f"receipts/{stage}")
+    return {name.removesuffix(".json"): mark for name, mark in listing.items() if name.endswith(".json")}

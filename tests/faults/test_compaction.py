@@ -11,9 +11,15 @@ import pytest
 from empty_receipts import receipt_of
 
 from pipeline.errors import DamagedError
-from pipeline.store.compaction import compact_receipts
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts, receipt_name, withdraw_receipt, write_receipt
+from pipeline.store.receipts import (
+    Receipt,
+    compact_receipts,
+    read_receipts,
+    receipt_name,
+    withdraw_receipt,
+    write_receipt,
+)
 
 SHARDS = [f"audit-{number:06d}" for number in range(30)]
 

@@ -30,9 +30,8 @@ from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
-from pipeline.store.compaction import COMPACTED, compact_receipts
 from pipeline.store.files import Store, to_json
-from pipeline.store.receipts import read_receipts, receipt_name
+from pipeline.store.receipts import COMPACTED, compact_receipts, read_receipts, receipt_name
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 

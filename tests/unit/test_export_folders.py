@@ -155,17 +155,17 @@ def test_a_killed_export_is_not_taken_for_a_whole_one_and_goes_on(
     class Killed(BaseException):
         pass
 
-    replaced = place.replaced
+    whole = place.ExportFolder.file
 
-    def replaced_until(store: Store, name: str) -> Any:
+    def file_until(folder: place.ExportFolder, name: str) -> Any:
         done.append(name)
         if len(done) == calls:
             (tmp_path / f"out/.{name}.0123abcd").write_bytes(b"half")  # as a kill leaves it
             raise Killed
-        return replaced(store, name)
+        return whole(folder, name)
 
     with monkeypatch.context() as patch, pytest.raises(Killed) if calls < 3 else patch.context():  # type: ignore[attr-defined]
-        patch.setattr(place, "replaced", replaced_until)
+        patch.setattr(place.ExportFolder, "file", file_until)
         export(run, tmp_path / "out")
     export(run, tmp_path / "whole")
     if calls < 3:

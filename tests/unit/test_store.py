@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import BusyError, ExitCode, UserError
 from pipeline.store import lock as lock_module
-from pipeline.store.files import Store
+from pipeline.store.files import Store, to_json
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt
 
@@ -71,7 +71,7 @@ def test_of_many_attempts_at_once_exactly_one_creates(tmp_path: Path) -> None:
 
     def attempt(number: int) -> None:
         start.wait()
-        if store.create_json("one.json", {"n": number}):
+        if store.create("one.json", to_json({"n": number})):
             won.append(number)
 
     threads = [threading.Thread(target=attempt, args=(n,)) for n in range(8)]
