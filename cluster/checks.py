@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cluster.inspection import Measurement
-from pipeline.audit.places import ActorShape, Node, places_on
+from pipeline.audit.machine import ActorShape, Node, places_on
 from pipeline.models.devices import nominal_memory
 from pipeline.passes.budget import Card, Shape, budget_of
-from ray_jobs.node_versions import NO_ANSWER
-from ray_jobs.versions import version_differences
+from ray_jobs.cluster import NO_ANSWER, version_differences
 
 State = Literal["good", "note", "red"]
 GIB = 2**30

@@ -12,12 +12,10 @@ import torch
 from cluster.checks import NodeReport
 from cluster.first_batch import first_batch
 from cluster.inspection import CHECKS, Inspection, Inspector, Measurement, make_check
-from pipeline.audit.machine import usable_cores
-from pipeline.audit.places import ActorShape, Node, places_on
+from pipeline.audit.machine import ActorShape, Node, places_on, usable_cores
 from pipeline.config.models import EndpointConfig
 from ray_jobs.actors import task_environment
-from ray_jobs.node_versions import NO_ANSWER, alive_nodes, answer_of, ask_versions, pinned
-from ray_jobs.versions import versions_here
+from ray_jobs.cluster import NO_ANSWER, alive_nodes, answer_of, ask_nodes, pinned, versions_here
 
 ROUNDS = 5
 """Of asking a node for its time: the quickest counts."""
@@ -47,7 +45,7 @@ def answers_of_cluster(
 
     nodes = alive_nodes()
     answers: dict[str, dict[str, Measurement]] = {name: {} for name in nodes}
-    for name, versions in ask_versions(nodes, seconds).items():
+    for name, versions in ask_nodes(versions_here, nodes, seconds).items():
         answers[name]["versions"] = _answer(versions)
     awake = [name for name, given in answers.items() if not given["versions"].problem]
     kind = ray.remote(num_cpus=0, max_concurrency=CALLS, max_restarts=0)(Inspector)

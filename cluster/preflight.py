@@ -24,9 +24,8 @@ from cluster.inspection import DRIVER_FILE, Inspection, Measurement, make_check
 from cluster.nodes import answers_of_cluster, answers_of_machine
 from pipeline.audit.budgets import model_shape
 from pipeline.audit.description import load_config
-from pipeline.audit.machine import local_machine
+from pipeline.audit.machine import ActorShape, actor_shape, local_machine, places
 from pipeline.audit.manifest import read_manifest
-from pipeline.audit.places import ActorShape, actor_shape, places
 from pipeline.audit.plan import Plan, check_model_files, describe_model, make_plan
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig
@@ -34,11 +33,8 @@ from pipeline.detectors.plugins import imported
 from pipeline.errors import ExitCode, UserError, one_line
 from pipeline.store.files import Store
 from ray_jobs import terminal
-from ray_jobs.connection import connect
-from ray_jobs.neighbours import cluster_warning
-from ray_jobs.nodes import cluster_nodes
+from ray_jobs.cluster import cluster_nodes, cluster_warning, connect, versions_here
 from ray_jobs.options import AsJson, ConfigPath, Overrides
-from ray_jobs.versions import versions_here
 
 CLUSTER = "cluster"
 """In the place of a node, where a check is of all of them."""

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from pipeline.audit.arithmetic import read_arithmetic
-from pipeline.audit.places import ActorShape, Node, actor_shape, places
+from pipeline.audit.machine import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError, instead_of_exit
@@ -32,11 +32,8 @@ from pipeline.stages.worker import OvertakenError, ShardStream
 from pipeline.store.attempts import shows_death
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, receipt_name
-from ray_jobs.connection import connect, is_private
+from ray_jobs.cluster import check_versions, cluster_nodes, connect, is_private, versions_here
 from ray_jobs.metrics import Metrics, StreamMetrics
-from ray_jobs.node_versions import check_versions
-from ray_jobs.nodes import cluster_nodes
-from ray_jobs.versions import versions_here
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -316,6 +313,8 @@ def map_shards(
         IncompleteError: a node cannot load what the stage needs, or the cluster is lost.
     """
     connect()
+    import ray.data  # noqa: F401  # it sets the level of its logger
+
     nodes = cluster_nodes()
     # What the cluster has grown to since the run's first stage is not doubled again.
     first = _first_nodes.setdefault(driver, nodes)

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.audit.allocation import Parts
-from pipeline.audit.places import actor_shape, places_beside
+from pipeline.audit.machine import actor_shape, places_beside
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.store.files import Store
-from ray_jobs.connection import connect
+from ray_jobs.cluster import cluster_nodes, connect
 from ray_jobs.finetune import Adapter, AdapterJob, AdapterProgress, capacity_of_cluster, resources_of, train_adapters
-from ray_jobs.nodes import cluster_nodes
 from ray_jobs.supervisor import cluster_named
 
 FINETUNE_STAGE = "finetune"

@@ -14,6 +14,7 @@ from pipeline.audit.against import settled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
 from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
+from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.mend import withdraw_damaged
@@ -49,13 +50,12 @@ from ray_jobs import adapters, heartbeat, supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
-from ray_jobs.beginning import Checks, begin_model, check_meanwhile, machine_of
-from ray_jobs.devices import arithmetic_of_run, device_of_run, device_on_file, note_device
+from ray_jobs.cluster import cluster_warning
 from ray_jobs.evidence import reader_here, reader_on_cluster
 from ray_jobs.finetune import Adapter
-from ray_jobs.neighbours import cluster_warning
 from ray_jobs.progress import Reporter
 from ray_jobs.selection import fold_of
+from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +205,13 @@ def _scoring(
     if machine is None and (warning := cluster_warning(config.resources)) is not None:
         reporter.say(warning)
     store = Store(config.run)
-    types = None if machine is None else arithmetic_of_run(config, store, machine, reporter.say)
+    types = None if machine is None else types_of_run(config, store, machine, reporter.say)
     plan = plan if types is None else replace(plan, config=with_types(config, types.types))
     early = begin_model(plan, store, machine)
     with RunLock(store, reporter.say) as lock:
         store = lock.held
-        checks = check_meanwhile(plan, store, reporter, machine, early)
-        types = types or arithmetic_of_run(config, store, machine, reporter.say)
+        checks = start_checks(plan, store, reporter, machine, early)
+        types = types or types_of_run(config, store, machine, reporter.say)
         if (chosen := types.chosen(config, "model")) is not None:
             reporter.say(f"the model computes in {chosen.dtype}, {chosen.reason}")
         config = with_types(config, types.types)

@@ -77,13 +77,11 @@ def plan(
     from pipeline.series.outlook import planned_scan
     from pipeline.stages.ask_log_probs import check_log_probs
     from pipeline.stages.paraphrase import check_paraphraser
-    from ray_jobs.beginning import check_actors
-    from ray_jobs.devices import arithmetic_ahead
-    from ray_jobs.neighbours import cluster_warning
+    from ray_jobs.cluster import cluster_warning
+    from ray_jobs.start import planned_types
 
-    check_actors(planned)
     slow: list[str] = []
-    types = arithmetic_ahead(planned, slow.append)
+    types = planned_types(planned, slow.append)
     chosen = types.chosen(planned.config, "model")
     planned = replace(planned, config=with_types(planned.config, types.types))
     audit = planned.config

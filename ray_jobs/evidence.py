@@ -20,8 +20,7 @@ from pipeline.stages.worker import LOCAL_DRIVER
 from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from ray_jobs.actors import actors, task_environment
-from ray_jobs.connection import connect
-from ray_jobs.nodes import cluster_nodes
+from ray_jobs.cluster import cluster_nodes, connect
 
 WORK = "evidence/tokens"
 """Name of the attempt log."""

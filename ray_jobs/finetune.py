@@ -24,7 +24,7 @@ from pipeline.store.space import is_full
 from pipeline.training.adapter import adapter_key
 from pipeline.training.train import NOT_IN_FULL, FinetuneConfig, TrainingStep
 from pipeline.training.zero import read_zero_settings, zero_stage
-from ray_jobs.connection import connect
+from ray_jobs.cluster import connect
 from ray_jobs.training import MAX_FAILURES, PROGRESS_SECONDS, fit, train_one
 
 TEXT = "text"

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.audit.scored import Each
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.connection import connect
+from ray_jobs.cluster import connect
 
 MANY_SHARDS = 512
 SIDE_BY_SIDE = 8

@@ -9,8 +9,7 @@ from pipeline.audit.plan import Plan
 from pipeline.audit.precheck import (
     RUN,
     WARNING,
-    Effort,
-    Precheck,
+    CheckProcess,
     check_documents,
     check_shared,
     check_weighable,
@@ -28,7 +27,7 @@ def check_before_scoring(
     plan: Plan,
     store: Store,
     say: Callable[[str], None],
-    check: Callable[[Plan, Effort], Precheck] = check_documents,
+    process: CheckProcess | None = None,
 ) -> None:
     """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
 
@@ -38,14 +37,14 @@ def check_before_scoring(
         plan: of the run.
         store: the run directory.
         say: called with each line.
-        check: `check_documents`, or `check_apart` beside a thread of this process that imports libraries for seconds.
+        process: which checks the documents; None: this one does.
 
     Raises:
         UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
             config does not say `overlap: drop`.
     """
     earlier = filed_precheck(store, plan.shards, plan.config.seed)
-    checked = earlier or check(plan, RUN)
+    checked = earlier or (check_documents(plan, RUN) if process is None else process.result())
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)

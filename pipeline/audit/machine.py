@@ -1,9 +1,10 @@
-"""Whether an audit needs a cluster: where one machine does, starting Ray is most of a small run."""
+"""Where an audit runs: in threads of this process or on a cluster, and how many actors the nodes hold."""
 
 from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.audit.plan import Plan
@@ -16,6 +17,9 @@ LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
 LOCAL_WORKERS = 8
 """Threads that share one interpreter; more of them gain little, so that large work goes to a cluster."""
 
+GPU_UNITS = 10_000
+"""Parts of a GPU that Ray tells apart: a fraction counts in ten-thousandths."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
@@ -24,6 +28,22 @@ class LocalMachine:
     workers: int  # batches at a time
     gpus: float
     threads: int  # of the CPU, for a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a machine of a cluster offers."""
+
+    cpus: float
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActorShape:
+    """What an actor takes of its node."""
+
+    gpus: float  # 0, a share of one GPU, or whole GPUs
+    cpus: int
 
 
 def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
@@ -87,16 +107,15 @@ def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:
     Raises:
         UserError: more GPUs or CPUs an actor than this machine has.
     """
-    wanted = resources.gpus_per_actor
-    if wanted != "auto" and wanted > gpus:
-        raise UserError(f"resources.gpus_per_actor is {wanted:g}, this machine has {gpus}")
-    of_worker = float(min(1, gpus)) if wanted == "auto" else float(wanted)
-    cores = usable_cores()
-    if resources.cpus_per_actor > cores:
-        raise UserError(f"resources.cpus_per_actor is {resources.cpus_per_actor}, this machine has {cores} CPUs")
-    places = 1 if of_worker else cores // resources.cpus_per_actor
-    workers = min(places, resources.actors_between(places, places)[1])
-    return LocalMachine(workers, of_worker, resources.cpus_per_actor)
+    here = machine_node(gpus)
+    shape = actor_shape(resources, [here])
+    most = 1 if shape.gpus else places_on(here, shape)
+    return LocalMachine(min(most, resources.actors_between(most, most)[1]), shape.gpus, shape.cpus)
+
+
+def machine_node(gpus: int) -> Node:
+    """What this machine offers, as the only node of a cluster."""
+    return Node(float(usable_cores()), float(gpus))
 
 
 def usable_cores() -> int:
@@ -104,3 +123,73 @@ def usable_cores() -> int:
     from joblib import cpu_count
 
     return int(cpu_count())
+
+
+def actor_shape(resources: ResourcesConfig, nodes: Sequence[Node]) -> ActorShape:
+    """What an actor takes: GPUs as configured, or one where the cluster has any.
+
+    A share is rounded down to what Ray tells apart, so that six actors at 0.16667 share a GPU.
+
+    Args:
+        resources: of the audit.
+        nodes: of the cluster.
+
+    Raises:
+        UserError: no node holds such an actor; names the setting, and the node that comes nearest.
+    """
+    wanted = resources.gpus_per_actor
+    if wanted == "auto":
+        gpus = 1.0 if any(node.gpus >= 1 for node in nodes) else 0.0
+    else:
+        gpus = int(wanted * GPU_UNITS + 1e-6) / GPU_UNITS
+    shape = ActorShape(gpus, resources.cpus_per_actor)
+    if any(places_on(node, shape) for node in nodes):
+        return shape
+    largest = max(nodes, default=Node(0), key=lambda node: (min(node.gpus, gpus), node.cpus, node.gpus))
+    too_large = f"gpus_per_actor is {gpus:g}"
+    if gpus <= largest.gpus:
+        too_large = f"cpus_per_actor is {shape.cpus}" + (f" beside {gpus:g} GPUs" if gpus else "")
+    where = "this machine" if len(nodes) == 1 else f"the largest of {len(nodes)} nodes"
+    raise UserError(f"resources.{too_large}, {where} has {largest.gpus:g} GPUs and {largest.cpus:g} CPUs")
+
+
+def places_on(node: Node, shape: ActorShape) -> int:
+    """How many actors fit on a node: a share lies on one GPU, several GPUs on one node."""
+    by_cpus = int(node.cpus // shape.cpus)
+    if not shape.gpus:
+        return by_cpus
+    if shape.gpus < 1:
+        return min(by_cpus, int(node.gpus) * (GPU_UNITS // round(shape.gpus * GPU_UNITS)))
+    return min(by_cpus, int(node.gpus // shape.gpus))
+
+
+def places(nodes: Sequence[Node], shape: ActorShape) -> int:
+    """How many actors fit on all nodes."""
+    return sum(places_on(node, shape) for node in nodes)
+
+
+def places_beside(nodes: Sequence[Node], shape: ActorShape, trainers: int) -> int:
+    """How many actors fit beside the workers of trainings, each with as many CPUs as an actor and at most one GPU.
+
+    Where an actor takes several GPUs, the workers are thought to fill one node after the other. Ray may spread them:
+    the actors that then find no place wait until a training ends.
+
+    Args:
+        nodes: of the cluster.
+        shape: of an actor.
+        trainers: workers that are training.
+    """
+    if shape.gpus <= 1:
+        return max(0, places(nodes, shape) - trainers)
+    rest = []
+    for node in nodes:
+        here = min(trainers, places_on(node, ActorShape(1.0, shape.cpus)))
+        trainers -= here
+        rest.append(Node(node.cpus - here * shape.cpus, node.gpus - here))
+    return places(rest, shape)
+
+
+def copies_on_a_node(resources: ResourcesConfig, nodes: Sequence[Node], shape: ActorShape) -> int:
+    """Copies of the weights in the memory of one node: one an actor on CPUs; a GPU's memory holds an actor's own."""
+    held = 1 if shape.gpus else max(places_on(node, shape) for node in nodes)
+    return min(held, resources.actors_between(held, held)[1])

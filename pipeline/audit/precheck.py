@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
@@ -32,6 +40,7 @@ from pipeline.corpus.keys import contents_of
 from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
+from pipeline.detectors.plugins import load_plugins, loaded_plugins
 from pipeline.errors import DamagedError, UserError
 from pipeline.store.files import Store
 
@@ -39,6 +48,9 @@ EXAMPLES = 3
 DOCUMENT_COST = 256  # characters that take as long as a document's row does, whatever its length
 NOTE, WARNING = "note: ", "warning: "
 """Before a line of a check that did not pass."""
+
+NICENESS = 10
+"""Of a process that checks documents: what starts beside it has most of the cores."""
 
 _TOGETHER, _TOGETHER_CHARACTERS = 256, 1 << 20  # documents of which sketches are made together
 _FORM = 2  # of the checks: a file of an earlier form is not read
@@ -130,6 +142,84 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
         damaged=sorted(set(damaged))[:EXAMPLES],
         undecodable=sample.tally.undecodable(),
     )
+
+
+class CheckProcess:
+    """`check_documents` in a process of its own, which imports beside this one and ends with it."""
+
+    def __init__(self, plan: Plan, effort: Effort) -> None:
+        """Start the process.
+
+        Args:
+            plan: of the audit.
+            effort: how much to read.
+        """
+        self._work = plan, effort
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
+        self._process: subprocess.Popen[bytes] | None = None
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        with contextlib.suppress(OSError), tempfile.TemporaryFile() as request:
+            cloudpickle.dump((loaded_plugins(), plan, effort), request)
+            request.seek(0)
+            code = f"from pipeline.audit.precheck import serve_check; serve_check({request.fileno()})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],
+                stdin=subprocess.PIPE,  # stays open: its end is the end of this process
+                stdout=self._answer,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(request.fileno(),),
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,  # Ctrl-C is the command's to answer
+            )
+
+    def done(self) -> bool:
+        """Whether `result` returns without waiting for the process."""
+        return self._process is None or self._process.poll() is not None
+
+    def result(self) -> Precheck:
+        """Wait for the checks; where the process could not be started or died, they are made in this one.
+
+        Raises:
+            UserError: as `check_documents`.
+        """
+        if self._process is not None:
+            self._process.wait()
+        self._answer.seek(0)
+        try:
+            answer: Precheck | UserError = pickle.load(self._answer)
+        except (EOFError, pickle.UnpicklingError):
+            return check_documents(*self._work)
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+
+def serve_check(request: int) -> None:
+    """Check the documents of a request, in a process that `CheckProcess` has started.
+
+    Args:
+        request: descriptor of a file.
+    """
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
+    os.nice(NICENESS)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    with open(request, "rb") as file:
+        plugins, plan, effort = pickle.load(file)
+    load_plugins(plugins)
+    answer: Precheck | UserError
+    try:
+        answer = check_documents(plan, effort)
+    except UserError as error:
+        answer = error
+    with open(answers, "wb") as file:
+        cloudpickle.dump(answer, file)
+    os._exit(0)
+
+
+def _end_with_the_command() -> None:
+    os.read(0, 1)
+    os._exit(1)
 
 
 def plan_checks(plan: Plan) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from made_up import sentence
 
 EIGHT_GPUS = """
 import json, sys
+from types import SimpleNamespace
 import ray, ray.data
 from ray.util import placement_group
 from pipeline.audit.description import load_config
@@ -33,7 +34,8 @@ def pool(min_size, **settings):
 ray.data.ActorPoolStrategy = pool
 plan = make_plan(load_config(sys.argv[1]))
 try:
-    next(map_shards(None, plan.config.resources, plan.shards, Store(plan.config.run), "driver"))
+    stage, store = SimpleNamespace(name="score"), Store(plan.config.run)
+    next(map_shards(stage, plan.config.resources, plan.shards, store, "driver"))
 except Pool as asked:
     size = asked.args[0]
 ready = [placement_group([{"GPU": 0.3, "CPU": 1}] * size).wait(30), placement_group([{"GPU": 0.3}]).wait(2)]
@@ -52,7 +54,7 @@ for command in ("plan", "run"):
     for gpus in (4, 3):
         if (command, gpus) == ("run", 3):  # a place, but no GPU of this machine to load a model on
             continue
-        settings = ["--set", f"resources.gpus_per_actor={gpus}"]
+        settings = ["--set", f"resources.gpus_per_actor={gpus}", "--set", "model.dtype=float32"]  # else a GPU is asked
         done = subprocess.run([sys.executable, "-m", "ray_jobs.cli", command, sys.argv[1], *settings],
                               env=environment, capture_output=True, text=True, timeout=200)
         refusal = [line for line in done.stderr.splitlines() if "resources." in line]
@@ -65,7 +67,7 @@ import json, os
 import ray
 from ray.cluster_utils import Cluster
 from pipeline.errors import UserError
-from ray_jobs.devices import gpus_of_cluster
+from ray_jobs.cluster import gpus_of_cluster
 
 def claim():
     import os
@@ -122,7 +124,8 @@ def test_eight_gpus_at_three_tenths_are_asked_for_24_actors(make_audit: Callable
 @pytest.mark.slow
 def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit: Callable[..., Path]) -> None:
     resources = {"cluster": "auto", "actors": "auto"}
-    path = make_audit([sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)], resources=resources)
+    texts = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)]
+    path = make_audit(*texts, resources=resources)
     lines = [line for line in output_of(TWO_NODES, path) if line.startswith(("plan", "run"))]
     refusal = "seenset: resources.gpus_per_actor is 4, the largest of 2 nodes has 3 GPUs and 6 CPUs"
     assert lines == [f"plan 4 2 {refusal}", "plan 3 0", f"run 4 2 {refusal}"]
@@ -134,7 +137,7 @@ def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none(tmp_path:
     missing, missing_share, least, least_share, unlike = json.loads(done.stdout.splitlines()[-1])
     for line in (missing, missing_share):
         reason = "torch sees no GPU on a node that has one for Ray: install the torch of its CUDA there"
-        assert re.fullmatch(rf"GPUs of the node at [\d.]+, and 1 more cannot be used: {reason}", line)
+        assert re.fullmatch(rf"GPUs of the node at [\d.]+ \(\w+\), and 1 more cannot be used: {reason}", line)
     assert "Traceback" not in done.stderr
     assert "Unhandled error" not in done.stderr
     assert least[0] == least_share[0] == 24 << 30

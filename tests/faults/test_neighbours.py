@@ -19,14 +19,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from ended import ended
 from made_up import sentence, write_audit
 from openai_server import openai_server
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
-from ray_jobs import neighbours
-from ray_jobs.neighbours import PREFIX, cluster_warning, remove_old_folders
+from ray_jobs.cluster import PREFIX, cluster_warning, private_folder
 
 MakeAudit = Callable[..., Path]
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
@@ -146,28 +146,10 @@ def test_a_local_cluster_needs_no_home(sighting: Sighting) -> None:
     assert not [line for line in sighting.output.splitlines() if line.startswith("seenset:")]
 
 
-def test_folders_of_killed_processes_are_removed_and_those_of_live_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = Path(tempfile.mkdtemp(dir="/tmp"))
-    monkeypatch.setenv("RAY_TMPDIR", str(short))
-    try:
-        held = neighbours._private_folder()
-        left = neighbours._private_folder()
-        os.close(left.lock)
-        (short / f"{PREFIX}notes").write_text("a file of somebody's")
-        remove_old_folders(str(short))
-        assert sorted(path.name for path in short.iterdir()) == sorted([Path(held.path).name, f"{PREFIX}notes"])
-        assert stat.S_IMODE(os.stat(held.path).st_mode) == 0o700
-        neighbours._remove(held)
-    finally:
-        shutil.rmtree(short)
-
-
 def test_a_temporary_folder_too_long_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "x" * 60)
     with pytest.raises(UserError, match=r"RAY_TMPDIR may have \d\d bytes"):
-        neighbours._private_folder()
+        private_folder()
 
 
 def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
@@ -177,9 +159,10 @@ def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
     long.mkdir()
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = neighbours._private_folder()
-    assert folder.path.startswith(f"/tmp/{PREFIX}")
-    neighbours._remove(folder)
+    folder = Path(private_folder())
+    assert str(folder).startswith(f"/tmp/{PREFIX}")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -221,6 +204,7 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
         assert f"RAY_ADDRESS {address} asks for no token" in warning
         assert warning in ended(capsys, "plan", path, "--set", "resources.cluster=auto")[1]
         assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
+        ray.shutdown()  # to which `plan` has connected this process: Ray would end it with the cluster
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     with shared_cluster(RAY_AUTH_MODE="token") as (address, _):
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -260,7 +244,7 @@ def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
 def test_a_local_cluster_has_the_cpus_that_the_process_may_use() -> None:
     code = (
         "import os, ray; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from ray_jobs.connection import connect; connect(); print(int(ray.cluster_resources()['CPU']))"
+        "from ray_jobs.cluster import connect; connect(); print(int(ray.cluster_resources()['CPU']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.split()[-1:] == ["1"], done.stderr

@@ -24,7 +24,7 @@ from pipeline.errors import BusyError, ExitCode, IncompleteError, UserError
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import read_receipts
-from ray_jobs import beginning
+from ray_jobs import start
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
@@ -113,7 +113,7 @@ def test_a_second_run_scores_nothing_again_and_says_the_same(finished: Rerun, tm
 def test_a_large_corpus_is_scored_beside_its_checks_to_the_same_bytes_and_stops_where_they_say_so(
     run_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beginning, "WAITING_TOKENS", 0)
+    monkeypatch.setattr(start, "WAITING_TOKENS", 0)
     here = (f"run={tmp_path / 'beside'}", "resources.actors=2")
     assert run(run_once / "audit.yaml", *here).exit_code == ExitCode.DONE
     for part in ("selection", "diagnostics"):

@@ -12,25 +12,23 @@ import psutil
 import pytest
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.checking import check_apart
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.precheck import RUN, check_documents
+from pipeline.audit.precheck import RUN, CheckProcess, check_documents
 
 HEAVY = ("datasketch", "pandas", "scipy", "sklearn", "torch", "transformers")
 CHECK = """
 import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts into the background without
-from pipeline.audit.checking import check_apart
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import RUN
+from pipeline.audit.precheck import RUN, CheckProcess
 config, heavy, blocked = json.loads(sys.argv[1])
 plan = make_plan(load_config(config, ()))
 if blocked:
     os.unlink(blocked)
     os.mkfifo(blocked)
-record = check_apart(plan, RUN)
+record = CheckProcess(plan, RUN).result()
 print(json.dumps([record.plain(), sorted(set(heavy) & set(sys.modules))]))
 """
 
@@ -76,7 +74,7 @@ def test_without_a_process_the_documents_are_checked_here(
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     plan = plan_of(config)
-    assert check_apart(plan, RUN) == check_documents(plan, RUN)
+    assert CheckProcess(plan, RUN).result() == check_documents(plan, RUN)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

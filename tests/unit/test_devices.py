@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.stages import stages_of
@@ -18,7 +19,7 @@ from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
 from pipeline.stages.base import Placement, Stage
 from pipeline.store.files import Store
-from ray_jobs.devices import device_of_run, device_on_file, note_device
+from ray_jobs.start import device_of_run
 
 GIB = 1 << 30
 H100 = Device(1.0, 76 * GIB)

@@ -14,7 +14,7 @@ from made_up import sentence, write_jsonl
 from examples.papers import prepare
 from examples.papers.judge import error_and_power
 from pipeline.audit.description import load_config
-from pipeline.audit.places import Node, actor_shape, places
+from pipeline.audit.machine import Node, actor_shape, places
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from ray_jobs.cli import main

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit.places import GPU_UNITS, ActorShape, Node, actor_shape, places, places_beside
+from pipeline.audit.machine import GPU_UNITS, ActorShape, Node, actor_shape, places, places_beside
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.yaml import build
 from pipeline.errors import UserError

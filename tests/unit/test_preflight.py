@@ -18,11 +18,11 @@ from cluster.inspection import CHECKS, Inspection, Measurement, file_marks, make
 from cluster.nodes import answers_of_machine
 from cluster.preflight import check_command
 from pipeline.audit.description import load_config
-from pipeline.audit.places import ActorShape
+from pipeline.audit.machine import ActorShape
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.passes.budget import Shape
-from ray_jobs.versions import version_differences, versions_here
+from ray_jobs.cluster import version_differences, versions_here
 
 GIB = 2**30
 CARD = {"name": "NVIDIA L4", "driver": "570.1", "total": 24 * GIB, "free": 23 * GIB}

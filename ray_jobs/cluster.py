@@ -1,0 +1,509 @@
+"""The Ray cluster of a command: joined at RAY_ADDRESS, or started on this machine and closed to everybody else.
+
+All private interfaces of Ray that Seenset needs are used here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import logging
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from pipeline.audit.machine import ActorShape, Node, usable_cores
+from pipeline.config.audit import ResourcesConfig
+from pipeline.errors import IncompleteError, UserError, one_line
+from pipeline.models.arithmetic import Processor, processor_here
+from pipeline.models.devices import gpus_in_sight
+from ray_jobs import supervisor
+
+CONNECT_SECONDS = 10
+STARTS = 3
+REASON_CHARACTERS = 200
+
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that lost the cluster would start another
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Settings of Ray, unless the user states others."""
+
+HEAD_VARIABLE, HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+HEAD_MARGIN = 20.0
+"""Seconds before Ray gives up a head node at which it counts as lost."""
+
+NODE_SECONDS = 2.0
+"""Of silence after which the node of this process counts as lost."""
+
+PREFIX = "seenset-ray-"
+INNER = "ray"
+LONGEST_FOLDER = 107 - len(f"/{INNER}/session_2026-11-22_11-32-39_446239_4194304/sockets/plasma_store")
+"""Bytes of a folder in which the path of a Unix socket of Ray still fits its 107 bytes."""
+
+PROBE_SECONDS = 30.0
+_PROBE = """
+import sys
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=canonicalize_bootstrap_address(sys.argv[1])).internal_kv_get(b"session_name", b"session")
+except AuthenticationError:
+    print("closed")
+else:
+    print("open")
+"""
+
+PROGRAMS = ("ray", "torch", "transformers", "tokenizers", "peft", "bitsandbytes")
+PLUGINS = "seenset.detectors"
+"""Entry points of packages whose code makes scores."""
+
+VERSIONS_SECONDS = 30.0
+"""In which a node states its versions."""
+
+PROCESSOR_SECONDS = 120.0
+"""In which a node states its GPUs or its processor; a worker process has to start and import torch."""
+
+NAMED_NODES = 3
+NO_ANSWER = "no answer"
+"""How the line of a node or a check begins that has had its time."""
+
+
+_folder = ""  # of the cluster that this process has started
+
+
+def shared_address() -> str:
+    """The address of the cluster that RAY_ADDRESS names; empty where one would be started on this machine."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
+def is_connected() -> bool:
+    """Whether this process is connected to a cluster; Ray is not imported for it."""
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+
+
+def cluster_is_named() -> bool:
+    """Whether RAY_ADDRESS names a cluster, or this process is connected to one."""
+    return bool(shared_address()) or is_connected()
+
+
+def is_private() -> bool:
+    """Whether this process is connected to a cluster that it started itself, to which nobody adds nodes."""
+    return _folder != ""
+
+
+def connect() -> None:
+    """Connect to the cluster that RAY_ADDRESS names, or start one on this machine.
+
+    Raises:
+        UserError: no cluster answers at RAY_ADDRESS.
+        IncompleteError: Ray did not start, several times.
+    """
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray._private import worker
+
+    # What a raylet reports of a dead worker would stand on the standard output, beside the answer.
+    worker.print_to_stdstream = lambda *lines, **settings: None
+    if is_connected():
+        _note_cluster()
+        return
+    _end_private_cluster()  # of an earlier connection
+    check_ray_address()
+    address, reason = shared_address(), ""
+    for attempt in range(1 if address else STARTS):
+        time.sleep(attempt)
+        try:
+            with _quiet():
+                if address:
+                    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+                else:
+                    _start_private_cluster()
+            supervisor.listen_again()
+            _note_cluster()
+            return
+        except UserError:
+            raise
+        except SystemExit:  # Ray takes SIGTERM itself while it starts
+            raise KeyboardInterrupt from None
+        except Exception as error:  # of many kinds: a port, a time limit, a process that died
+            ray.shutdown()
+            reason = one_line(str(error))[:REASON_CHARACTERS] or type(error).__name__
+    if address:
+        raise _no_cluster(address, reason)
+    raise IncompleteError(
+        f"Ray did not start on this machine in {STARTS} attempts ({reason}); free memory and space in /tmp and run "
+        "again, or set resources.cluster: local"
+    )
+
+
+def check_ray_address() -> None:
+    """Check that a process listens where RAY_ADDRESS says: Ray itself would wait for minutes.
+
+    Raises:
+        UserError: none does.
+    """
+    address = shared_address()
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" or none
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, reason: str) -> UserError:
+    return UserError(
+        f"no Ray cluster answers at RAY_ADDRESS {address} ({reason}); start it, or unset RAY_ADDRESS to use this "
+        "machine alone"
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what Ray's C++ side writes to standard error while it starts, and show it only if it fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(kept, 2)
+            messages.seek(0)
+            sys.stderr.write(messages.read().decode("utf-8", "replace"))
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _note_cluster() -> None:
+    """Note the nodes on which this process depends: the head node, and its own, which does not come back."""
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        return
+    context = ray.get_runtime_context()
+    address, here = str(context.gcs_address), context.get_node_id()
+    try:
+        patience = float(os.environ.get(HEAD_VARIABLE, HEAD_SECONDS))
+    except ValueError:
+        patience = HEAD_SECONDS
+    nodes = {address: max(0.0, patience - HEAD_MARGIN)}
+    for node in ray.nodes():
+        if node["NodeID"] == here:
+            nodes[f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"] = NODE_SECONDS
+    supervisor.note_cluster(address, nodes)
+
+
+def _start_private_cluster() -> None:
+    """Start a cluster on this machine that nobody else can join, and that joins no other.
+
+    Its files are in a folder of mode 0700, all that listens does so on the loopback interface, and who connects needs
+    a token that is in that folder (unless RAY_AUTH_MODE says otherwise). The folder is removed when the process ends.
+
+    Raises:
+        UserError: RAY_TMPDIR is too long for the names of sockets.
+        Exception: of many kinds: Ray did not start.
+    """
+    global _folder
+    folder = private_folder()
+    supervisor.note_folder(folder)
+    if "RAY_AUTH_TOKEN" not in os.environ:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = os.path.join(folder, "token")
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # workers that train together
+    import ray
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    AuthenticationTokenLoader.instance().reset_cache()  # else the token of a cluster before this one
+    everywhere = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False  # so the node's address is the loopback one, as it always is on a Mac
+    try:
+        ray.init(
+            address="local",
+            num_cpus=usable_cores(),  # Ray counts those of the machine, whatever this process may use
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=False,
+            _temp_dir=os.path.join(folder, INNER),  # which Ray opens to everybody: the folder around it is closed
+        )
+    except BaseException:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = everywhere
+    _folder = folder
+    atexit.register(_end_private_cluster)  # runs before Ray's own, which was registered earlier
+
+
+def _end_private_cluster() -> None:
+    """End the cluster that this process has started, and remove its folder."""
+    global _folder
+    if not _folder:
+        return
+    import ray
+
+    supervisor.note_cluster("", {})
+    ray.shutdown()
+    shutil.rmtree(_folder, ignore_errors=True)
+    _folder = ""
+    supervisor.note_folder("")
+
+
+def private_folder() -> str:
+    """Make a folder of mode 0700 with a token in it, in RAY_TMPDIR or else in the temporary folder.
+
+    Raises:
+        UserError: RAY_TMPDIR is too long for the names of sockets.
+    """
+    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    most = LONGEST_FOLDER - len(f"/{PREFIX}12345678")
+    if len(os.fsencode(os.path.abspath(base))) > most:
+        if os.environ.get("RAY_TMPDIR"):
+            raise UserError(f"RAY_TMPDIR may have {most} bytes, for the names of sockets in it, got {base}")
+        base = "/tmp"
+    path = tempfile.mkdtemp(prefix=PREFIX, dir=os.path.abspath(base))
+    with open(os.path.join(path, "token"), "w", encoding="utf-8") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def cluster_warning(resources: ResourcesConfig) -> str | None:
+    """One line if the cluster that RAY_ADDRESS names lets anybody in; None if it asks for a token, or cannot be asked.
+
+    It is asked by another process, without a token: in this one Ray would send that of the user.
+
+    Args:
+        resources: of the audit, which may need no cluster.
+    """
+    address = shared_address()
+    if resources.cluster == "local" or not address or address.startswith("ray://"):
+        return None
+    hidden = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    command = [sys.executable, "-c", _PROBE, address]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.stdout.strip() != "open":
+        return None
+    return (
+        f"warning: the cluster at RAY_ADDRESS {address} asks for no token: whoever reaches its ports runs code as its "
+        "user, and so reads and changes this audit; start it with RAY_AUTH_MODE=token"
+    )
+
+
+def alive_nodes() -> dict[str, Mapping[str, Any]]:
+    """The nodes of the cluster by their names: the address, and where several share one also how their ids begin."""
+    import ray
+
+    nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"])
+    addresses = [node["NodeManagerAddress"] for node in nodes]
+    return {
+        address if addresses.count(address) == 1 else f"{address} ({node['NodeID'][:6]})": node
+        for address, node in zip(addresses, nodes, strict=True)
+    }
+
+
+def cluster_nodes() -> list[Node]:
+    """What the nodes of the cluster offer that this process is connected to."""
+    resources = [node["Resources"] for node in alive_nodes().values()]
+    return [Node(entry.get("CPU", 0.0), entry.get("GPU", 0.0)) for entry in resources]
+
+
+def pinned(node: Mapping[str, Any]) -> Any:
+    """The scheduling of a task or an actor that runs on this node or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+
+
+def ask_nodes(
+    question: Callable[[], Any], nodes: Mapping[str, Mapping[str, Any]], seconds: float, gpus: float = 0.0
+) -> dict[str, Any]:
+    """What a function returns on each node by its name, or in one line why it returns nothing there.
+
+    A function of this module reaches a node by value, so that a node without Seenset, or with another one, answers too.
+
+    Args:
+        question: the function.
+        nodes: from `alive_nodes`.
+        seconds: that a node may take.
+        gpus: that the function sees.
+    """
+    if not nodes:
+        return {}
+    import ray
+    from ray import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        task = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=1)(question)
+        pending = {name: task.options(scheduling_strategy=pinned(node)).remote() for name, node in nodes.items()}
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    ray.wait(list(pending.values()), num_returns=len(pending), timeout=seconds)
+    return {name: answer_of(reference, seconds) for name, reference in pending.items()}
+
+
+def answer_of(reference: Any, seconds: float) -> Any:
+    """What a task returned, or in one line why it returned nothing; it has had its time."""
+    import ray
+
+    try:
+        return ray.get(reference, timeout=0.1)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(reference, force=False)
+        return f"{NO_ANSWER} in {seconds:g} s"
+    except Exception as error:  # of many kinds: Ray's, or what the task raised
+        cause = getattr(error, "cause", None) or error
+        kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
+        return one_line(f"{kind}{cause}")[:300]
+
+
+def versions_here() -> dict[str, str]:
+    """Versions of Python, Seenset, what computes scores and the installed plugins; what is missing is left out."""
+    versions = {"python": platform.python_version()}
+    with contextlib.suppress(ImportError):  # whoever compares sees that it is missing
+        versions["seenset"] = str(importlib.import_module("pipeline").__version__)
+    for name in PROGRAMS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    for entry in metadata.entry_points(group=PLUGINS):
+        if entry.dist is not None:
+            versions[entry.dist.name] = entry.dist.version
+    return versions
+
+
+def version_differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """What another place has otherwise, as "transformers 5.1.0 (here 5.2.0)"; empty where all is the same.
+
+    What a version says of a build (`+cpu`, `+cu128`) is no difference, as nodes with and without GPUs may share a run,
+    nor is the last number of Python's.
+
+    Args:
+        here: versions of the driver.
+        there: of a node.
+    """
+    lines = []
+    for name in dict.fromkeys([*here, *there]):
+        mine, other = here.get(name), there.get(name)
+        if _release(name, mine) != _release(name, other):
+            lines.append(f"{name} {other or 'missing'} (here {mine or 'missing'})")
+    return lines
+
+
+def _release(name: str, version: str | None) -> str | None:
+    if version is None:
+        return None
+    return ".".join(version.split(".")[:2]) if name == "python" else version.partition("+")[0]
+
+
+def check_versions(driver: Mapping[str, str]) -> None:
+    """Check in a worker that its programs are of the versions of the driver's.
+
+    Raises:
+        UserError: they are not.
+    """
+    _compare_versions(driver, {socket.gethostname(): versions_here()})
+
+
+def check_node_versions() -> None:
+    """Check that the other nodes of the cluster that this process is connected to have its versions.
+
+    A node that does not answer in time is not refused: a run does without it, or its actors check themselves.
+
+    Raises:
+        UserError: some have others.
+    """
+    import ray
+
+    mine = ray.get_runtime_context().get_node_id()
+    others = {name: node for name, node in alive_nodes().items() if node["NodeID"] != mine}
+    _compare_versions(versions_here(), ask_nodes(versions_here, others, VERSIONS_SECONDS))
+
+
+def _compare_versions(driver: Mapping[str, str], answers: Mapping[str, Any]) -> None:
+    """Raise one line that names the nodes whose versions differ; what is no answer is passed over."""
+    lines = {name: version_differences(driver, there) for name, there in answers.items() if isinstance(there, Mapping)}
+    others = {name: ", ".join(differing) for name, differing in lines.items() if differing}
+    if others:
+        listed = "; ".join(f"{name} has {differing}" for name, differing in list(others.items())[:NAMED_NODES])
+        more = f"; and {len(others) - NAMED_NODES} more" if len(others) > NAMED_NODES else ""
+        raise UserError(
+            f"{len(others)} node{'s have' if len(others) > 1 else ' has'} other versions, and would score otherwise: "
+            f"{listed}{more}; install the same on all nodes (python -m cluster.preflight shows all)"
+        )
+
+
+def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
+    """The least memory of a GPU of the cluster, in nominal bytes, and the model of one: each node is asked.
+
+    Args:
+        gpus: of an actor.
+        same: whether all must be of one model.
+
+    Raises:
+        UserError: a node does not answer, sees no GPU, or has another model.
+    """
+    share = min(1.0, gpus)
+    nodes = {name: node for name, node in alive_nodes().items() if node["Resources"].get("GPU", 0.0) >= share}
+    cards = ask_nodes(gpus_in_sight, nodes, PROCESSOR_SECONDS, share)
+    if problems := {name: card for name, card in cards.items() if isinstance(card, str)}:
+        name, reason = next(iter(problems.items()))
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        hint = "; set resources.gpu_memory to start without asking" if reason.startswith(NO_ANSWER) else ""
+        raise UserError(f"GPUs of the node at {name}{more} cannot be used: {reason}{hint}")
+    names = sorted({name for _, name in cards.values()})
+    if same and len(names) > 1:
+        raise UserError(
+            f"resources.deterministic needs GPUs of one model, the cluster has {', '.join(names)}: "
+            "leave the others out, or set it to false"
+        )
+    return min(memory for memory, _ in cards.values()), names[0]
+
+
+def processor_of_cluster(shape: ActorShape) -> Processor:
+    """The processor of a node that holds an actor: one task is asked.
+
+    Args:
+        shape: of an actor.
+
+    Raises:
+        UserError: the task fails, or finds no place in time.
+    """
+    import ray
+
+    task: Any = ray.remote(num_cpus=shape.cpus, num_gpus=shape.gpus, max_retries=1)(processor_here)
+    reference = task.remote(shape.gpus)
+    ray.wait([reference], timeout=PROCESSOR_SECONDS)
+    answer = answer_of(reference, PROCESSOR_SECONDS)
+    if isinstance(answer, str):
+        raise UserError(
+            f"no node states its processor: {answer}; state the type with dtype, such as dtype: float32, to start "
+            "without asking"
+        )
+    return answer

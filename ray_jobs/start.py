@@ -1,0 +1,223 @@
+"""The start of a run: where its work is done, the checks of its documents, the types of its models and its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlier_arithmetic
+from pipeline.audit.before_scoring import check_before_scoring
+from pipeline.audit.budgets import device_on_file, with_memory
+from pipeline.audit.machine import (
+    LocalMachine,
+    Node,
+    actor_shape,
+    copies_on_a_node,
+    local_machine,
+    machine_node,
+    runs_locally,
+)
+from pipeline.audit.plan import Plan, pending
+from pipeline.audit.precheck import RUN, CheckProcess, filed_precheck
+from pipeline.config.audit import AuditConfig, ResourcesConfig
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.models.arithmetic import processor_here
+from pipeline.models.devices import CPU, Device, gpus_in_sight
+from pipeline.models.load import open_model, open_picture_model
+from pipeline.models.sharing import SharedModels
+from pipeline.stages.score import STAGE
+from pipeline.store.files import Store
+from ray_jobs.cluster import (
+    check_node_versions,
+    check_ray_address,
+    cluster_is_named,
+    cluster_nodes,
+    connect,
+    gpus_of_cluster,
+    is_connected,
+    is_private,
+    processor_of_cluster,
+)
+from ray_jobs.progress import Reporter
+
+WAITING_TOKENS = 1 << 21
+"""Of all documents: no more are checked before scoring begins with them, whatever the checks take."""
+
+
+def machine_of(plan: Plan) -> LocalMachine | None:
+    """What this process may use of its machine; None where a cluster does the work.
+
+    Raises:
+        UserError: as `runs_locally` and `local_machine`, or no cluster answers.
+    """
+    gpus = torch.cuda.device_count()
+    if not runs_locally(plan, cluster_is_named(), gpus):
+        check_ray_address()
+        return None
+    return local_machine(plan.config.resources, gpus)
+
+
+@dataclass(slots=True)
+class Checks:
+    """The checks of the documents of a run, in this process or in one of their own."""
+
+    plan: Plan
+    store: Store
+    reporter: Reporter
+    process: CheckProcess | None  # None: they are made where this waits for them
+    waiting: bool = True
+
+    def look(self) -> None:
+        """Stop the run if the checks have ended and found a reason.
+
+        Raises:
+            UserError: as `check_before_scoring`.
+        """
+        if self.process is None or self.process.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the checks, and print what they found.
+
+        Raises:
+            UserError: as `check_before_scoring`.
+        """
+        if self.waiting:
+            self.waiting = False
+            check_before_scoring(self.plan, self.store, self.reporter.say, self.process)
+
+
+def start_checks(
+    plan: Plan, store: Store, reporter: Reporter, machine: LocalMachine | None, early: SharedModels | None
+) -> Checks:
+    """Check the documents of a run, beside a cluster that starts or a model that is opened early.
+
+    Of a large corpus the checks go on while shards are scored; otherwise this waits for them.
+
+    Args:
+        plan: of the run.
+        store: the run directory, held.
+        reporter: prints lines.
+        machine: where the work is done in this process; None: on a cluster.
+        early: the model that is being opened, from `begin_model`.
+
+    Raises:
+        UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
+    """
+    beside = bool(pending(plan, STAGE, store)) and (machine is None or early is not None)
+    filed = filed_precheck(store, plan.shards, plan.config.seed)
+    checks = Checks(plan, store, reporter, CheckProcess(plan, RUN) if beside and filed is None else None)
+    if beside and machine is None:
+        connect()
+        actor_shape(plan.config.resources, cluster_nodes())
+        check_node_versions()
+    if not beside or sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
+        checks.wait()
+    return checks
+
+
+def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:
+    """Open the audited model while the documents are checked, where nothing but scoring in this process needs it."""
+    if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
+        return None
+    # A training beside it would compute in the dtype that torch has by default while a model is built.
+    training = adapters_of(parse_detectors(plan.config.detectors))
+    if training or plan.config.paraphraser is not None or not pending(plan, STAGE, store):
+        return None
+    models = SharedModels()
+    opener = open_picture_model if plan.config.corpus.has_pictures else open_model
+    models.begin(opener, plan.config.model, machine.gpus)
+    return models
+
+
+def types_of_run(
+    config: AuditConfig, store: Store, machine: LocalMachine | None, say: Callable[[str], None]
+) -> Arithmetic:
+    """The types of the models and trainings of a run: those that its directory records, else decided now.
+
+    Args:
+        config: of the audit.
+        store: the run directory.
+        machine: where the work is done in this process; None: on a cluster, of which one worker node is asked.
+        say: prints a line.
+
+    Raises:
+        UserError: as `decide_types`, or the cluster does not answer.
+    """
+
+    def ask() -> Deciding:
+        if machine is not None:
+            return Deciding(processor_here(machine.gpus), 1)
+        return _ask_cluster(config.resources)
+
+    return decide_types(config, earlier_arithmetic(store, say), ask, say)
+
+
+def _ask_cluster(resources: ResourcesConfig) -> Deciding:
+    """The processor of a node that holds an actor; of this machine where its cluster has CPUs alone, or none runs."""
+    nodes = _nodes_of_run()
+    shape = actor_shape(resources, nodes)
+    here = not is_connected() or (is_private() and not shape.gpus)
+    processor = processor_here(shape.gpus) if here else processor_of_cluster(shape)
+    return Deciding(processor, copies_on_a_node(resources, nodes, shape))
+
+
+def _nodes_of_run() -> list[Node]:
+    """The nodes of the cluster that is named or connected; else this machine, where one would be started."""
+    if not cluster_is_named():
+        return [machine_node(torch.cuda.device_count())]
+    connect()
+    return cluster_nodes()
+
+
+def planned_types(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
+    """The types that a run of this plan would decide; what does its work is checked, and no cluster is started.
+
+    Args:
+        plan: of the audit.
+        say: prints a line.
+
+    Raises:
+        UserError: as `types_of_run`; an actor is larger than any node or than this machine; nodes have programs of
+            other versions.
+    """
+    config, machine = plan.config, machine_of(plan)
+    if machine is None:
+        actor_shape(config.resources, _nodes_of_run())
+    if machine is None and is_connected():
+        check_node_versions()
+    return types_of_run(config, Store(config.run), machine, say)
+
+
+def device_of_run(resources: ResourcesConfig, store: Store, machine: LocalMachine | None, waiting: bool) -> Device:
+    """The device that the budgets and the fingerprint of a run follow from.
+
+    The memory that a run began with stays its own, so that it may go on with other cards or more actors a GPU.
+
+    Args:
+        resources: of the audit.
+        store: the run directory.
+        machine: where the work is done in this process; None: on a cluster.
+        waiting: whether there is work; if not, no node is asked.
+
+    Raises:
+        UserError: the cluster's GPUs do not answer, or are of several models where one is needed.
+    """
+    earlier = device_on_file(store, resources)
+    if earlier is not None and not waiting:
+        return earlier
+    if machine is None:
+        connect()
+    gpus = actor_shape(resources, cluster_nodes()).gpus if machine is None else machine.gpus
+    if not gpus:
+        return CPU
+    device = Device(gpus, deterministic=resources.deterministic)
+    if earlier is not None and earlier.gpus:
+        device = replace(device, gpus=earlier.gpus, memory=earlier.memory)
+    if resources.deterministic or (not device.memory and resources.gpu_memory == "auto"):
+        memory, name = gpus_in_sight() if machine is not None else gpus_of_cluster(gpus, resources.deterministic)
+        device = replace(device, memory=device.memory or memory, name=name if resources.deterministic else "")
+    return with_memory(device, resources)
