@@ -135,6 +135,7 @@ def connect() -> None:
                 else:
                     _start_private_cluster()
             supervisor.listen_again()
+            supervisor.check()  # a signal that came while Ray called back
             _note_cluster()
             return
         except UserError:

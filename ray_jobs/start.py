@@ -108,8 +108,8 @@ def start_checks(
         UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
     """
     beside = bool(pending(plan, STAGE, store)) and (machine is None or early is not None)
-    filed = filed_precheck(store, plan.shards, plan.config.seed)
-    checks = Checks(plan, store, reporter, CheckProcess(plan, RUN) if beside and filed is None else None)
+    apart = beside and filed_precheck(store, plan.shards, plan.config.seed) is None
+    checks = Checks(plan, store, reporter, CheckProcess(plan, RUN) if apart else None)
     if beside and machine is None:
         connect()
         actor_shape(plan.config.resources, cluster_nodes())
