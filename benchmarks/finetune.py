@@ -27,12 +27,13 @@ from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device, gpus_in_sight
-from pipeline.models.load import open_model
+from pipeline.models.load import fingerprint_model, open_model
 from pipeline.stages.base import Placement
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
-from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
+from ray_jobs.finetune import train_adapters
+from ray_jobs.training import AdapterJob, AdapterProgress
 
 
 def main() -> None:
@@ -102,8 +103,8 @@ def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: 
 def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: Store, gpus: int) -> float:
     """Tokens a second of the job, from its last progress report."""
     seen: list[AdapterProgress] = []
-    (adapter,) = train_adapters([AdapterJob("benchmark", model, texts, config, gpus=gpus)], store, seen.append)
-    assert adapter.fresh
+    job = AdapterJob("benchmark", model, texts, config, fingerprint_model(model), gpu=gpus > 0)
+    (adapter,) = train_adapters([job], store, seen.append)
     assert seen[-1].step.step > adapter.steps // 3, "too short to measure: give more --texts"
     return seen[-1].tokens_per_s
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +18,7 @@ from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
-from pipeline.audit.machine import LocalMachine
+from pipeline.audit.machine import LocalMachine, actor_shape
 from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.records import KEYS_FILE
@@ -46,16 +48,18 @@ from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
-from ray_jobs import adapters, heartbeat, supervisor
+from ray_jobs import heartbeat, supervisor
 from ray_jobs.actors import map_shards
-from ray_jobs.adapters import Finetuning
 from ray_jobs.ask import ask_shards
-from ray_jobs.cluster import cluster_warning
+from ray_jobs.cluster import cluster_nodes, cluster_warning
 from ray_jobs.evidence import reader_here, reader_on_cluster
-from ray_jobs.finetune import Adapter
+from ray_jobs.finetune import adapter_jobs, train_adapters, trainings_beside
 from ray_jobs.progress import Reporter
 from ray_jobs.selection import fold_of
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
+from ray_jobs.training import AdapterJob
+
+FINETUNE_STAGE = "finetune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +247,10 @@ def _scoring(
         driver = _Driver(store, lock, status, reporter, machine, models, checks)
         try:
             *before, scoring = work.stages
-            finetuning = _finetuning(driver, config, work)
-            if finetuning is not None or before:
+            jobs = _finetuning(driver, config, work)
+            if jobs or before:
                 checks.wait()  # before what takes hours; scoring begins beside it
-            _prepare(driver, finetuning, before, plan)
+            _prepare(driver, jobs, before, plan)
             _finish(driver, scoring, plan)
             checks.wait()
             if unscored:
@@ -279,39 +283,72 @@ def _reread(driver: _Driver, config: AuditConfig) -> Reread:
     return reader_here(driver.store, driver.machine, driver.models, driver.reporter.say, driver.check)
 
 
-def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> Finetuning | None:
+def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[AdapterJob]:
     """The trainings that the detectors need, if one is missing."""
-    store, reporter, parts, keys = driver.store, driver.reporter, work.parts, work.keys
+    store, parts, keys, machine = driver.store, work.parts, work.keys, driver.machine
     if not parts.adapters:
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
-        return None
+        return []
     write_document_keys(parts, store)
     missing = _missing_adapters(store, keys.values())
     if not missing:
-        return None
+        return []
     if store.names(f"receipts/{STAGE}", ".json"):
         raise UserError(
             f"{next(iter(missing.values()))}, and documents were scored with it; another may differ: "
             "begin a new run directory"
         )
     for key, problem in missing.items():
-        if store.exists(f"adapters/{key}/{RECORD}"):
-            reporter.say(f"{problem}; it is trained again")
+        if store.exists(f"adapters/{key}"):
+            driver.reporter.say(f"{problem}; it is trained again")
             store.remove_folder(f"adapters/{key}")
+    return adapter_jobs(config, parts, work.base, None if machine is None else machine.gpus)
 
-    def on_adapter(adapter: Adapter) -> None:
-        if adapter.fresh:
+
+def _train(
+    driver: _Driver, jobs: Sequence[AdapterJob], at_once: int | None = None, stop: threading.Event | None = None
+) -> None:
+    """Train the missing adapters, until `stop` is set.
+
+    Raises:
+        UserError: as `train_adapters`.
+        IncompleteError: the workers of one adapter were lost too often.
+    """
+    reporter = driver.reporter
+
+    def check() -> None:
+        driver.check()
+        if stop is not None and stop.is_set():
+            raise CancelledError
+
+    trainings = train_adapters(
+        jobs,
+        driver.store,
+        lambda progress: reporter.pace(progress.line()),
+        check,
+        at_once,
+        here=driver.machine is not None,
+    )
+    with supervisor.cluster_named():
+        for adapter in trainings:
             reporter.say(adapter.line())
 
-    jobs = adapters.adapter_jobs(config, parts, work.base, None if driver.machine is None else driver.machine.gpus)
-    return Finetuning(
-        jobs,
-        store,
-        on_adapter,
-        lambda progress: reporter.pace(progress.line()),
-        driver.check,
-        driver.machine is not None,
-    )
+
+@contextmanager
+def _trained_beside(driver: _Driver, jobs: Sequence[AdapterJob], at_once: int) -> Iterator[None]:
+    """Train while the block runs, and wait for the end after it; if the block raises, the trainings stop.
+
+    Raises:
+        UserError: as `_train`, at the end of the block.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, "seenset-finetune") as pool:
+        training = pool.submit(_train, driver, jobs, at_once, stop)
+        try:
+            yield
+            training.result()
+        finally:
+            stop.set()
 
 
 def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
@@ -328,27 +365,28 @@ def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
     return missing
 
 
-def _prepare(driver: _Driver, finetuning: Finetuning | None, stages: Sequence[Stage], plan: Plan) -> None:
+def _prepare(driver: _Driver, jobs: Sequence[AdapterJob], stages: Sequence[Stage], plan: Plan) -> None:
     """Finish what comes before scoring: adapters, and beside them on other resources the other stages.
 
     Raises:
-        UserError: as `adapters.Finetuning.run`.
+        UserError: as `train_adapters`.
         IncompleteError: a shard could not be finished, or the workers of an adapter were lost too often.
     """
     waiting = any(pending(plan, stage.name, driver.store) for stage in stages)
     room = None
-    if finetuning is not None and waiting and driver.machine is None:
-        room = adapters.capacity_beside(plan.config, finetuning.jobs)
-    if finetuning is not None and room is None:
-        driver.status.counts = Counts(len(plan.shards), adapters.FINETUNE_STAGE)
+    if jobs and waiting and driver.machine is None:
+        nodes = cluster_nodes()
+        room = trainings_beside(jobs, actor_shape(plan.config.resources, nodes), nodes)
+    if jobs and room is None:
+        driver.status.counts = Counts(len(plan.shards), FINETUNE_STAGE)
         driver.status.write("running", None)
-        finetuning.run()
+        _train(driver, jobs)
         supervisor.check()
     with ExitStack() as beside:
-        if finetuning is not None and room is not None:
-            capacity, actors = room
+        if room is not None:
+            at_once, actors = room
             plan = _with_actors(plan, actors)
-            beside.enter_context(finetuning.beside(capacity))
+            beside.enter_context(_trained_beside(driver, jobs, at_once))
         for stage in stages:
             _finish(driver, stage, plan)
 

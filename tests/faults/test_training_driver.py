@@ -1,4 +1,4 @@
-"""Trainings: a lost driver task is retried, and a driver that slept leaves the files of its successor alone."""
+"""Trainings: their lost actor is restarted, and a driver that slept leaves the files of its successor alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from stores import ROOT
 from pipeline.config.models import ModelConfig
 from pipeline.errors import BusyError
 from pipeline.models.adapters import RECORD
+from pipeline.models.load import fingerprint_model
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune, training
-from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
+from ray_jobs.finetune import train_adapters
+from ray_jobs.training import AdapterJob, AdapterProgress
 
 TEXTS = [sentence(i) for i in range(12)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
+
+
+def job_of(model_folder: Path, config: FinetuneConfig) -> AdapterJob:
+    model = ModelConfig(path=str(model_folder))
+    return AdapterJob("one", model, TEXTS, config, fingerprint_model(model))
 
 
 def files(folder: Path) -> list[str]:
@@ -33,7 +40,7 @@ def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "PROGRESS_SECONDS", 0.0)
-    job = AdapterJob("one", ModelConfig(path=str(tiny_model_folder)), TEXTS, CONFIG)
+    job = job_of(tiny_model_folder, CONFIG)
     store = Store(str(tmp_path))
     asleep, awake, lost = threading.Event(), threading.Event(), threading.Event()
     errors: list[BaseException] = []
@@ -74,7 +81,7 @@ def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_training_whose_driver_task_is_killed_goes_on(
+def test_a_training_whose_actor_is_killed_goes_on(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finetune, "PROGRESS_SECONDS", 0.1)
@@ -83,12 +90,12 @@ def test_a_training_whose_driver_task_is_killed_goes_on(
 
     def kill_once(_: AdapterProgress) -> None:
         if not killed:
-            drivers = [p for p in psutil.Process().children(recursive=True) if p.name() == "ray::fit"]
+            drivers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::Trainer")]
             killed.extend(p.pid for p in drivers)
             for p in drivers:
                 p.kill()
 
-    job = AdapterJob("one", ModelConfig(path=str(tiny_model_folder)), TEXTS, config)
+    job = job_of(tiny_model_folder, config)
     (adapter,) = train_adapters([job], Store(str(tmp_path)), kill_once, checkpoint_seconds=0.0)
     assert len(killed) == 1
     first, *later = json.loads((Path(adapter.folder) / RECORD).read_text())["began_at"]
@@ -106,10 +113,12 @@ import ray
 from ray.cluster_utils import Cluster
 from pipeline.config.models import ModelConfig
 from pipeline.models.adapters import RECORD
+from pipeline.models.load import fingerprint_model
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune
-from ray_jobs.finetune import AdapterJob, train_adapters
+from ray_jobs.finetune import train_adapters
+from ray_jobs.training import AdapterJob, AdapterProgress
 
 finetune.PROGRESS_SECONDS = 0.1
 folder, model, texts, config = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
@@ -124,7 +133,7 @@ class Busy:
 
 head = ray.get_runtime_context().get_node_id()
 here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(head, soft=False)
-busy = Busy.options(scheduling_strategy=here).remote()  # so that the driver task begins on the other node
+busy = Busy.options(scheduling_strategy=here).remote()  # so that the actor begins on the other node
 assert ray.get(busy.where.remote()) == head
 lost = []
 
@@ -134,9 +143,9 @@ def lose_node(progress):
         cluster.add_node(num_cpus=1)
         cluster.remove_node(node, allow_graceful=False)
 
-job = AdapterJob("one", ModelConfig(path=model), texts, FinetuneConfig(**config))
-room = {"CPU": 1.0, "GPU": 0.0}
-(adapter,) = train_adapters([job], Store(str(folder)), lose_node, checkpoint_seconds=0.0, capacity=room)
+model = ModelConfig(path=model)
+job = AdapterJob("one", model, texts, FinetuneConfig(**config), fingerprint_model(model))
+(adapter,) = train_adapters([job], Store(str(folder)), lose_node, checkpoint_seconds=0.0)
 record = json.loads((Path(adapter.folder) / RECORD).read_text())
 print(json.dumps({"lost": lost, "began_at": record["began_at"], "steps": adapter.steps}))
 ray.shutdown()
@@ -145,9 +154,7 @@ cluster.shutdown()
 
 
 @pytest.mark.slow
-def test_a_training_whose_node_dies_with_its_driver_task_goes_on_on_another(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_training_whose_node_dies_with_its_actor_goes_on_on_another(tiny_model_folder: Path, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"epochs": 60}).model_dump(mode="json")
     arguments = [str(tmp_path), str(tiny_model_folder), json.dumps(TEXTS), json.dumps(config)]
     command = [sys.executable, "-c", LOSE_NODE, *arguments]

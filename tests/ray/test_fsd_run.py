@@ -13,7 +13,9 @@ from made_up import sentence, write_jsonl
 from rich.console import Console
 from tiny_t5 import save_tiny_t5
 
+from pipeline.audit.machine import ActorShape, Node
 from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
@@ -21,7 +23,8 @@ from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial
-from ray_jobs.adapters import divide_capacity
+from ray_jobs.finetune import trainings_beside
+from ray_jobs.training import AdapterJob
 from ray_jobs.trial import run_trial
 
 MakeAudit = Callable[..., Path]
@@ -57,15 +60,17 @@ def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:
-    one = {"CPU": 1.0, "GPU": 0.0}
-    assert divide_capacity({"CPU": 2.0, "GPU": 0.0}, [one] * 3, one) == (one, 1)
-    assert divide_capacity({"CPU": 1.0, "GPU": 0.0}, [one], one) is None
-    each = {"CPU": 1.0, "GPU": 1.0}
-    assert divide_capacity({"CPU": 16.0, "GPU": 8.0}, [each] * 6, each) == ({"CPU": 4.0, "GPU": 4.0}, 4)
-    assert divide_capacity({"CPU": 16.0, "GPU": 8.0}, [{"CPU": 6.0, "GPU": 6.0}] * 2, {"CPU": 1.0, "GPU": 0.5}) == (
-        {"CPU": 6.0, "GPU": 6.0},
-        4,
-    )
+    def divided(jobs: int, workers: int, shape: ActorShape, *nodes: Node) -> tuple[int, int] | None:
+        config = FinetuneConfig()
+        job = AdapterJob("one", ModelConfig(path="m"), [], config, {}, workers, shape.gpus > 0, cpus=shape.cpus)
+        return trainings_beside([job] * jobs, shape, nodes)
+
+    on_cpus, on_gpus = ActorShape(0.0, 1), ActorShape(1.0, 1)
+    assert divided(3, 1, on_cpus, Node(2.0)) == (1, 1)
+    assert divided(1, 1, on_cpus, Node(1.0)) is None
+    assert divided(6, 1, on_gpus, Node(8.0, 4.0), Node(8.0, 4.0)) == (4, 4)
+    assert divided(2, 1, on_gpus, Node(8.0, 4.0), Node(8.0, 4.0)) == (2, 6)
+    assert divided(2, 6, ActorShape(0.5, 1), Node(16.0, 8.0)) == (1, 4)
 
 
 @pytest.mark.slow
