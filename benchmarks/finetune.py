@@ -27,7 +27,7 @@ from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device, gpus_in_sight
-from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
@@ -103,7 +103,7 @@ def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: 
 def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: Store, gpus: int) -> float:
     """Tokens a second of the job, from its last progress report."""
     seen: list[AdapterProgress] = []
-    job = AdapterJob("benchmark", model, texts, config, fingerprint_model(model), gpu=gpus > 0)
+    job = AdapterJob("benchmark", f"job-{config.seed}", model, texts, config, {}, gpu=gpus > 0)
     (adapter,) = train_adapters([job], store, seen.append)
     assert seen[-1].step.step > adapter.steps // 3, "too short to measure: give more --texts"
     return seen[-1].tokens_per_s

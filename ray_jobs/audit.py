@@ -52,10 +52,10 @@ from ray_jobs import heartbeat, supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.ask import ask_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
-from ray_jobs.evidence import reader_here, reader_on_cluster
+from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import adapter_jobs, train_adapters, trainings_beside
+from ray_jobs.maps import fold_of
 from ray_jobs.progress import Reporter
-from ray_jobs.selection import fold_of
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
 from ray_jobs.training import AdapterJob
 
@@ -259,7 +259,8 @@ def _scoring(
             scored = read_scored(store, plan.shards, plan.config.near_copies)
             note_gradient(store, scored)
             check_budget(config, scored)
-            yield scored, status, fold, _reread(driver, config)
+            reread = token_reader(store, config.resources, machine, models, reporter.say, driver.check)
+            yield scored, status, fold, reread
         except KeyboardInterrupt:
             status.end("incomplete", ExitCode.INTERRUPTED)
             raise
@@ -274,13 +275,6 @@ def _scoring(
         except BaseException as error:
             status.end("failed", 1, f"{type(error).__name__}: {error}")
             raise
-
-
-def _reread(driver: _Driver, config: AuditConfig) -> Reread:
-    """Who puts selected documents through the model once more."""
-    if driver.machine is None:
-        return reader_on_cluster(config.resources, driver.reporter.say, driver.check)
-    return reader_here(driver.store, driver.machine, driver.models, driver.reporter.say, driver.check)
 
 
 def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[AdapterJob]:
@@ -302,7 +296,7 @@ def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[Adapte
         if store.exists(f"adapters/{key}"):
             driver.reporter.say(f"{problem}; it is trained again")
             store.remove_folder(f"adapters/{key}")
-    return adapter_jobs(config, parts, work.base, None if machine is None else machine.gpus)
+    return adapter_jobs(config, work, missing, None if machine is None else machine.gpus)
 
 
 def _train(

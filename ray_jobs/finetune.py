@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,15 +13,15 @@ from typing import Any, cast
 import pyarrow as pa
 import torch
 
-from pipeline.audit.allocation import Parts
 from pipeline.audit.machine import ActorShape, Node, actor_shape, places, places_beside
+from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import weights_of
+from pipeline.config.models import ModelConfig, weights_of
+from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
 from pipeline.models.adapters import RECORD
 from pipeline.store.files import Store
 from pipeline.store.space import is_full
-from pipeline.training.adapter import adapter_key
 from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.cluster import cluster_nodes, connect
 from ray_jobs.training import (
@@ -57,38 +57,59 @@ class Adapter:
         return f"adapter {self.name}  {self.steps} steps in {self.seconds:,.0f} s  loss {first:.3f} to {last:.3f}"
 
 
-def adapter_jobs(
-    config: AuditConfig, parts: Parts, base: Mapping[str, str], gpus: float | None = None
-) -> list[AdapterJob]:
-    """The trainings of a run, which all take the same resources.
+def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: float | None = None) -> list[AdapterJob]:
+    """The trainings of a run, which all take the same resources; adapters of equal keys are one training.
 
     Args:
         config: of the audit.
-        parts: what is trained on.
-        base: fingerprint of the model.
+        work: of the audit.
+        keys: of the adapters that are missing.
         gpus: a worker; None: as the cluster has them, to which this process is connected then.
 
     Raises:
-        UserError: an actor is larger than any node.
+        UserError: an actor is larger than any node, or DeepSpeed settings that cannot be read, or that exclude the
+            model or another setting.
     """
-    resources = config.resources
+    resources, model = config.resources, weights_of(config.model)
     if gpus is None:
         connect()
         gpus = actor_shape(resources, cluster_nodes()).gpus
-    return [
-        AdapterJob(
-            name,
-            weights_of(config.model),
-            part.texts,
-            part.training,
-            workers=resources.finetune_workers,
-            gpu=gpus > 0,  # a whole one: what a pass keeps is not meant for a part of it
-            deepspeed=resources.deepspeed,
-            cpus=resources.cpus_per_actor,
-            base=base,
-        )
-        for name, part in parts.adapters.items()
-    ]
+    jobs: dict[str, AdapterJob] = {}
+    for name, part in work.parts.adapters.items():
+        key = work.keys[name]
+        if key in keys and key not in jobs:
+            jobs[key] = AdapterJob(
+                name,
+                key,
+                model,
+                part.texts,
+                part.training,
+                {kind: work.base[kind] for kind in ("model", "tokenizer", "quantization")},
+                workers=resources.finetune_workers,
+                gpu=gpus > 0,  # a whole one: what a pass keeps is not meant for a part of it
+                cpus=resources.cpus_per_actor,
+                zero=zero_for(resources.deepspeed, name, model, part.training),
+            )
+    return list(jobs.values())
+
+
+def zero_for(settings: str | None, name: str, model: ModelConfig, training: FinetuneConfig) -> dict[str, Any] | None:
+    """DeepSpeed settings by their name or path, checked for the training of an adapter.
+
+    Raises:
+        UserError: they cannot be read, or exclude the model or another setting.
+    """
+    zero = None if settings is None else read_zero_settings(settings)
+    if zero is not None and zero_stage(zero) == 3:
+        if model.gguf_file is not None or model.path.endswith(".gguf") or model.quantization is not None:
+            raise UserError(
+                f"adapter {name}: ZeRO 3 takes a model in safetensors apart, no GGUF file and no 8-bit or 4-bit loading"
+            )
+        if training.recompute:
+            raise UserError(
+                f"adapter {name}: recompute needs whole layers, which ZeRO 3 takes apart: use zero2, or leave it out"
+            )
+    return zero
 
 
 def trainings_beside(jobs: Sequence[AdapterJob], shape: ActorShape, nodes: Sequence[Node]) -> tuple[int, int] | None:
@@ -123,13 +144,13 @@ def train_adapters(
     here: bool = False,
     checkpoint_seconds: float | None = None,
 ) -> Iterator[Adapter]:
-    """Train the adapters that are missing, on a cluster as many at once as it holds, and yield each at its end.
+    """Train adapters, on a cluster as many at once as it holds, and yield each at its end.
 
-    Each lies in `adapters/<key>/` of the run directory, where the key is a digest of base model, settings and texts:
-    the same training runs once. A training whose workers are lost goes on from its last checkpoint.
+    Each lies in `adapters/<key>/` of the run directory. A training whose workers are lost goes on from its last
+    checkpoint.
 
     Args:
-        jobs: what to train; names must differ.
+        jobs: what to train, at least one; names and keys must differ.
         store: the run directory, on storage that all nodes see as a local path.
         on_progress: called about once a second for each adapter that is training.
         check: called about once a second; what it raises stops the trainings.
@@ -138,63 +159,32 @@ def train_adapters(
         checkpoint_seconds: as `train`.
 
     Raises:
-        UserError: bad input, a job that is larger than the cluster, or a loss that is no finite number; the other
-            trainings stop too, and the same call again goes on with them.
+        UserError: a job that is larger than the cluster, or a loss that is no finite number; the other trainings stop
+            too, and the same call again goes on with them.
         IncompleteError: the workers of one adapter were lost too often.
     """
     if not store.local:
         raise UserError(f"adapters are trained into local folders that all nodes see, got {store.url}")
-    planned = [_plan(job, store, checkpoint_seconds) for job in jobs]
-    missing = [training for training in planned if not Path(training.folder).exists()]
-    missing = list({training.key: training for training in reversed(missing)}.values())[::-1]
-    if not missing:
-        return
+    place, call = store.path("adapters"), uuid.uuid4().hex[:8]
+    trainings = [
+        AdapterTraining(job, f"{place}/{job.key}", f"{place}/.{job.key}{SCRATCH}{call}", checkpoint_seconds)
+        for job in jobs
+    ]
     if not here:
         connect()
         nodes = cluster_nodes()
-        held = min(_trainings_held(training.job, nodes) for training in missing)
+        held = min(_trainings_held(training.job, nodes) for training in trainings)
         at_once = held if at_once is None else min(held, at_once)
     try:
-        for training in missing:
+        for training in trainings:
             _begin(training, store)
-        run = _run_here(missing, on_progress, check) if here else _run(missing, at_once or 1, on_progress, check)
+        run = _run_here(trainings, on_progress, check) if here else _run(trainings, at_once or 1, on_progress, check)
         for training in run:
             result = json.loads(Path(training.folder, RECORD).read_text(encoding="utf-8"))["result"]
             yield Adapter(training.job.name, training.folder, **{**result, "losses": tuple(result["losses"])})
     finally:
-        for training in missing:  # a checkpoint stays until its training is finished or has failed
+        for training in trainings:  # a checkpoint stays until its training is finished or has failed
             shutil.rmtree(training.scratch, ignore_errors=True)
-
-
-def _plan(job: AdapterJob, store: Store, checkpoint_seconds: float | None) -> AdapterTraining:
-    """Check a job.
-
-    Raises:
-        UserError: DeepSpeed settings that cannot be read, or that exclude the model or another setting.
-    """
-    zero = None if job.deepspeed is None else read_zero_settings(job.deepspeed)
-    if zero is not None and zero_stage(zero) == 3:
-        packed = job.model.gguf_file is not None or job.model.path.endswith(".gguf")
-        if packed or job.model.quantization is not None:
-            raise UserError(
-                f"adapter {job.name}: ZeRO 3 takes a model in safetensors apart, no GGUF file and no 8-bit or 4-bit "
-                "loading"
-            )
-        if job.config.recompute:
-            raise UserError(
-                f"adapter {job.name}: recompute needs whole layers, which ZeRO 3 takes apart: use zero2, or leave it "
-                "out"
-            )
-    base = {part: job.base[part] for part in ("model", "tokenizer", "quantization")}
-    key = adapter_key(base, job.config, job.texts)
-    return AdapterTraining(
-        replace(job, base=base),
-        key,
-        zero,
-        store.path(f"adapters/{key}"),
-        store.path(f"adapters/.{key}{SCRATCH}{uuid.uuid4().hex[:8]}"),
-        checkpoint_seconds,
-    )
 
 
 def _trainings_held(job: AdapterJob, nodes: Sequence[Node]) -> int:
@@ -215,13 +205,13 @@ def _trainings_held(job: AdapterJob, nodes: Sequence[Node]) -> int:
 def _begin(training: AdapterTraining, store: Store) -> None:
     """Write the texts into the temporary folder of a training; folders of dead drivers are removed."""
     scratch = Path(training.scratch)
-    for left in scratch.parent.glob(f".{training.key}{SCRATCH}*"):
+    for left in scratch.parent.glob(f".{training.job.key}{SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     store.write_table(f"adapters/{scratch.name}/texts.parquet", pa.table({TEXT: list(training.job.texts)}))
 
 
 def _run_here(
-    missing: Sequence[AdapterTraining], on_progress: OnProgress, check: Callable[[], None]
+    trainings: Sequence[AdapterTraining], on_progress: OnProgress, check: Callable[[], None]
 ) -> Iterator[AdapterTraining]:
     """Train in this process, and yield each training when it has ended."""
     threads = torch.get_num_threads()
@@ -230,7 +220,7 @@ def _run_here(
         check()
         on_progress(progress)
 
-    for training in missing:
+    for training in trainings:
         try:
             torch.set_num_threads(training.job.cpus)  # as a worker on a cluster: the number may change the last bits
             problem = train_one(training, checked)
@@ -242,7 +232,7 @@ def _run_here(
 
 
 def _run(
-    missing: Sequence[AdapterTraining], at_once: int, on_progress: OnProgress, check: Callable[[], None]
+    trainings: Sequence[AdapterTraining], at_once: int, on_progress: OnProgress, check: Callable[[], None]
 ) -> Iterator[AdapterTraining]:
     """Train on the cluster, and yield each training when it has ended.
 
@@ -254,7 +244,7 @@ def _run(
     threads = {"max_concurrency": at_once, "concurrency_groups": {PROGRESS: 1}}
     trainer = cast(Any, ray.remote)(**options, **threads)(Trainer).remote()
     try:
-        running = {trainer.fit.remote(_sent(training)): training for training in missing}
+        running = {trainer.fit.remote(_sent(training)): training for training in trainings}
         while running:
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             check()

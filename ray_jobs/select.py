@@ -21,7 +21,7 @@ from pipeline.report import write_report
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-from ray_jobs.selection import fold_of
+from ray_jobs.maps import fold_of
 
 _log = logging.getLogger(__name__)
 

@@ -38,14 +38,15 @@ class AdapterJob:
     """One training. The number of workers and DeepSpeed change how it runs, not what comes out."""
 
     name: str  # for messages
+    key: str  # digest of all that decides the weights
     model: ModelConfig
     texts: Sequence[str]
     config: FinetuneConfig  # of an adapter's method
     base: Mapping[str, str]  # fingerprint_model(model)
     workers: int = 1
     gpu: bool = False  # whether each worker takes a whole GPU
-    deepspeed: str | None = None  # zero2, zero3, or the path of a file of settings
     cpus: int = 1  # a worker
+    zero: Mapping[str, Any] | None = None  # DeepSpeed settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,9 @@ OnProgress = Callable[[AdapterProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class AdapterTraining:
-    """A job that has been checked."""
+    """A job and its places."""
 
     job: AdapterJob
-    key: str  # digest of all that decides the weights
-    zero: dict[str, Any] | None  # DeepSpeed settings
     folder: str  # of the adapter, on storage that all nodes see
     scratch: str  # of this call alone: an earlier driver that only slept removes nothing of it
     checkpoint_seconds: float | None
@@ -161,7 +160,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
     processes = ProcessGroup.joined()
     problem = None
     # Where transformers finds these settings, it takes the weights apart while it reads them.
-    partitioned = _partition_at_load(training.zero)
+    partitioned = _partition_at_load(job.zero)
     try:
         model = job.model.model_copy(update={"dtype": job.config.dtype})
         opened = open_model(model, gpus=0 if partitioned is not None else gpus)
@@ -190,7 +189,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
             training.folder,
             _paced(job.name, on_progress) if processes.rank == 0 else None,
             processes=processes,
-            zero=training.zero,
+            zero=job.zero,
             base=job.base,
             checkpoint_seconds=training.checkpoint_seconds,
         )
@@ -201,7 +200,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
     return None
 
 
-def _partition_at_load(zero: dict[str, Any] | None) -> object | None:
+def _partition_at_load(zero: Mapping[str, Any] | None) -> object | None:
     if zero is None or zero_stage(zero) != 3:
         return None
     from transformers.integrations import HfDeepSpeedConfig

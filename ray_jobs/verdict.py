@@ -13,7 +13,7 @@ from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.report import rewrite_report
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-from ray_jobs.selection import fold_of
+from ray_jobs.maps import fold_of
 
 
 def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict:

@@ -19,7 +19,7 @@ from pipeline.audit.description import load_config
 from pipeline.audit.status import run_status
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, FullError, UserError
-from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.load import open_model
 from pipeline.store import lock as lock_module
 from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
@@ -229,8 +229,8 @@ def test_a_training_on_a_full_disk_leaves_no_half_of_a_checkpoint_or_an_adapter(
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_training_of_the_cluster_on_a_full_disk_ends_with_3(tiny_model_folder: Path, disk: SmallDisk) -> None:
-    model = ModelConfig(path=str(tiny_model_folder))
-    job = AdapterJob("one", model, [sentence(i) for i in range(12)], TRAINING, fingerprint_model(model))
+    texts = [sentence(i) for i in range(12)]
+    job = AdapterJob("one", "key", ModelConfig(path=str(tiny_model_folder)), texts, TRAINING, {})
     store = Store(str(disk.folder / "run"))
     disk.fill(24_576)
     with pytest.raises(UserError) as caught:

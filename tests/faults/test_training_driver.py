@@ -16,7 +16,6 @@ from stores import ROOT
 from pipeline.config.models import ModelConfig
 from pipeline.errors import BusyError
 from pipeline.models.adapters import RECORD
-from pipeline.models.load import fingerprint_model
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune, training
@@ -28,8 +27,7 @@ CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float
 
 
 def job_of(model_folder: Path, config: FinetuneConfig) -> AdapterJob:
-    model = ModelConfig(path=str(model_folder))
-    return AdapterJob("one", model, TEXTS, config, fingerprint_model(model))
+    return AdapterJob("one", "key", ModelConfig(path=str(model_folder)), TEXTS, config, {})
 
 
 def files(folder: Path) -> list[str]:
@@ -113,7 +111,6 @@ import ray
 from ray.cluster_utils import Cluster
 from pipeline.config.models import ModelConfig
 from pipeline.models.adapters import RECORD
-from pipeline.models.load import fingerprint_model
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune
@@ -143,8 +140,7 @@ def lose_node(progress):
         cluster.add_node(num_cpus=1)
         cluster.remove_node(node, allow_graceful=False)
 
-model = ModelConfig(path=model)
-job = AdapterJob("one", model, texts, FinetuneConfig(**config), fingerprint_model(model))
+job = AdapterJob("one", "key", ModelConfig(path=model), texts, FinetuneConfig(**config), {})
 (adapter,) = train_adapters([job], Store(str(folder)), lose_node, checkpoint_seconds=0.0)
 record = json.loads((Path(adapter.folder) / RECORD).read_text())
 print(json.dumps({"lost": lost, "began_at": record["began_at"], "steps": adapter.steps}))

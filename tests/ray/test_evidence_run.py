@@ -25,7 +25,7 @@ from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
 from pipeline.trial.config import TrialConfig, audit_of
-from ray_jobs.evidence import reader_here
+from ray_jobs.evidence import token_reader
 from ray_jobs.select import select_again
 
 AUDIT = [sentence(i, 60 if i % 3 == 0 else 12) for i in range(60)]
@@ -76,7 +76,7 @@ def answer(folder: Path, *overrides: str, asks: bool = True, texts: bool = True)
     store, lines = Store(str(folder)), []
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
-    reader = reader_here(store, LocalMachine(1, 0.0, 1), None, lines.append, lambda: None)
+    reader = token_reader(store, config.resources, LocalMachine(1, 0.0, 1), None, lines.append, lambda: None)
     scored = read_scored(store, shards)
     select_all(config, scored, None, each_in_turn, texts=texts, reread=reader if asks else None, say=lines.append)
     return lines
@@ -271,7 +271,7 @@ def test_a_cluster_that_does_not_read_them_costs_the_evidence_alone(
     once: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_jobs.evidence.MOST_SECONDS", 0.0)
-    monkeypatch.setattr("ray_jobs.evidence.TICK_SECONDS", 0.0)
+    monkeypatch.setattr("ray_jobs.maps.TICK_SECONDS", 0.0)
     for name in EVIDENCE:
         (copied / name).unlink()
     assert run(once / "audit.yaml", f"run={copied}", "resources.cluster=ray").exit_code == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.store.files import Store
+from pipeline.training.adapter import adapter_key
 from pipeline.training.train import FinetuneConfig, train
+from pipeline.training.zero import read_zero_settings
 from ray_jobs import finetune
-from ray_jobs.finetune import train_adapters
+from ray_jobs.finetune import train_adapters, zero_for
 from ray_jobs.training import AdapterJob, AdapterProgress
 
 TEXTS = [sentence(i) for i in range(22)]  # in batches of 4 the last of an epoch holds 2
@@ -30,9 +31,10 @@ CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def job(folder: Path, name: str = "one", **settings: Any) -> AdapterJob:
+def job(folder: Path, config: FinetuneConfig = CONFIG, **settings: Any) -> AdapterJob:
     model = ModelConfig(path=str(folder))
-    return AdapterJob(name, model, **{"texts": TEXTS, "config": CONFIG, "base": fingerprint_model(model), **settings})
+    base = fingerprint_model(model)
+    return AdapterJob("one", adapter_key(base, config, TEXTS), model, TEXTS, config, base, **settings)
 
 
 def trained_alone(folder: Path, output: Path, config: FinetuneConfig, texts: Sequence[str] = TEXTS) -> Path:
@@ -66,8 +68,8 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
             workers = [p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in p.name()]
             workers[-1].kill()
 
-    jobs = [job(tiny_model_folder, workers=2, config=config)]
-    (two,) = train_adapters([*jobs, replace(jobs[0], name="same")], store, kill_once, checkpoint_seconds=0.0)
+    jobs = [job(tiny_model_folder, config, workers=2)]
+    (two,) = train_adapters(jobs, store, kill_once, checkpoint_seconds=0.0)
     first, second = json.loads((Path(two.folder) / RECORD).read_text())["began_at"]
     assert first == 0 < seen[0].step.step <= second < 60  # it went on, it did not begin anew
     assert "adapter one  step" in seen[0].line()
@@ -80,14 +82,14 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
     name = Path(two.folder).name
     assert files(tmp_path / "run") == [f"adapters/{name}/{file}" for file in files(alone)]
 
-    assert not list(train_adapters(jobs, store)), "it is there"
+    assert list(train_adapters(jobs, store)) == [two], "it is there"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
 def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"epochs": 1})
-    jobs = [job(tiny_model_folder, workers=2, deepspeed="zero2", config=config)]
+    jobs = [job(tiny_model_folder, config, workers=2, zero=read_zero_settings("zero2"))]
     (adapter,) = train_adapters(jobs, Store(str(tmp_path / "run")))
     alone = trained_alone(tiny_model_folder, tmp_path / "alone", config)
     assert largest_difference(adapter.folder, alone) < 1e-4
@@ -96,24 +98,28 @@ def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path,
 
 def test_bad_jobs_are_refused_in_one_line_before_anything_runs(tiny_model_folder: Path, tmp_path: Path) -> None:
     store = Store(str(tmp_path / "run"))
-    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}, "optimizer": {}}')
-    quantised = ModelConfig(path=str(tiny_model_folder), quantization="4bit")
     refused: list[tuple[AdapterJob, str]] = [
         (job(tiny_model_folder, workers=3), "3 workers, each with 1 CPUs and 0 GPUs of a node, .* holds 2$"),
         (job(tiny_model_folder, gpu=True), "1 workers, each with 1 CPUs and 1 GPUs of a node, .* holds 0$"),
-        (job(tiny_model_folder, deepspeed=str(tmp_path / "none.json")), "cannot read DeepSpeed settings"),
-        (job(tiny_model_folder, deepspeed=str(tmp_path / "zero.json")), "optimizer must go"),
     ]
-    if find_spec("deepspeed") is not None:
-        whole = job(tiny_model_folder, deepspeed="zero3")
-        recomputed = CONFIG.model_copy(update={"recompute": True})
-        refused += [
-            (replace(whole, model=quantised), "takes a model in safetensors apart"),
-            (replace(whole, config=recomputed), "recompute needs whole layers"),
-        ]
     for bad, message in refused:
         with pytest.raises(UserError, match=message):
             list(train_adapters([bad], store))
     with pytest.raises(UserError, match="local folders that all nodes see, got memory://"):
         list(train_adapters([job(tiny_model_folder)], Store("memory://run")))
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_deepspeed_that_no_training_can_follow_are_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}, "optimizer": {}}')
+    model = ModelConfig(path=str(tiny_model_folder))
+    refused = [(str(tmp_path / "none.json"), model, CONFIG, "cannot read DeepSpeed settings")]
+    refused += [(str(tmp_path / "zero.json"), model, CONFIG, "optimizer must go")]
+    if find_spec("deepspeed") is not None:
+        quantised, recomputed = {"quantization": "4bit"}, CONFIG.model_copy(update={"recompute": True})
+        refused += [("zero3", model.model_copy(update=quantised), CONFIG, "takes a model in safetensors apart")]
+        refused += [("zero3", model, recomputed, "recompute needs whole layers")]
+    for settings, asked_of, config, message in refused:
+        with pytest.raises(UserError, match=message):
+            zero_for(settings, "one", asked_of, config)
+    assert zero_for(None, "one", model, CONFIG) is None

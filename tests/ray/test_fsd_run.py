@@ -62,7 +62,7 @@ def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:
     def divided(jobs: int, workers: int, shape: ActorShape, *nodes: Node) -> tuple[int, int] | None:
         config = FinetuneConfig()
-        job = AdapterJob("one", ModelConfig(path="m"), [], config, {}, workers, shape.gpus > 0, cpus=shape.cpus)
+        job = AdapterJob("one", "key", ModelConfig(path="m"), [], config, {}, workers, shape.gpus > 0, shape.cpus)
         return trainings_beside([job] * jobs, shape, nodes)
 
     on_cpus, on_gpus = ActorShape(0.0, 1), ActorShape(1.0, 1)

@@ -31,7 +31,7 @@ from pipeline.stages.base import Placement
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
-from ray_jobs import selection as job
+from ray_jobs import maps as job
 from ray_jobs.select import select_again
 
 BOTH = ["loss", "zlib"]

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.machine import LocalMachine
-from pipeline.config.audit import AuditConfig
+from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import find_inputs
@@ -29,7 +29,7 @@ from pipeline.stages.tokens import DEADLY, ScoredText, TokenReading, TokenReques
 from pipeline.stages.worker import LOCAL_DRIVER
 from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
-from ray_jobs.evidence import reader_here
+from ray_jobs.evidence import token_reader
 
 TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WORDS[i : i + 9]) for i in range(20))]
 MOST = 12
@@ -160,7 +160,7 @@ def test_what_stops_the_run_stops_the_reading(request_of: Callable[..., TokenReq
 
 
 def here(store: Store, lines: list[str], models: Any = None) -> Callable[[TokenRequest], TokenReading | None]:
-    return reader_here(store, LocalMachine(1, 0.0, 1), models, lines.append, lambda: None)
+    return token_reader(store, ResourcesConfig(), LocalMachine(1, 0.0, 1), models, lines.append, lambda: None)
 
 
 def test_a_model_that_cannot_be_opened_costs_the_evidence_alone(
