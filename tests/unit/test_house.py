@@ -44,7 +44,7 @@ BUDGETS = {
     "pipeline.passes": 2_800,
     "pipeline.detectors": 1_410,
     "pipeline.stages": 2_810,
-    "pipeline.selection": 4_900,
+    "pipeline.selection": 5_330,
     "pipeline.audit": 11_640,
     "pipeline.report": 2_900,
     "pipeline.compare": 2_200,

@@ -1,0 +1,300 @@
+"""Documents with k versions of which one, drawn at random, was published: exact answers without unseen documents.
+
+The null of a document: nothing that depends on its published index was used in training. Given all versions of all
+documents, the indices of null documents are uniform and independent, and so are the ranks of their published scores,
+for any model and any score that reads no published version of another document. Masked data are all that the indices
+do not enter: scores and texts of all versions, and the groups of documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from hashlib import sha256
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+MIRROR = 4
+"""Negative ranks for one positive rank, fixed before scores are read."""
+
+LEAST_DOCUMENTS = 20  # of one k to shrink variances within, and in which a form varies to fit its preference
+_FLOOR = 1e-6  # of the median variance
+_ROUNDING = 1e-12  # of a sum of squares: less is rounding
+_CELLS = 1 << 22  # of a block of form counts in memory
+
+MaskedOrder = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""(scores, offsets, groups) -> statistic of each document; larger ones come first. See `gap_statistic`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionScores:
+    """Scores of all versions of all documents, those of one document side by side.
+
+    Raises:
+        UserError: fewer than two versions, an index outside the versions, or a score that is not finite.
+    """
+
+    scores: np.ndarray  # float64, (versions,), higher is more member-like
+    offsets: np.ndarray  # int64, (documents + 1,): document j has versions offsets[j]..offsets[j + 1] - 1
+    published: np.ndarray  # int64, (documents,): index among the document's versions, from 0
+    ids: tuple[str, ...]  # of the documents, distinct
+    digests: np.ndarray  # uint8, (versions, 32): SHA-256 of each version's text, distinct within a document
+    forms: np.ndarray | csr_array | None = None  # (versions, columns): sites at which each (rule, form) stands
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes
+        for wrong, problem in (
+            (sizes < 2, "has fewer than two versions"),
+            ((self.published < 0) | (self.published >= sizes), "has a published index outside its versions"),
+        ):
+            if wrong.any():
+                raise UserError(f"document {self.ids[int(np.argmax(wrong))]!r} {problem}")
+        if not np.isfinite(self.scores).all():
+            count = int((~np.isfinite(self.scores)).sum())
+            raise UserError(f"{count:,} scores of versions are not finite: leave out the documents that have one")
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of versions of each document, int64."""
+        return np.diff(self.offsets)
+
+    def standardised(self) -> np.ndarray:
+        """Each score less the mean of its document's versions, in their standard deviations; 0 where that is 0.
+
+        Those of several detectors or models are added before they are ranked.
+        """
+        centred, squares = _centred(self.scores, self.offsets)
+        sd = np.sqrt(squares / self.sizes)
+        return np.asarray(centred / np.repeat(np.where(sd > 0, sd, 1.0), self.sizes))
+
+
+def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "against"] = "hash") -> np.ndarray:
+    """Rank of the published score among those of the document's versions, 1 for the largest: int64, (documents,).
+
+    With `hash`, equal scores are ordered by SHA-256 of the text's digest, the id and the seed, so that the rank of a
+    null document is exactly uniform; with `against`, the published version comes last among its equals.
+
+    Args:
+        scores: of k versions of each document.
+        seed: fixed before scores are read.
+        ties: `against` for e-values only: in `mirrored_list` it breaks the guarantee.
+    """
+    starts = scores.offsets[:-1]
+    observed = np.repeat(scores.scores[starts + scores.published], scores.sizes)
+    above = np.add.reduceat(scores.scores > observed, starts, dtype=np.int64)
+    equal = scores.scores == observed
+    tied = np.add.reduceat(equal, starts, dtype=np.int64)
+    if ties == "against":
+        return np.asarray(above + tied)
+    before = np.ones_like(above)
+    for document in np.flatnonzero(tied > 1).tolist():
+        start, end = scores.offsets[document : document + 2].tolist()
+        prefix = _prefix("ties", seed, scores.ids[document])
+        keys = [sha256(prefix + row.tobytes()).digest() for row in scores.digests[start:end]]
+        limit = keys[scores.published[document]]
+        before[document] += sum(keys[i] < limit for i in np.flatnonzero(equal[start:end]))
+    return np.asarray(above + before)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionList:
+    """The documents that `mirrored_list` selects, and what it decided on; arrays of shape (documents,)."""
+
+    selected: np.ndarray  # bool
+    ranks: np.ndarray  # int64, of the published score, or of its residual
+    signs: np.ndarray  # int8: 1 positive, -1 negative, 0 dropped
+    statistic: np.ndarray  # float64, by which documents are ordered
+    z: int  # negative ranks for one positive rank
+
+
+def mirrored_list(
+    scores: VersionScores, q: Fraction, seed: int, z: int = MIRROR, order: MaskedOrder | None = None
+) -> VersionList:
+    """The documents whose published version ranks high, by ranks and their mirror images at the low end.
+
+    With r the rank among k versions and G = max(1, floor(k / (z + 1))), a document is positive if r <= G, in group
+    r; negative if r > k - z G, in group ((k - r) mod G) + 1; and dropped otherwise. Where k <= z, z_j = k - 1 stands
+    for z, and a positive document is kept if a hash of its own is below z_j / z. Documents are ordered by masked data,
+    and the positive ones of the longest prefix with (1 + #negative) / (z #positive) <= q are selected (Barber &
+    Candes 2015). z = k - 1 is the filter of simultaneous knockoffs (Gimenez & Zou 2019).
+
+    Guaranteed: FDR <= q in finite samples for every order, as a null document is positive with probability
+    1 / (z + 1) given the masked data, independently. It takes the uniform draw of indices, a score that reads no other
+    document's published version, and seed and z fixed before scores are read.
+
+    Args:
+        scores: of k versions of each document; `preference_residuals` may come first.
+        q: exact, in (0, 1).
+        seed: of three hashes, those of equal scores, of equal statistics and of small k.
+        z: >= 1; taken as max k - 1 where that is smaller.
+        order: `gap_statistic` by default; any function of masked data.
+    """
+    ranks, z = version_ranks(scores, seed), _mirror_of(scores.sizes, z)
+    signs, groups = _mirrored(scores, ranks, z, seed)
+    statistic = (order or gap_statistic)(scores.scores, scores.offsets, groups)
+    places = np.flatnonzero(signs).tolist()
+    hashes = {j: sha256(_prefix("order", seed, scores.ids[j])).digest() for j in places}
+    places.sort(key=lambda j: (-statistic[j], hashes[j]))
+    positive = signs[places] > 0
+    n_positive, n_negative = np.cumsum(positive), np.cumsum(~positive)
+    holds = np.flatnonzero((1 + n_negative) * q.denominator <= q.numerator * z * n_positive)
+    selected = np.zeros(signs.size, dtype=bool)
+    if holds.size:
+        selected[places[: holds[-1] + 1]] = positive[: holds[-1] + 1]
+    return VersionList(selected, ranks, signs, statistic, z)
+
+
+def fewest_versions(q: Fraction, sizes: np.ndarray, z: int = MIRROR) -> int:
+    """The fewest documents that `mirrored_list` can select, ceil(1 / (z q)).
+
+    Args:
+        q: exact.
+        sizes: int64, (documents,): versions of each; some.
+        z: as given to `mirrored_list`.
+    """
+    return math.ceil(1 / (_mirror_of(sizes, z) * q))
+
+
+def _mirror_of(sizes: np.ndarray, z: int) -> int:
+    return max(1, min(z, int(sizes.max(initial=2)) - 1))
+
+
+def _mirrored(scores: VersionScores, ranks: np.ndarray, z: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sign (int8) and group (int64, 0 where dropped) of each document."""
+    k = scores.sizes
+    reach, groups = np.minimum(z, k - 1), np.maximum(1, k // (z + 1))
+    positive, negative = ranks <= groups, ranks > k - reach * groups
+    for j in np.flatnonzero(positive & (reach < z)).tolist():
+        number = int.from_bytes(sha256(_prefix("thinning", seed, scores.ids[j])).digest(), "big")
+        positive[j] = number * z < int(reach[j]) << 256
+    group = np.where(positive, ranks, np.where(negative, (k - ranks) % groups + 1, 0))
+    return positive.astype(np.int8) - negative.astype(np.int8), group
+
+
+def _prefix(use: str, seed: int, document: str) -> bytes:
+    """What a hash of one use starts with; only a digest of 32 bytes may follow the id, so nothing is ambiguous."""
+    return f"{use}\0{seed}\0{document}\0".encode(errors="surrogatepass")
+
+
+def gap_statistic(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """T = (x_(g) - mean of the others) / (s sqrt(1 + 1 / (k - 1))) for the g-th largest score: float64, (documents,).
+
+    v is the variance of the others, for each version of each document. Among the documents of one k, log s^2 is log v
+    shrunk towards its median by b = max(0, Var(log v) - trigamma((k - 2) / 2)) / Var(log v); v is at least 1e-6 of its
+    median. s is the pooled within-document standard deviation for k <= 3, for fewer than 20 documents of one k, and
+    where the median of v is 0.
+
+    Args:
+        scores: float64, (versions,), finite.
+        offsets: int64, (documents + 1,).
+        groups: int64, (documents,), g; 0 is taken as 1.
+    """
+    sizes = np.diff(offsets)
+    document = np.repeat(np.arange(sizes.size), sizes)
+    centred, squares = _centred(scores, offsets)
+    pooled = math.sqrt(squares.sum() / max(1, int((sizes - 1).sum()))) or 1.0
+    centred, squares, k = centred / pooled, (squares / pooled**2)[document], sizes[document]
+    gap = centred * (k / (k - 1))
+    others = squares - centred * gap
+    variance = np.where(others > _ROUNDING * squares, others, 0.0) / np.maximum(k - 2, 1)
+    for size in np.unique(sizes).tolist():
+        variance[k == size] = _shrunk(variance[k == size], size)
+    statistic = gap / np.sqrt(variance * (1 + 1 / (k - 1)))
+    descending = np.lexsort((-scores, document))
+    return np.asarray(statistic[descending[offsets[:-1] + np.maximum(groups, 1) - 1]])
+
+
+def _shrunk(variance: np.ndarray, size: int) -> np.ndarray:
+    """s^2 from v of all versions of the documents with `size` versions, shape as `variance`."""
+    from scipy.special import polygamma
+
+    median = float(np.median(variance))
+    if size <= 3 or variance.size < LEAST_DOCUMENTS * size or median == 0:
+        return np.ones_like(variance)
+    log = np.log(np.maximum(variance, _FLOOR * median))
+    middle, spread = float(np.median(log)), float(np.var(log))
+    share = max(0.0, spread - float(polygamma(1, (size - 2) / 2))) / spread if spread > 0 else 0.0
+    return np.asarray(np.exp(middle + share * (log - middle)))
+
+
+def _centred(values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values less the mean of their document, exactly 0 where all are equal, and sums of their squares by document."""
+    sizes, starts = np.diff(offsets), offsets[:-1]
+    above = values - np.repeat(np.minimum.reduceat(values, starts), sizes)
+    centred = above - np.repeat(np.add.reduceat(above, starts) / sizes, sizes)
+    return centred, np.add.reduceat(centred**2, starts)
+
+
+def preference_residuals(scores: VersionScores) -> VersionScores:
+    """Scores less what the forms of a version explain: the model's natural preference, whatever was published.
+
+    Scores and form counts are centred within documents; ridge regression, penalty 1 on standardised columns, of those
+    columns that vary in at least 20 documents. The regression never reads the published index, so that ranks of
+    residuals are as uniform as those of scores. Residuals are in pooled standard deviations, rounded to 10 decimals.
+
+    Args:
+        scores: returned unchanged if they have no forms, or none that varies enough.
+    """
+    if scores.forms is None or not scores.sizes.size or not scores.forms.shape[1]:
+        return scores
+    centred, squares = _centred(scores.scores, scores.offsets)
+    columns = scores.forms.shape[1]
+    gram, cross, varying = np.zeros((columns, columns)), np.zeros(columns), np.zeros(columns, dtype=np.int64)
+    for rows, block, count in _form_blocks(scores):
+        gram += block.T @ block
+        cross += block.T @ centred[rows]
+        varying += count
+    kept = np.flatnonzero(varying >= LEAST_DOCUMENTS)
+    if not kept.size or not squares.any():
+        return scores
+    sd = np.sqrt(gram[kept, kept] / centred.size)
+    penalised = gram[np.ix_(kept, kept)] / np.outer(sd, sd) + np.eye(kept.size)
+    weights = np.linalg.solve(penalised, cross[kept] / sd) / sd
+    residuals = centred.copy()
+    for rows, block, _ in _form_blocks(scores):
+        residuals[rows] -= block[:, kept] @ weights
+    pooled = math.sqrt(squares.sum() / int((scores.sizes - 1).sum()))
+    return replace(scores, scores=np.round(residuals / pooled, 10))
+
+
+def _form_blocks(scores: VersionScores) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Rows, form counts centred within documents, and in how many documents each column varies, in bounded memory."""
+    forms, sizes = scores.forms, scores.sizes
+    assert forms is not None
+    step = max(1, _CELLS // (forms.shape[1] * int(sizes.max())))
+    for first in range(0, sizes.size, step):
+        offsets, k = scores.offsets[first : first + step + 1], sizes[first : first + step]
+        rows, starts = slice(int(offsets[0]), int(offsets[-1])), offsets[:-1] - offsets[0]
+        part = forms[rows]
+        block = np.asarray(part if isinstance(part, np.ndarray) else part.toarray(), dtype=np.float64)
+        varies = np.maximum.reduceat(block, starts, axis=0) > np.minimum.reduceat(block, starts, axis=0)
+        means = np.add.reduceat(block, starts, axis=0) / k[:, None]
+        yield rows, block - np.repeat(means, k, axis=0), varies.sum(axis=0)
+
+
+def rank_step_up(ranks: np.ndarray, sizes: np.ndarray, q: Fraction) -> np.ndarray:
+    """Benjamini & Hochberg's (1995) step-up procedure on p = r / k, exact: bool, (documents,).
+
+    Guaranteed: FDR <= q for independent uniform ranks. p is at least 1 / k, so that R of m documents can be selected
+    only where some k >= m / (q R).
+
+    Args:
+        ranks: int64, (documents,), from `version_ranks`.
+        sizes: int64, (documents,): versions of each.
+        q: exact.
+    """
+    pairs, which, counts = np.unique(np.stack([ranks, sizes]), axis=1, return_inverse=True, return_counts=True)
+    p = [Fraction(r, k) for r, k in pairs.T.tolist()]
+    reached, cut = 0, Fraction(0)
+    for i in sorted(range(len(p)), key=p.__getitem__):
+        reached += int(counts[i])
+        cut = p[i] if p[i] * len(ranks) <= q * reached else cut
+    return np.array([one <= cut for one in p], dtype=bool)[which.ravel()]
