@@ -293,6 +293,20 @@ def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: 
         assert total / len(drawn) <= q
 
 
+def test_tied_pairs_at_the_top_do_not_raise_the_fdr() -> None:
+    """Three nulls of ten versions, two of them tied at the top, second groups first, q = 1/4, over all 1,000 indices.
+
+    A rank with ties against would never be 1, so that each document of the second group were positive.
+    """
+    documents = [[9.0] + [1.0] * 9] + [[5.0] * 2 + [1.0] * 8] * 3
+    scores, total = of(documents, [0] * 4), Fraction(0)
+    for indices in itertools.product(range(10), repeat=3):
+        published = np.array([0, *indices])
+        answer = mirrored_list(replace(scores, published=published), Fraction(1, 4), 5, 4, lambda *masked: masked[2])
+        total += Fraction(int(answer.selected[1:].sum()), max(1, int(answer.selected.sum())))
+    assert 0 < total / 1_000 <= Fraction(1, 4)
+
+
 # --- residuals
 
 
