@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from seenset.notebook import Selected, score, select
     from seenset.runs import Run, RunSelection, audit, open_run, trial, verdict
     from seenset.support import UnsupportedWarning
+    from seenset.versions import Versions, VersionsAnswer, audit_versions, read_versions, select_versions
 
 __all__ = [
     "FORWARD",
@@ -45,15 +46,20 @@ __all__ = [
     "Selected",
     "UnsupportedWarning",
     "UserError",
+    "Versions",
+    "VersionsAnswer",
     "audit",
+    "audit_versions",
     "decision",
     "detector",
     "mean_of_all",
     "mean_of_lowest",
     "open_run",
     "procedure",
+    "read_versions",
     "score",
     "select",
+    "select_versions",
     "step_up",
     "trial",
     "verdict",
@@ -71,6 +77,7 @@ _HOMES = {
     "seenset.notebook": ("Selected", "score", "select"),
     "seenset.runs": ("Run", "RunSelection", "audit", "open_run", "trial", "verdict"),
     "seenset.support": ("UnsupportedWarning",),
+    "seenset.versions": ("Versions", "VersionsAnswer", "audit_versions", "read_versions", "select_versions"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

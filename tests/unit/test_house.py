@@ -53,7 +53,7 @@ BUDGETS = {
     "pipeline.trial": 2_900,
     "ray_jobs": 4_780,
     "cluster": 1_400,
-    "seenset": 700,
+    "seenset": 960,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
 

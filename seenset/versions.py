@@ -1,0 +1,257 @@
+"""Documents with versions in memory: which were learnt, without unseen documents. See docs/versions.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import sha256
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy.sparse import csr_array
+
+from pipeline.config.models import ModelConfig
+from pipeline.config.selection import checked_alpha
+from pipeline.errors import UserError
+from pipeline.models.load import LanguageModel
+from pipeline.selection.versions import (
+    MIRROR,
+    VersionScores,
+    fewest_versions,
+    mirrored_list,
+    preference_residuals,
+)
+from pipeline.selection.versions_collection import redraw_p_value, uniformity_p_value
+from seenset.notebook import score
+
+ASSUMPTION = (
+    "the published version of each document was drawn uniformly and independently, the other versions and the draw "
+    "stayed secret, and the detector, the seed and alpha were fixed before scores were read"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Versions:
+    """Documents, the versions of each, and which one was published.
+
+    Raises:
+        UserError: an id twice, fewer than two versions, equal versions, or an index outside the versions.
+    """
+
+    ids: tuple[str, ...]
+    texts: tuple[tuple[str, ...], ...]  # of each document's versions
+    published: tuple[int, ...]  # index among the document's versions, from 0
+    forms: csr_array | None = field(default=None, repr=False)  # (versions, columns): sites at which each form stands
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.texts) == len(self.published):
+            counts = f"{len(self.ids)} ids, {len(self.texts)} documents and {len(self.published)} indices"
+            raise UserError(f"versions: ids, texts and published must be one a document, got {counts}")
+        repeated = [name for name, count in Counter(self.ids).items() if count > 1]
+        if repeated:
+            raise UserError(f"versions: id {repeated[0]!r} stands twice")
+        for name, texts, index in zip(self.ids, self.texts, self.published, strict=True):
+            if len(texts) < 2:
+                raise UserError(f"versions: document {name!r} has {len(texts)} version; it needs 2 or more")
+            if len(set(texts)) < len(texts):
+                raise UserError(f"versions: document {name!r} has two equal versions")
+            if not 0 <= index < len(texts):
+                raise UserError(f"versions: document {name!r} has index {index}, outside its {len(texts)} versions")
+
+    def kept(self, keep: np.ndarray) -> Versions:
+        """Some of the documents: bool, (documents,)."""
+        rows = np.repeat(keep, [len(texts) for texts in self.texts])
+        kept = np.flatnonzero(keep).tolist()
+        return Versions(
+            tuple(self.ids[i] for i in kept),
+            tuple(self.texts[i] for i in kept),
+            tuple(self.published[i] for i in kept),
+            None if self.forms is None else self.forms[np.flatnonzero(rows)],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class VersionsAnswer:
+    """What the published versions of documents show. Printed, it states what it guarantees."""
+
+    documents: pa.Table  # doc_id, rank of the published version (1: the highest score), versions, selected
+    selected: np.ndarray  # bool, (documents,)
+    alpha: float
+    p_collection: float  # that no document of the collection was learnt; exact
+    p_uniform: float  # that ranks are uniform, chi-squared
+    fewest: int  # documents that a list can have, unless it is empty
+    left_out: Mapping[str, str]  # id of a document without an answer -> why
+
+    def __repr__(self) -> str:
+        return f"VersionsAnswer({self.sentence})"
+
+    @property
+    def sentence(self) -> str:
+        """The answer and its guarantee."""
+        left = f"; {len(self.left_out):,} were left out" if self.left_out else ""
+        return (
+            f"{int(self.selected.sum()):,} of {self.selected.size:,} documents selected, on average at most a fraction "
+            f"{self.alpha:g} of them wrong (finite-sample), if {ASSUMPTION}; that no document of the collection was "
+            f"learnt: p = {self.p_collection:.4g}{left}"
+        )
+
+
+def read_versions(path: str | PathLike[str]) -> Versions:
+    """Read the versions of documents from Parquet.
+
+    Args:
+        path: a file with the columns id, versions (a list of texts) and index, such as `private/versions.parquet`,
+            which `seenset mark` writes.
+
+    Raises:
+        UserError: not such a file, or as `Versions`.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"versions: cannot read {path}: {' '.join(str(error).split())}") from None
+    missing = [name for name in ("id", "versions", "index") if name not in table.column_names]
+    if missing:
+        raise UserError(
+            f"versions: {path} has no column {missing[0]} (columns: {', '.join(table.column_names)}); seenset mark "
+            "writes private/versions.parquet, and its public files hold no versions"
+        )
+    columns = table.to_pydict()
+    forms = _forms(columns) if {"kinds", "forms"} <= columns.keys() else None
+    texts = tuple(map(tuple, columns["versions"]))
+    return Versions(tuple(columns["id"]), texts, tuple(columns["index"]), forms)
+
+
+def _forms(columns: Mapping[str, Sequence[Any]]) -> csr_array:
+    """How often each form of each kind of site stands in each version."""
+    counts = [
+        Counter(zip(kinds, version, strict=True))
+        for kinds, versions in zip(columns["kinds"], columns["forms"], strict=True)
+        for version in versions
+    ]
+    names = {name: number for number, name in enumerate(sorted({name for count in counts for name in count}))}
+    rows = np.repeat(np.arange(len(counts)), list(map(len, counts)))
+    places = [names[name] for count in counts for name in count]
+    values = [float(number) for count in counts for number in count.values()]
+    return csr_array((values, (rows, places)), shape=(len(counts), len(names)))
+
+
+def audit_versions(
+    model: str | PathLike[str] | ModelConfig | LanguageModel,
+    versions: Versions,
+    detector: str | dict[str, dict[str, Any]] = "loss",
+    *,
+    reference: str | PathLike[str] | ModelConfig | LanguageModel | None = None,
+    alpha: float = 0.1,
+    seed: int = 0,
+    max_tokens: int = 1024,
+) -> VersionsAnswer:
+    """Score all versions of documents with a model at hand, and select the documents whose published version it learnt.
+
+    A document is left out if any version of it has no score or reaches `max_tokens`, whichever was published.
+
+    Args:
+        model: as for `seenset.score`.
+        versions: from `read_versions`.
+        detector: one that reads the model's own passes over a text.
+        reference: a model whose scores are subtracted, such as an earlier checkpoint: it has the same natural
+            preferences and cannot have learnt the documents.
+        alpha: largest share of the selected documents that may be wrong, on average; in (0, 1).
+        seed: of hashes that order equal scores and of redraws, fixed before scores are read.
+        max_tokens: of a version, >= 2.
+
+    Raises:
+        UserError: as `seenset.score`, or no document can be scored.
+    """
+    texts = [text for one in versions.texts for text in one]
+    values = np.zeros(len(texts))
+    problems = [""] * len(texts)
+    for sign, opened in ((1.0, model), (-1.0, reference)):
+        if opened is None:
+            continue
+        table = score(opened, texts, [detector], max_tokens=max_tokens)
+        values += sign * table.column(2).to_numpy(zero_copy_only=False)
+        for row, (problem, count) in enumerate(
+            zip(table["problem"].to_pylist(), table["n_tokens"].to_pylist(), strict=True)
+        ):
+            cut = f"a version reaches max_tokens {max_tokens}" if count is not None and count >= max_tokens else ""
+            problems[row] = problems[row] or problem or cut
+    left_out: dict[str, str] = {}
+    row = 0
+    for name, one in zip(versions.ids, versions.texts, strict=True):
+        if problem := next((problem for problem in problems[row : row + len(one)] if problem), ""):
+            left_out[name] = problem
+        row += len(one)
+    keep = np.array([name not in left_out for name in versions.ids], dtype=bool)
+    if not keep.any():
+        raise UserError(f"versions: no document can be scored ({next(iter(left_out.values()), 'there is none')})")
+    rows = np.repeat(keep, [len(one) for one in versions.texts])
+    return select_versions(versions.kept(keep), values[rows], alpha=alpha, seed=seed, left_out=left_out)
+
+
+def select_versions(
+    versions: Versions,
+    scores: Any,
+    *,
+    alpha: float = 0.1,
+    seed: int = 0,
+    z: int = MIRROR,
+    left_out: Mapping[str, str] | None = None,
+) -> VersionsAnswer:
+    """Select documents by scores of their versions that are in memory: `mirrored_list` of their residuals.
+
+    Natural preferences for one form of a site are removed first by a regression that never reads which version was
+    published (`preference_residuals`). FDR <= alpha in finite samples (docs/methods.md, section 7).
+
+    Args:
+        versions: of the documents.
+        scores: float, (versions,): of all versions of the first document, then of the second; higher is more
+            member-like. They must not depend on which versions of other documents were published.
+        alpha: as for `audit_versions`.
+        seed: as for `audit_versions`.
+        z: negative ranks for one positive rank, fixed before scores are read; >= 1.
+        left_out: ids of documents without scores, and why.
+
+    Raises:
+        UserError: scores of another number than the versions, or one that is not finite; alpha outside (0, 1).
+    """
+    try:
+        alpha = checked_alpha(alpha)
+    except ValueError as error:
+        raise UserError(f"alpha {error}") from None
+    values = np.asarray(scores, dtype=np.float64)
+    offsets = np.concatenate(([0], np.cumsum([len(texts) for texts in versions.texts]))).astype(np.int64)
+    if values.shape != (int(offsets[-1]),):
+        raise UserError(f"scores must be one a version, got shape {values.shape} for {int(offsets[-1])} versions")
+    digests = [sha256(text.encode("utf-8", "surrogatepass")).digest() for texts in versions.texts for text in texts]
+    scored = VersionScores(
+        values,
+        offsets,
+        np.array(versions.published, dtype=np.int64),
+        versions.ids,
+        np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 32),
+        versions.forms,
+    )
+    scored = preference_residuals(scored)
+    exact = Fraction(repr(float(alpha)))
+    answer = mirrored_list(scored, exact, seed, z)
+    columns = {
+        "doc_id": list(versions.ids),
+        "rank": answer.ranks,
+        "versions": scored.sizes,
+        "selected": answer.selected,
+    }
+    return VersionsAnswer(
+        pa.table(columns),
+        answer.selected,
+        float(alpha),
+        redraw_p_value(scored, seed),
+        uniformity_p_value(answer.ranks, scored.sizes),
+        fewest_versions(exact, scored.sizes, z),
+        dict(left_out or {}),
+    )
