@@ -16,7 +16,7 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage, message_of_storage
-from ray_jobs import comparing, finished, heartbeat, series, supervisor, terminal
+from ray_jobs import comparing, finished, heartbeat, marking, series, supervisor, terminal
 from ray_jobs.options import (
     AsJson,
     ConfigPath,
@@ -163,6 +163,7 @@ for command in (
     app.command()(command)
 for comparing_command in (comparing.compare, comparing.joint, comparing.rank, series.series):
     app.command()(comparing_command)
+app.command()(marking.mark)
 
 
 @app.command()

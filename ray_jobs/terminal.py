@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.compare.joint import JointReport
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
+    from pipeline.mark.mark import Marked
     from pipeline.series.course import Course
     from pipeline.trial.progress import TrialStatus
 
@@ -346,3 +347,17 @@ def print_course(course: Course, page: str | None) -> None:
             screen.print(f"{latest.name}: {line}", markup=False, highlight=False, soft_wrap=True)
     if page is not None:
         print_line(f"page: {page}")
+
+
+def print_marked(marked: Marked) -> None:
+    """What was marked, and a sample of it side by side for a person to check."""
+    screen = console()
+    for sentence in marked.sentences():
+        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    for document in marked.sample:
+        table = Table("as it was", "as it is published", title=Text(document.id), title_justify="left")
+        for before, after in document.edits:
+            table.add_row(Text(before), Text(after))
+        screen.print(table)
+    print_line(f"publish: {marked.folder}/public; keep secret: {marked.folder}/private")
+    print_line(f"root: {marked.root} ({marked.folder}/commitment.json)")

@@ -54,7 +54,7 @@ def plan_shards(
         raise UserError(f"--limit must be at least 1, got {limit}")
     if (labelled := corpus.labelled) is not None:
         files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
-        labels = (label for entry in files for label in read_labels(_whole(entry, labelled, transform, limits)))
+        labels = (label for entry in files for label in read_labels(whole_shard(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
     shards: list[Shard] = []
     shard_bytes = _shard_bytes(inputs, resources, limit, corpus.has_pictures)
@@ -62,7 +62,7 @@ def plan_shards(
         remaining = limit
         number = 0
         for entry in (entry for entry in inputs if entry.role == role):
-            whole = _whole(entry, source, transform, limits)
+            whole = whole_shard(entry, source, transform, limits)
             for shard in _split_input(entry, source, whole, shard_bytes, resources.shard_documents):
                 if remaining is not None:
                     shard, rows = _limited(shard, remaining)
@@ -112,7 +112,9 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
     return min(most, max(least, step))
 
 
-def _whole(entry: InputFile, source: SourceConfig, transform: TransformConfig | None, limits: LimitsConfig) -> Shard:
+def whole_shard(
+    entry: InputFile, source: SourceConfig, transform: TransformConfig | None, limits: LimitsConfig
+) -> Shard:
     """An input as one shard, without an id."""
     return Shard(
         id="",

@@ -37,7 +37,7 @@ def copy_parquet(shard: Shard, marks: RowMarks, sink: BinaryIO) -> None:
         pyarrow.ArrowException: it is damaged.
     """
     with fsspec.open(shard.path, "rb") as file, closing(pq.ParquetFile(file, buffer_size=1 << 20)) as parquet:
-        write_parquet(sink, parquet.schema_arrow, _kept_of(parquet, file, marks), _codecs(parquet.metadata))
+        write_parquet(sink, parquet.schema_arrow, _kept_of(parquet, file, marks), codecs_of(parquet.metadata))
 
 
 def parquet_schema(shard: Shard) -> pa.Schema:
@@ -96,7 +96,7 @@ def _rows_of(group: pq.RowGroupMetaData) -> int:
     return max(1, min(_ROWS, AT_ONCE // max(1, longest)))
 
 
-def _codecs(metadata: pq.FileMetaData) -> str | dict[str, str]:
+def codecs_of(metadata: pq.FileMetaData) -> str | dict[str, str]:
     """How the columns of a file are compressed."""
     if not metadata.num_row_groups:
         return "zstd"

@@ -38,8 +38,11 @@ def copy_rows(shard: Shard, marks: RowMarks, sink: BinaryIO) -> None:
     Raises:
         OSError: the file is damaged.
     """
-    with open_plain(shard.path, shard.limits.unpacked_bytes) as file, _packed(sink, compression_of(shard.path)) as out:
-        pieces = _lines(file) if shard.format == "jsonl" else _records(shard, file)
+    with (
+        open_plain(shard.path, shard.limits.unpacked_bytes) as file,
+        packed_sink(sink, compression_of(shard.path)) as out,
+    ):
+        pieces = line_pieces(file) if shard.format == "jsonl" else record_pieces(shard, file)
         for piece in _kept_pieces(pieces, marks):
             out.write(piece)
 
@@ -59,7 +62,7 @@ def kept_lines(shard: Shard, marks: RowMarks) -> Iterator[tuple[int, bytes | Non
     """Number and content of the kept lines of a JSONL file; None for one that is longer than a document may be."""
     most = shard.limits.document_bytes + len(b"\r\n")
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for row, group in itertools.groupby(kept_numbered(_lines(file), marks), key=itemgetter(0)):
+        for row, group in itertools.groupby(kept_numbered(line_pieces(file), marks), key=itemgetter(0)):
             pieces, size = [], 0
             for _, piece in group:
                 size += len(piece)
@@ -82,7 +85,7 @@ def kept_numbered(pieces: Iterable[tuple[int, Piece]], marks: RowMarks) -> Itera
             yield row, piece
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def line_pieces(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, long ones in several pieces."""
     row = 0
     while piece := file.readline(_PIECE):
@@ -90,7 +93,8 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         row += piece.endswith(b"\n")
 
 
-def _records(shard: Shard, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def record_pieces(shard: Shard, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The records of a CSV file with their numbers, as the file has them; the first, and a byte order mark, as -1."""
     with open_plain(shard.path, shard.limits.unpacked_bytes) as other:
         encoding, mark = mark_of(other.read(_LONGEST_MARK)) or ("", b"")
     if encoding != shard.encoding:
@@ -114,7 +118,7 @@ class _Unclosed(io.RawIOBase):
 
 
 @contextmanager
-def _packed(sink: BinaryIO, compression: str | None) -> Iterator[BinaryIO]:
+def packed_sink(sink: BinaryIO, compression: str | None) -> Iterator[BinaryIO]:
     """The file through which a compressed one is written; the same content gives the same bytes."""
     if compression is None:
         yield sink

@@ -1,0 +1,356 @@
+"""`seenset mark`: versions of documents, one of each published, and a commitment to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import heapq
+import itertools
+import os
+import posixpath
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from typing import Any, BinaryIO
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import __version__
+from pipeline.config.corpus import LIMITS, CorpusConfig, SourceConfig
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.inputs import InputFile, find_inputs
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import whole_shard
+from pipeline.errors import UserError
+from pipeline.export.sources import place_of
+from pipeline.mark.commitment import leaf_digest, merkle_root, version_digest
+from pipeline.mark.public import RowEdits, TextEdit, write_edited
+from pipeline.mark.rules import RULES_VERSION, rules_of
+from pipeline.mark.versions import MOST_SEED, MOST_VERSIONS, Versions, derived, drawn_index, versions_of
+from pipeline.store.files import Store
+from pipeline.store.pieces import HashedFile, hashed
+
+PUBLIC, PRIVATE = "public", "private"
+VERSIONS_FILE, SEED_FILE, UNMARKED_FILE = (
+    f"{PRIVATE}/versions.parquet",
+    f"{PRIVATE}/seed.json",
+    f"{PRIVATE}/unmarked.parquet",
+)
+COMMITMENT_FILE = "commitment.json"
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("versions", pa.list_(pa.string())),
+        ("index", pa.int32()),  # of the published version
+        ("sites", pa.int32()),  # 0 where a model wrote the versions
+        ("salt", pa.binary(32)),
+        ("kinds", pa.list_(pa.string())),  # of each site
+        ("forms", pa.list_(pa.binary())),  # of each version, a byte for each site: which form stands there
+    ]
+)
+SAMPLED = 10
+_AT_ONCE, _ROWS = 16, 1000
+_CONTEXT = 4  # words around an edit that is shown
+
+Drawer = Callable[[Sequence[tuple[str, str]]], Sequence[Versions | str]]
+"""From (id, text) of some documents to the versions of each, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRequest:
+    """What to mark and how."""
+
+    input: str  # a file or a folder
+    out: str
+    versions: int = 20
+    text: str = "text"
+    id: str | None = None
+    seed: int = 0  # secret
+    language: str = "en"
+    model: str | None = None  # that writes the versions; None: the rules of the language do
+    created: str | None = None  # date that the commitment states
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A document as it was and as it is published."""
+
+    id: str
+    edits: list[tuple[str, str]]  # what differs, with some words around it
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What was marked."""
+
+    folder: str
+    versions: int
+    documents: int
+    marked: int
+    unmarked: dict[str, int]  # documents by reason
+    sites: list[int]  # least, median and most of a marked document
+    root: str
+    files: list[str]
+    sample: list[SideBySide]
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values, as `--json` prints them."""
+        return asdict(self)
+
+    def sentences(self) -> list[str]:
+        """What the command prints above the sample."""
+        least, median, most = self.sites
+        lines = [
+            f"{self.marked:,} of {self.documents:,} documents are marked, each published in one of {self.versions:,} "
+            f"versions; sites of a document: {least} to {most}, median {median}."
+        ]
+        lines += [f"{count:,} are published as they were: {reason}." for reason, count in self.unmarked.items()]
+        if self.marked < 500:
+            lines.append(
+                "Seen once or a few times, single documents show nothing: a collection of 500 to 1,500 marked ones may."
+            )
+        return lines
+
+
+class _Archive:
+    """The private files while they are written, and what the summary counts."""
+
+    def __init__(self, seed: int, file: BinaryIO) -> None:
+        self.seed = seed
+        self.writer = pq.ParquetWriter(file, SCHEMA, compression="zstd")
+        self.rows: list[dict[str, Any]] = []
+        self.leaves: list[tuple[str, bytes]] = []
+        self.sites: list[int] = []
+        self.unmarked: list[tuple[str, str]] = []
+        self.sample: list[tuple[int, str, str, str]] = []
+
+    def add(self, doc_id: str, text: str, versions: Versions | str) -> str | None:
+        """Keep the versions of a document, or why there are none. The published version; None: the text as it is."""
+        if isinstance(versions, str):
+            self.unmarked.append((doc_id, versions))
+            return None
+        index, salt = drawn_index(self.seed, doc_id, len(versions.texts)), derived(self.seed, "salt", doc_id)
+        digests = [version_digest(salt, one) for one in versions.texts]
+        self.leaves.append((doc_id, leaf_digest(doc_id, index, digests)))
+        self.sites.append(len(versions.kinds))
+        values = (doc_id, versions.texts, index, len(versions.kinds), salt, versions.kinds, versions.choices)
+        self.rows.append(dict(zip(SCHEMA.names, values, strict=True)))
+        if len(self.rows) == _ROWS:
+            self.flush()
+        published = versions.texts[index]
+        rank = -int.from_bytes(derived(self.seed, "sample", doc_id), "big")
+        push = heapq.heappush if len(self.sample) < SAMPLED else heapq.heappushpop
+        push(self.sample, (rank, doc_id, text, published))
+        return published
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        if self.rows:
+            self.writer.write_table(pa.Table.from_pylist(self.rows, SCHEMA))
+            self.rows.clear()
+
+    def root(self) -> str:
+        """The Merkle root over all marked documents, hexadecimal."""
+        return merkle_root([leaf for _, leaf in sorted(self.leaves)]).hex()
+
+
+def check_request(request: MarkRequest) -> None:
+    """Check what can be checked before a model is loaded.
+
+    Raises:
+        UserError: fewer than 2 versions or more than 1,000; a seed beyond 256 bits; a language without rules; a date
+            that is none; an output folder that holds anything or lies in the input.
+    """
+    if not 2 <= request.versions <= MOST_VERSIONS:
+        raise UserError(f"--versions must be between 2 and {MOST_VERSIONS:,}, got {request.versions}")
+    if not 0 <= request.seed <= MOST_SEED:
+        raise UserError(f"--seed must be between 0 and 2**256 - 1, got {request.seed}")
+    rules_of(request.language)
+    if request.created is not None and not _is_date(request.created):
+        raise UserError(f"--date must be a date such as 2026-01-31, got {request.created!r}")
+    _check_outside(request)
+
+
+def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
+    """Write the public copy of a file or folder, its private versions and the commitment. Nothing is overwritten.
+
+    Args:
+        request: what to mark and how; the same request writes the same bytes.
+        draw: makes the versions; None: the rules of the language do.
+
+    Raises:
+        UserError: as `check_request`; an input that cannot be marked; an id that stands twice.
+    """
+    check_request(request)
+    inputs, store = _named_inputs(request), Store(request.out)
+    if store.local:
+        os.makedirs(store.path(PRIVATE), mode=0o700, exist_ok=True)
+    public: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def open_public(name: str) -> Iterator[HashedFile]:
+        with hashed(store, f"{PUBLIC}/{name}") as file:
+            yield file
+        public[name] = file.sha256
+
+    seen: set[str] = set()
+    with hashed(store, VERSIONS_FILE) as file:
+        archive = _Archive(request.seed, file)
+        with archive.writer:
+            for shard, names in inputs:
+                edits = _edits(shard, names, archive, draw or _by_rules(request), seen)
+                write_edited(shard, names, RowEdits(edits), open_public)
+            archive.flush()
+    _write_records(request, archive, store, {VERSIONS_FILE: file.sha256}, public)
+    return _marked(request, archive, store.url, sorted(public))
+
+
+def _by_rules(request: MarkRequest) -> Drawer:
+    rules = rules_of(request.language)
+
+    def draw(documents: Sequence[tuple[str, str]]) -> list[Versions | str]:
+        return [versions_of(text, doc_id, request.versions, request.seed, rules) for doc_id, text in documents]
+
+    return draw
+
+
+def _write_records(
+    request: MarkRequest, archive: _Archive, store: Store, private: dict[str, str], public: dict[str, str]
+) -> None:
+    """Write what is not marked and why, the seed, and last the commitment."""
+    unmarked = {name: [row[place] for row in archive.unmarked] for place, name in enumerate(("id", "reason"))}
+    store.write_table(UNMARKED_FILE, pa.table(unmarked, pa.schema([("id", pa.string()), ("reason", pa.string())])))
+    settings = {
+        "schema": 1,
+        "seenset": __version__,
+        "rules": RULES_VERSION,
+        "versions": request.versions,
+        "language": None if request.model else request.language,
+        "model": request.model,
+        "text": request.text,
+        "id": request.id,
+    }
+    store.write_json(SEED_FILE, {"seed": str(request.seed), **settings})
+    created = {} if request.created is None else {"created": request.created}
+    files = {"private": private, "public": dict(sorted(public.items()))}
+    store.write_json(
+        COMMITMENT_FILE, {"root": archive.root(), "documents": len(archive.leaves), **settings, **files, **created}
+    )
+
+
+def check_private(folder: str) -> None:
+    """Check that the private versions of a folder are those that its commitment was made of.
+
+    Raises:
+        UserError: a file is missing, or the root that follows from the versions is another one.
+    """
+    store = Store(folder)
+    for name in (COMMITMENT_FILE, VERSIONS_FILE):
+        if not store.exists(name):
+            raise UserError(f"{folder} holds no {name}: seenset mark writes it")
+    leaves = [
+        (row["id"], leaf_digest(row["id"], row["index"], [version_digest(row["salt"], one) for one in row["versions"]]))
+        for row in store.read_table(VERSIONS_FILE, ["id", "index", "salt", "versions"]).to_pylist()
+    ]
+    root, stated = merkle_root([leaf for _, leaf in sorted(leaves)]).hex(), store.read_json(COMMITMENT_FILE)["root"]
+    if root != stated:
+        raise UserError(
+            f"{folder}/{VERSIONS_FILE} does not match {COMMITMENT_FILE}: its root is {root[:16]}..., and "
+            f"{stated[:16]}... was committed to"
+        )
+
+
+def shown_edits(before: str, after: str) -> list[tuple[str, str]]:
+    """What differs between two texts, each place with some words around it."""
+    old, new = before.split(), after.split()
+    groups = difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT)
+    spans = ((group[0], group[-1]) for group in groups)
+    return [(" ".join(old[a[1] : b[2]]), " ".join(new[a[3] : b[4]])) for a, b in spans]
+
+
+def _marked(request: MarkRequest, archive: _Archive, folder: str, files: list[str]) -> Marked:
+    sites = sorted(archive.sites)
+    sample = [SideBySide(doc_id, shown_edits(*texts)) for _, doc_id, *texts in sorted(archive.sample, reverse=True)]
+    return Marked(
+        folder,
+        request.versions,
+        len(archive.sites) + len(archive.unmarked),
+        len(archive.sites),
+        dict(Counter(reason for _, reason in archive.unmarked).most_common()),
+        [sites[0], int(statistics.median_low(sites)), sites[-1]] if sites else [0, 0, 0],
+        archive.root(),
+        files,
+        sample,
+    )
+
+
+def _edits(shard: Shard, names: list[str], archive: _Archive, draw: Drawer, seen: set[str]) -> Iterator[TextEdit]:
+    """The published version of every document of an input, in order.
+
+    Raises:
+        UserError: an id stands twice.
+    """
+    files = shard.format == "txt"  # one document each
+    has_ids = shard.id_column is not None and not files
+    documents = read_shard(shard)
+    while batch := list(itertools.islice(documents, _AT_ONCE)):
+        numbered = {d.row: f"{names[d.row]}#0" if files else f"{names[0]}#{d.row}" for d in batch}
+        place = {d.row: d.doc_id if has_ids else numbered[d.row] for d in batch}
+        for doc_id in place.values():
+            if doc_id in seen:
+                raise UserError(f"id {doc_id!r} stands twice in {shard.name}: every document needs one of its own")
+            seen.add(doc_id)
+        drawn = iter(draw([(place[d.row], d.text) for d in batch if d.problem is None]))
+        for d in batch:
+            versions = next(drawn) if d.problem is None else d.problem[0]
+            yield TextEdit(d.row, d.text, archive.add(place[d.row], d.text, versions))
+
+
+def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
+    """The files of an input, each as one shard, with the names of its public copies.
+
+    Raises:
+        UserError: none can be read, or one has a format that cannot be marked.
+    """
+    source = SourceConfig(path=request.input, text=request.text, id=request.id)
+    try:
+        inputs = find_inputs(CorpusConfig(audit=source))
+    except UserError as error:  # in words of a configuration
+        raise UserError(str(error).replace("corpus.audit", "INPUT", 1)) from None
+    fs, path = fsspec.core.url_to_fs(os.path.expanduser(request.input) if "://" not in request.input else request.input)
+    folder = path if fs.isdir(path) else posixpath.dirname(path)
+    named = []
+    for entry in inputs:
+        if entry.format not in ("txt", "jsonl", "csv", "parquet"):
+            raise UserError(
+                f"{entry.name} is a {entry.format}, and only files can be marked: Parquet, JSONL, CSV, .txt"
+            )
+        relative = posixpath.relpath(fs._strip_protocol(entry.path), folder)
+        names = [posixpath.normpath(f"{relative}/{inner}") for inner in entry.files] or [relative]
+        named.append((replace(_shard_of(entry, source), name=relative), names))
+    return named
+
+
+def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:
+    shard = whole_shard(entry, source, None, LIMITS)
+    return replace(shard, stop=entry.size) if shard.by_bytes else shard
+
+
+def _check_outside(request: MarkRequest) -> None:
+    """Check that the folder to write is empty and lies outside the input. Raises UserError."""
+    out, given = place_of(request.out), place_of(request.input)
+    if out[: len(given)] == given:
+        raise UserError(f"{request.out} lies in {request.input}, whose files are marked: name a folder outside of it")
+    if names := Store(request.out).names(""):
+        raise UserError(f"{request.out} holds {', '.join(names[:3])}: mark overwrites nothing, name a new folder")
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        return False

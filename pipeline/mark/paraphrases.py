@@ -1,0 +1,54 @@
+"""Versions that a model writes: all of them, the published one too, so that one generator made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.config.models import ParaphraserConfig
+from pipeline.config.yaml import build, read_mapping
+from pipeline.corpus.documents import id_key
+from pipeline.mark.mark import Drawer
+from pipeline.mark.versions import Versions, derived
+from pipeline.models.load import check_model, open_paraphraser
+from pipeline.passes.paraphrase import Draws, draw_paraphrases
+from pipeline.stages.paraphrase import drawing
+
+
+def paraphraser_of(path: str) -> ParaphraserConfig:
+    """The paraphraser that a YAML file describes, as `paraphraser:` of an audit does.
+
+    Raises:
+        UserError: no such file, an unknown key, or a model that cannot be opened.
+    """
+    config = build(ParaphraserConfig, read_mapping(path, ParaphraserConfig))
+    check_model(config, "rewriter")
+    return config
+
+
+def paraphrasing(config: ParaphraserConfig, k: int, seed: int) -> Drawer:
+    """A function that draws k paraphrases of each document; the first GPU computes them where there is one.
+
+    Args:
+        config: of the model, which is loaded here.
+        k: versions of each document.
+        seed: of the collection.
+
+    Raises:
+        UserError: the model cannot be loaded or has no room for a text.
+    """
+    model = open_paraphraser(config, gpus=float(torch.cuda.is_available()))
+    run_seed = int.from_bytes(derived(seed, "paraphrases", "")[:7], "big")
+
+    def draw(documents: Sequence[tuple[str, str]]) -> list[Versions | str]:
+        texts = [(id_key(doc_id), text) for doc_id, text in documents]
+        results = draw_paraphrases(model, texts, k, drawing(config), run_seed)
+        return [_versions(result.texts, k) if isinstance(result, Draws) else result.message for result in results]
+
+    return draw
+
+
+def _versions(texts: Sequence[str], k: int) -> Versions | str:
+    distinct = tuple(dict.fromkeys(texts))
+    return Versions(distinct, (b"",) * k, ()) if len(distinct) == k else f"fewer than {k:,} different paraphrases"

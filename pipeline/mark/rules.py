@@ -1,0 +1,405 @@
+"""Rules that find in a text what may be written in several ways of one meaning."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import UserError, nearest
+from pipeline.mark.words import MONTHS, SETS, UNORDERED, number_lines, patterns, phrase_lines, spelling_lines
+
+RULES_VERSION = 1
+"""Raised where the same text and seed would give other versions."""
+
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*|\d+")
+_END = re.compile(r"[.,;:!?)]*(?:[\s—]|\Z)")
+_ABBREVIATED = re.compile(
+    r"\b(?:[^\W\d_]|Mrs?|Ms|Dr|Prof|Gen|Col|Lt|Sgt|Rev|Hon|St|Jr|Sr|vs|cf|al|etc|No|Nos|Vol|pp|Fig|Co|Inc|Ltd)\.\Z"
+)
+_PROTECTED = re.compile(
+    r"""
+    \A---\n.*?\n---(?=\n)                                     # front matter
+    | ^[ ]{0,3}(```+|~~~+).*?(?:^[ ]{0,3}\1|\Z)               # fenced code
+    | (`+)(?!`).+?(?<!`)\2(?!`)                               # inline code
+    | ^(?:[ ]{4}|\t|[ ]{0,3}>)[^\n]*                          # indented code, quoted lines
+    | <!--.*?(?:-->|\Z) | <(code|pre|script|style|q|blockquote|math)\b.*?(?:</\3\s*>|\Z) | </?[A-Za-z][^<>]*>
+    | &\#?\w+;
+    | \\begin\{(equation|align|gather|verbatim|lstlisting|quote|math)(\*?)\}.*?(?:\\end\{\4\5\}|\Z)
+    | \\\(.*?(?:\\\)|\Z) | \\\[.*?(?:\\\]|\Z) | \$\$.*?(?:\$\$|\Z) | (?<!\\)\$(?=\S)[^$\n]*?(?<=[^\s\\])\$(?!\d)
+    | \\[A-Za-z]+\*?(?:\[[^\]\n]*\])?(?:\{[^{}]*\})*
+    | \b[A-Za-z][A-Za-z0-9+.-]*://\S+ | \bwww\.\S+ | \b(?:doi|mailto|urn):\S+
+    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+ | (?<!\w)[@\#][\w-]+
+    | \b[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|edu|gov|io|uk|de|fr|eu|info|dev|ai)\b(?:/\S*)?
+    | (?<!\w)(?:\.{0,2}/)?(?:[\w.-]+/)+[\w.-]*
+    | "[^"]*?(?:"|\n\s*\n|\Z) | “[^”]*?(?:”|\n\s*\n|\Z) | „[^“”]*?(?:[“”]|\n\s*\n|\Z) | «[^»]*?(?:»|\n\s*\n|\Z)
+    | (?<![\w'])'(?=\S)(?:[^'\n]|(?<=\w)'(?=\w))*(?<=\S)'(?!\w)
+    | (?<!\w)\u2018(?:[^\u2019\n]|(?<=\w)\u2019(?=\w))*\u2019
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+"""Where nothing is edited: code, addresses, commands, formulas, names of accounts, tags and quotations."""
+
+_MARKS = re.compile(
+    r"[`~\"“„«\u2018'<\\$@#&/>]|://|www\.|^---|^(?: {4}|\t)|\.(?:com|org|net|edu|gov|io|uk|de|fr|eu|info|dev|ai)\b",
+    re.M,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place of a text that may be written in several ways of one meaning."""
+
+    start: int
+    stop: int
+    kind: str  # "rule/family"
+    forms: tuple[str, ...]  # all of them, the canonical one first
+    form: int  # which stands there
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A text and its words."""
+
+    text: str
+    words: list[tuple[int, int, str]]  # start, stop, in lower case with a straight apostrophe
+    apostrophe: str  # of its contractions
+
+    def before(self, start: int, index: int) -> str:
+        """The word in front of a place; "," where a comma stands between, empty where anything else does."""
+        if not index:
+            return ""
+        end = self.words[index - 1][1]
+        between = self.text[end:start]
+        return _neighbour(self.words[index - 1][2]) if between == " " else "," if between == ", " else ""
+
+    def after(self, stop: int, index: int) -> str:
+        """The word behind a place, `index` of the words; empty where more than a blank stands between."""
+        if index == len(self.words) or self.words[index][0] != stop + 1 or self.text[stop] != " ":
+            return ""
+        return _neighbour(self.words[index][2])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Forms of one meaning, and the neighbours among which they are that."""
+
+    kind: str
+    forms: tuple[str, ...]
+    after: frozenset[str] | None  # the word before is one of these; None: any
+    not_after: frozenset[str]
+    before: frozenset[str] | None
+    not_before: frozenset[str]
+    followed: bool  # by a word
+    opening: bool  # a sentence, with a comma behind it
+    lower: bool  # never where a sentence begins
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRule:
+    """A way to find sites in texts of one language."""
+
+    name: str
+    language: str
+    sites: Callable[[Prose], Iterable[Site]]
+
+
+def apostrophe_of(text: str) -> str:
+    """The apostrophe that a text uses."""
+    return "\u2019" if "\u2019" in text else "'"
+
+
+def prose_of(text: str, apostrophe: str) -> Prose:
+    """A text with its words."""
+    words = [(m.start(), m.end(), m[0].lower().replace("\u2019", "'")) for m in _WORD.finditer(text)]
+    return Prose(text, words, apostrophe)
+
+
+def rules_of(language: str) -> tuple[MarkRule, ...]:
+    """The rules of a language.
+
+    Raises:
+        UserError: there are none.
+    """
+    rules = tuple(rule for rule in RULES if rule.language == language)
+    if not rules:
+        known = dict.fromkeys(rule.language for rule in RULES)
+        raise UserError(f"--language {language!r} has no rules of marking; {nearest(language, known, 'languages')}")
+    return rules
+
+
+def find_sites(text: str, rules: Sequence[MarkRule], apostrophe: str | None = None) -> list[Site]:
+    """The sites of a text in their order, none overlapping, none in code, addresses, commands or quotations.
+
+    Of sites that overlap or are neighbours the first counts, and of those that start together the longest: so no form
+    of a site is a condition on another one.
+
+    Args:
+        text: any.
+        rules: of its language.
+        apostrophe: of contractions; None: the one that the text uses.
+    """
+    prose = prose_of(text, apostrophe or apostrophe_of(text))
+    sites = sorted((site for rule in rules for site in rule.sites(prose)), key=lambda site: (site.start, -site.stop))
+    spans = [match.span() for match in _PROTECTED.finditer(text)] if _MARKS.search(text) else []
+    starts = [start for start, _ in spans]
+    kept: list[Site] = []
+    for site in sites:
+        index = bisect_right(starts, site.stop - 1) - 1
+        if (index < 0 or spans[index][1] <= site.start) and (not kept or kept[-1].stop <= site.start):
+            kept.append(site)
+    return kept
+
+
+def with_forms(text: str, sites: Sequence[Site], forms: Sequence[int]) -> str:
+    """A text with a form at each of its sites.
+
+    Args:
+        text: in which the sites were found.
+        sites: in their order.
+        forms: which form stands at each.
+    """
+    pieces, at = [], 0
+    for site, form in zip(sites, forms, strict=True):
+        pieces += [text[at : site.start], site.forms[form]]
+        at = site.stop
+    return "".join([*pieces, text[at:]])
+
+
+def canonical(text: str, rules: Sequence[MarkRule]) -> tuple[str, list[Site]] | None:
+    """A text with the canonical form at every site, and its sites; None where edits open and close other sites.
+
+    It is a fixed point: the canonical text of it is itself.
+    """
+    apostrophe = apostrophe_of(text)
+    for _ in range(4):
+        sites = find_sites(text, rules, apostrophe)
+        if not any(site.form for site in sites):
+            return text, sites
+        text = with_forms(text, sites, [0] * len(sites))
+    return None
+
+
+def _named(names: str) -> list[str]:
+    return [",", *filter(None, names.split(","))] if names.startswith(",") else names.split(",")
+
+
+def _neighbour(word: str) -> str:
+    return word if not word[0].isdigit() or word == "1" else "0"
+
+
+def family_of(kind: str, line: str) -> Family:
+    """The family that a line of a table describes (`pipeline.mark.words`)."""
+    head, _, tail = line.partition(";")
+    sets: dict[str, frozenset[str]] = {}
+    for token in tail.split():
+        if token[:1] in "<>":
+            mark, names = re.match(r"([<>]!?)(.*)", token).groups()  # type: ignore[union-attr]
+            sets[mark] = frozenset(word for name in _named(names) for word in SETS.get(name, {name}))
+    flags, some = tail.split(), sets.get(">")
+    return Family(
+        kind,
+        tuple(head.strip().split("|")),
+        sets.get("<"),
+        sets.get("<!", frozenset()),
+        None if some is None or "*" in some else some,
+        sets.get(">!", frozenset()),
+        ">*" in flags,
+        "^" in flags,
+        "=" in flags,
+    )
+
+
+def lexical(rule: str, lines: Iterable[tuple[str, str]]) -> Callable[[Prose], Iterator[Site]]:
+    """A function from a text to the sites of families of words and phrases.
+
+    Args:
+        rule: its name.
+        lines: (kind, line of a table) of each family.
+    """
+    table: dict[str, list[tuple[tuple[str, ...], Family, int]]] = {}
+    for kind, line in lines:
+        family = family_of(f"{rule}/{kind}", line)
+        for number, form in enumerate(family.forms):
+            first, *rest = form.lower().split()
+            table.setdefault(first, []).append((tuple(rest), family, number))
+    for entries in table.values():
+        entries.sort(key=lambda entry: -len(entry[0]))
+
+    def sites(prose: Prose) -> Iterator[Site]:
+        for index, (_, _, word) in enumerate(prose.words):
+            for rest, family, number in table.get(word, ()):
+                last = index + len(rest)
+                if rest and not _runs_on(prose, index, rest):
+                    continue
+                site = _fitted(prose, family, number, index, last)
+                if site is not None:
+                    yield site
+                    break
+
+    return sites
+
+
+def _runs_on(prose: Prose, index: int, rest: Sequence[str]) -> bool:
+    """Whether a word is followed by the other words of a phrase, one blank between them."""
+    words = prose.words[index : index + len(rest) + 1]
+    pairs = zip(itertools.pairwise(words), rest, strict=False)
+    return len(words) > len(rest) and all(
+        b[2] == word and b[0] == a[1] + 1 and prose.text[a[1]] == " " for (a, b), word in pairs
+    )
+
+
+def _fitted(prose: Prose, family: Family, number: int, index: int, last: int) -> Site | None:
+    """The site of a family whose form stands at some words; None where its neighbours are not as they must be."""
+    text, start, stop = prose.text, prose.words[index][0], prose.words[last][1]
+    if (start and text[start - 1] not in " \n\t(—") or not _END.match(text, stop):
+        return None
+    shown, form = text[start:stop], family.forms[number]
+    capital = shown.replace("\u2019", "'") != form
+    if capital and (shown.replace("\u2019", "'") != _capital(form) or family.lower or not _opens(text, start)):
+        return None
+    before, after = prose.before(start, index), prose.after(stop, last + 1)
+    if (family.after is not None and before not in family.after) or before in family.not_after:
+        return None
+    if (family.before is not None and after not in family.before) or after in family.not_before:
+        return None
+    if (family.followed and not after) or (family.opening and not (capital and text.startswith(", ", stop))):
+        return None
+    if capital and after and text[stop + 1].isupper():  # a title
+        return None
+    if before in ("a", "an") and len({one[0] in "aeiou" for one in family.forms}) > 1:
+        return None
+    forms = [_capital(one) if capital else one for one in family.forms]
+    forms = [one.replace("'", prose.apostrophe) for one in forms]
+    forms[number] = shown
+    return Site(start, stop, family.kind, tuple(forms), number)
+
+
+def _capital(form: str) -> str:
+    return form[0].upper() + form[1:]
+
+
+def _opens(text: str, start: int) -> bool:
+    """Whether a sentence or a line begins at a place."""
+    at = start - 1
+    while at >= 0 and text[at] in " \t(":
+        at -= 1
+    if at < 0 or text[at] == "\n":
+        return True
+    return text[at] in ".!?" and not _ABBREVIATED.search(text, max(0, at - 6), at + 1)
+
+
+def _pattern(kind: str, pattern: str, families: Sequence[Sequence[str]]) -> Callable[[Prose], Iterator[Site]]:
+    """A function from a text to what a pattern matches, each match a form of a family."""
+    compiled = re.compile(pattern)
+    known = {form: (tuple(family), number) for family in families for number, form in enumerate(family)}
+
+    def sites(prose: Prose) -> Iterator[Site]:
+        for match in compiled.finditer(prose.text):
+            forms, number = known[match[0]]
+            yield Site(match.start(), match.end(), f"{kind}/{forms[0]}", forms, number)
+
+    return sites
+
+
+_MONTH = "|".join(MONTHS)
+_DATE = re.compile(
+    rf"(?<![^\s(])(?:(?P<d>\d{{1,2}}) (?P<m>{_MONTH})(?: (?P<y>(?:1[5-9]|20)\d\d))?"
+    rf"|(?P<M>{_MONTH}) (?P<D>\d{{1,2}})(?:, (?P<Y>(?:1[5-9]|20)\d\d))?)(?=[.,;:)]*(?:\s|\Z))"
+)
+_RANGE = ",? (?:to|and|or|through|until)"
+_RANGE_BEHIND = re.compile(rf"(?:{_RANGE})? (?:\d|{_MONTH})")
+_RANGE_BEFORE = re.compile(rf"(?:\d|{_MONTH})(?:{_RANGE})? \Z")
+
+
+def _dates(prose: Prose) -> Iterator[Site]:
+    """12 March 2024 and March 12, 2024; without the year too."""
+    text = prose.text
+    for match in _DATE.finditer(text):
+        day, month, year = (match[low] or match[low.upper()] for low in "dmy")
+        ranged = _RANGE_BEHIND.match(text, match.end()) or _RANGE_BEFORE.search(
+            text, max(0, match.start() - 24), match.start()
+        )
+        if ranged or not 1 <= int(day) <= 31 or (not year and month == "May"):
+            continue
+        forms = (f"{day} {month} {year}", f"{month} {day}, {year}") if year else (f"{day} {month}", f"{month} {day}")
+        if match[0] in forms:
+            yield Site(match.start(), match.end(), "date/year" if year else "date/day", forms, forms.index(match[0]))
+
+
+_THOUSANDS = re.compile(rf"(?<![^\s(])(\d{{1,3}},\d{{3}}|\d{{4,6}})(?= (?:{'|'.join(sorted(SETS['MANY']))})\b)")
+
+
+def _thousands(prose: Prose) -> Iterator[Site]:
+    """12,500 and 12500 of what is counted; no number that may be a year."""
+    for match in _THOUSANDS.finditer(prose.text):
+        value = int(match[0].replace(",", ""))
+        forms = (f"{value:,}", str(value))
+        if not 1000 <= value <= 2100 and match[0] in forms:
+            yield Site(match.start(), match.end(), "thousands/comma", forms, forms.index(match[0]))
+
+
+_LIST = re.compile(r"(?<![\w'\u2019-])([A-Za-z]+)((?:, [A-Za-z]+){1,7})(,? )(and|or) ([A-Za-z]+)(?![\w'\u2019-])")
+_INTRODUCED = re.compile(r"\b(?:such as|including|include|includes|of|between|among|with|for|from) \Z")
+_CLOSED = re.compile(
+    r"[.;:)]|,\s|\n|\Z| (?:is|are|was|were|in|on|at|that|which|who|can|will|would|have|has|had|may|must|should)\b"
+)
+_ORDERED = re.compile(r"[^.\n]*?\b(?:respectively|order|ordered|then|followed|latter|former|first|last)\b")
+
+
+def _lists(prose: Prose) -> Iterator[Site]:
+    """Enumerations of single words: the comma before the last item and, where nothing depends on it, their order."""
+    text = prose.text
+    for match in _LIST.finditer(text):
+        items = [match[1], *match[2][2:].split(", "), match[5]]
+        names, plural = (
+            all(item[0].isupper() for item in items),
+            all(re.fullmatch("[a-z]{2,}[^siu]s", i) for i in items),
+        )
+        introduced = bool(_INTRODUCED.search(text, max(0, match.start() - 12), match.start()))
+        if any(item.lower() in SETS["NO_ITEMS"] or item.endswith("ly") or item in SETS["STATES"] for item in items):
+            continue
+        if not ((len(items) > 3 and (names or all(map(str.islower, items)))) or (plural and introduced)):
+            continue
+        free = introduced and len(items) <= 4 and len(set(items)) == len(items) and not UNORDERED & set(items)
+        if free and _CLOSED.match(text, match.end()) and not _ORDERED.match(text, match.end()):
+            orders = itertools.permutations(sorted(items))
+            forms = tuple(
+                f"{', '.join(order[:-1])}{comma} {match[4]} {order[-1]}" for order in orders for comma in (",", "")
+            )
+            yield Site(match.start(), match.end(), "list/order", forms, forms.index(match[0]))
+        else:
+            forms = (f", {match[4]}", f" {match[4]}")
+            yield Site(match.start(3), match.end(4), "list/comma", forms, int(match[3] == " "))
+
+
+_OPENING = re.compile(
+    rf"(?:(?<=[.!?] )|^)(?:In (?:(?:early|late|mid) )?(?:(?:{_MONTH}) )?(?:1[5-9]|20)\d\d|Today|Currently|Recently"
+    r"|Later|Originally|Eventually|Previously|Traditionally|Historically|Ultimately|Subsequently|Meanwhile|Afterwards?)"
+    r"(,? )(?=(?:the(?! same)|he|she|it|they|we|you|his|her|their|its|this|these|there|an?|both|several|many|some)\b)",
+    re.MULTILINE,
+)
+
+
+def _openings(prose: Prose) -> Iterator[Site]:
+    """The comma behind a time or an adverb that opens a sentence."""
+    for match in _OPENING.finditer(prose.text):
+        yield Site(match.start(1), match.end(1), "comma/opening", (", ", " "), int(match[1] == " "))
+
+
+RULES = tuple(
+    MarkRule(name, "en", sites)
+    for name, sites in (  # of sites at one place the first counts
+        *((name, _pattern(name, pattern, families)) for name, pattern, families in patterns()),
+        ("spelling", lexical("spelling", spelling_lines())),
+        *((table, lexical(table, phrase_lines(table))) for table in ("contraction", "synonym", "that", "unit")),
+        ("number", lexical("number", number_lines())),
+        ("date", _dates),
+        ("thousands", _thousands),
+        ("list", _lists),
+        ("opening", _openings),
+    )
+)
+"""Of every language that can be marked."""

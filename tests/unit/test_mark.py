@@ -1,0 +1,282 @@
+"""`seenset mark`: the public copy, the private versions and the commitment."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.mark.mark import Marked, MarkRequest, check_private, mark_documents, shown_edits
+from pipeline.mark.versions import Versions, derived
+from ray_jobs.cli import main
+
+TEXT = (
+    'The color of it was not known. Although they often ran, {n} people said "the color is red" and `color` on '
+    "12 March 2024. In addition, 20% of the organizations near the center did not see that they favor it."
+)
+SHORT = "Too short to be marked."
+
+
+def texts(count: int = 6) -> list[str]:
+    return [SHORT if n == 2 else TEXT.format(n=100 + n) for n in range(count)]
+
+
+def write_jsonl(path: Path, values: list[str]) -> None:
+    lines = [
+        json.dumps({"id": f"d{n}", "text": text, "x": 1.50, "é": "é"}, ensure_ascii=n % 2 == 0)
+        for n, text in enumerate(values)
+    ]
+    path.write_text("\n".join([*lines[:3], "", *lines[3:]]) + "\n", encoding="utf-8")
+
+
+def write_csv(path: Path, values: list[str]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "text", "x"])
+        writer.writerows([f"d{n}", text, 'a "b", c'] for n, text in enumerate(values))
+
+
+def write_parquet(path: Path, values: list[str], kind: pa.DataType | None = None) -> None:
+    column = pa.array(values)
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(kind or pa.string())
+    table = pa.table({"id": [f"d{n}" for n in range(len(values))], "text": column, "x": [[1.5]] * len(values)})
+    pq.write_table(table.replace_schema_metadata({"about": "apples"}), path, compression="snappy", row_group_size=4)
+
+
+def mark_file(path: Path, out: Path, **settings) -> Marked:
+    return mark_documents(MarkRequest(str(path), str(out), **{"seed": 7, "versions": 8, "id": "id", **settings}))
+
+
+def versions_in(out: Path) -> list[dict]:
+    return pq.read_table(out / "private/versions.parquet").to_pylist()
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_jsonl_keeps_every_byte_but_the_texts(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts())
+    marked = mark_file(tmp_path / "a.jsonl", tmp_path / "out")
+    assert (marked.documents, marked.marked, marked.unmarked) == (6, 5, {"fewer than 5 sites": 1})
+    old = (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")
+    new = (tmp_path / "out/public/a.jsonl").read_text(encoding="utf-8").split("\n")
+    private = {row["id"]: row for row in versions_in(tmp_path / "out")}
+    assert list(private) == ["d0", "d1", "d3", "d4", "d5"]
+    for before, after in zip(old, new, strict=True):
+        if not before:
+            assert not after
+            continue
+        value = json.loads(before)
+        row = private.get(value["id"])
+        text = value["text"] if row is None else row["versions"][row["index"]]
+        escaped = [json.dumps(one, ensure_ascii=before.isascii()) for one in (value["text"], text)]
+        assert after == before.replace(*escaped)
+
+
+def test_what_the_private_files_hold(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts())
+    mark_file(tmp_path / "a.jsonl", tmp_path / "out", created="2026-01-31")
+    for row in versions_in(tmp_path / "out"):
+        assert len(set(row["versions"])) == 8
+        assert 0 <= row["index"] < 8
+        assert row["salt"] == derived(7, "salt", row["id"])
+        assert row["sites"] == len(row["kinds"]) >= 5
+        assert {len(forms) for forms in row["forms"]} == {row["sites"]}
+        assert all('"the color is red" and `color`' in text for text in row["versions"])
+    unmarked = pq.read_table(tmp_path / "out/private/unmarked.parquet").to_pylist()
+    assert unmarked == [{"id": "d2", "reason": "fewer than 5 sites"}]
+    assert json.loads((tmp_path / "out/private/seed.json").read_text())["seed"] == "7"
+    commitment = json.loads((tmp_path / "out/commitment.json").read_text())
+    assert (commitment["documents"], commitment["versions"], commitment["created"]) == (5, 8, "2026-01-31")
+    for name, digest in {**commitment["private"], "public/a.jsonl": commitment["public"]["a.jsonl"]}.items():
+        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
+    assert "7" not in commitment.values()
+    assert (tmp_path / "out/private").stat().st_mode & 0o077 == 0
+
+
+def test_csv_keeps_its_other_fields(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", texts())
+    mark_file(tmp_path / "a.csv", tmp_path / "out")
+    private = {row["id"]: row["versions"][row["index"]] for row in versions_in(tmp_path / "out")}
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        expected = [{**row, "text": private.get(row["id"], row["text"])} for row in csv.DictReader(file)]
+    with (tmp_path / "out/public/a.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == expected
+    assert len(private) == 5
+    assert (tmp_path / "out/public/a.csv").read_bytes().count(b"\r\n") == 7
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), "dictionary"], ids=str)
+def test_parquet_keeps_schema_metadata_and_other_columns(tmp_path: Path, kind) -> None:
+    write_parquet(tmp_path / "a.parquet", texts(), kind)
+    mark_file(tmp_path / "a.parquet", tmp_path / "out")
+    private = {row["id"]: row["versions"][row["index"]] for row in versions_in(tmp_path / "out")}
+    old, new = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "out/public/a.parquet")
+    assert new.schema.equals(old.schema, check_metadata=True)
+    assert new.drop_columns("text").equals(old.drop_columns("text"))
+    plain = [text.decode() if isinstance(text, bytes) else text for text in new["text"].to_pylist()]
+    assert plain == [private.get(f"d{n}", text) for n, text in enumerate(texts())]
+    assert pq.ParquetFile(tmp_path / "out/public/a.parquet").metadata.row_group(0).column(1).compression == "SNAPPY"
+
+
+def test_a_folder_of_all_formats_keeps_its_names(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    values = texts(2)
+    write_parquet(folder / "sub/a.parquet", values)
+    (folder / "b.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(json.dumps({"text": t}).encode() + b"\n" for t in values))
+    )
+    (folder / "sub/c.txt").write_text("\ufeff" + values[0] + "\r\n", encoding="utf-8", newline="")
+    (folder / "d.txt").write_bytes(SHORT.encode())
+    marked = mark_file(folder, tmp_path / "out", id=None)
+    assert marked.files == ["b.jsonl.gz", "d.txt", "sub/a.parquet", "sub/c.txt"]
+    private = {row["id"]: row["versions"][row["index"]] for row in versions_in(tmp_path / "out")}
+    assert set(private) == {"b.jsonl.gz#0", "b.jsonl.gz#1", "sub/a.parquet#0", "sub/a.parquet#1", "sub/c.txt#0"}
+    public = tmp_path / "out/public"
+    assert (public / "sub/c.txt").read_bytes() == b"\xef\xbb\xbf" + private["sub/c.txt#0"].encode()
+    assert private["sub/c.txt#0"].endswith("\r\n")
+    assert (public / "d.txt").read_bytes() == SHORT.encode()
+    lines = gzip.decompress((public / "b.jsonl.gz").read_bytes()).splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [private["b.jsonl.gz#0"], private["b.jsonl.gz#1"]]
+
+
+def test_the_same_seed_gives_the_same_bytes_from_anywhere(tmp_path: Path, monkeypatch) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", texts())
+    mark_file(folder, tmp_path / "one", id=None)
+    monkeypatch.chdir(tmp_path)
+    mark_file(Path("in"), tmp_path / "two", id=None)
+    mark_file(folder, tmp_path / "three", id=None, seed=8)
+    one, two, three = (all_bytes(tmp_path / name) for name in ("one", "two", "three"))
+    assert one == two
+    assert one["private/versions.parquet"] != three["private/versions.parquet"]
+
+
+def test_without_a_seed_every_time_is_another(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts())
+    for name in ("one", "two"):
+        with pytest.raises(SystemExit) as ended:
+            main(["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--json"])
+        assert not ended.value.code
+    seeds = {json.loads((tmp_path / name / "private/seed.json").read_text())["seed"] for name in ("one", "two")}
+    assert len(seeds) == 2
+    assert all(int(seed) > 1 << 200 for seed in seeds)
+
+
+def test_rows_without_a_text_are_copied_and_named(tmp_path: Path) -> None:
+    lines = [b'{"text": 5}', b'{"id": 1}', b"no json", b'{"text": "\xff"}', json.dumps({"text": texts()[0]}).encode()]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    marked = mark_file(tmp_path / "a.jsonl", tmp_path / "out", id=None)
+    assert marked.unmarked == {"not_text": 2, "undecodable": 2}
+    assert (tmp_path / "out/public/a.jsonl").read_bytes().splitlines()[:4] == lines[:4]
+
+
+def test_a_text_that_stands_twice_in_its_line_changes_once(tmp_path: Path) -> None:
+    line = {"title": texts()[0], "text": texts()[0]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
+    mark_file(tmp_path / "a.jsonl", tmp_path / "out", id=None)
+    (row,) = versions_in(tmp_path / "out")
+    public = json.loads((tmp_path / "out/public/a.jsonl").read_text())
+    assert public == {"title": texts()[0], "text": row["versions"][row["index"]]}
+
+
+def test_private_files_that_do_not_match_the_commitment_are_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts())
+    mark_file(tmp_path / "a.jsonl", tmp_path / "out")
+    check_private(str(tmp_path / "out"))
+    path = tmp_path / "out/private/versions.parquet"
+    table = pq.read_table(path)
+    index = table["index"].to_pylist()
+    changed = pa.array([(index[0] + 1) % 8, *index[1:]], pa.int32())
+    for other in (table.set_column(2, table.schema.field(2), changed), table.slice(1)):
+        pq.write_table(other, path)
+        with pytest.raises(UserError, match=r"versions\.parquet does not match commitment\.json: its root is"):
+            check_private(str(tmp_path / "out"))
+    path.unlink()
+    with pytest.raises(UserError, match=r"holds no private/versions\.parquet"):
+        check_private(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"versions": 1}, "--versions must be between 2 and 1,000, got 1"),
+        ({"versions": 1001}, "--versions must be between 2 and 1,000, got 1001"),
+        ({"seed": -1}, "--seed must be between 0 and 2"),
+        ({"language": "de"}, "--language 'de' has no rules of marking"),
+        ({"created": "31.1.2026"}, "--date must be a date such as 2026-01-31, got '31.1.2026'"),
+        ({"text": "txt"}, "no column 'txt' in .*; did you mean 'text'"),
+        ({"id": "x"}, "id '1.5' stands twice in a.jsonl"),
+    ],
+)
+def test_bad_settings_are_one_line_and_write_nothing_public(tmp_path: Path, settings: dict, message: str) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts())
+    with pytest.raises(UserError, match=message):
+        mark_file(tmp_path / "a.jsonl", tmp_path / "out", **settings)
+    assert not list((tmp_path / "out").glob("public/*"))
+
+
+def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", texts())
+    mark_file(folder, tmp_path / "out")
+    before = all_bytes(tmp_path / "out")
+    with pytest.raises(UserError, match=r"out holds commitment\.json, private, public: mark overwrites nothing"):
+        mark_file(folder, tmp_path / "out", seed=9)
+    assert all_bytes(tmp_path / "out") == before
+    with pytest.raises(UserError, match="whose files are marked"):
+        mark_file(folder, folder / "out")
+    with pytest.raises(UserError, match="INPUT: no file"):
+        mark_file(tmp_path / "other", tmp_path / "new")
+    assert not os.path.exists(tmp_path / "new")
+
+
+def test_a_model_writes_all_versions(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(3))
+
+    def draw(documents: list[tuple[str, str]]) -> list[Versions | str]:
+        versions = [Versions(tuple(f"{doc_id} {n}" for n in range(8)), (b"",) * 8, ()) for doc_id, _ in documents]
+        return [versions[0], "a paraphrase is empty", *versions[2:]]
+
+    request = MarkRequest(str(tmp_path / "a.jsonl"), str(tmp_path / "out"), versions=8, id="id", model="some/model")
+    marked = mark_documents(request, draw)
+    assert marked.unmarked == {"a paraphrase is empty": 1}
+    lines = (tmp_path / "out/public/a.jsonl").read_text(encoding="utf-8").splitlines()
+    public = [json.loads(line)["text"] for line in lines if line]
+    rows = versions_in(tmp_path / "out")
+    assert [public[0], public[2]] == [row["versions"][row["index"]] for row in rows]
+    assert [row["sites"] for row in rows] == [0, 0]
+    assert json.loads((tmp_path / "out/commitment.json").read_text())["model"] == "some/model"
+
+
+def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(20))
+    arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--id", "id", "--seed", "3"]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    printed = capsys.readouterr().out
+    assert "19 of 20 documents are marked, each published in one of 20 versions" in printed
+    assert "1 are published as they were: fewer than 5 sites." in printed
+    assert printed.count("as it is published") == 10
+    assert "a collection of 500 to 1,500" in printed
+    assert "keep secret" in printed
+
+
+def test_edits_are_shown_with_the_words_around_them() -> None:
+    before = "one two three four five color six seven eight nine ten"
+    assert shown_edits(before, before.replace("color", "colour")) == [
+        ("two three four five color six seven eight nine", "two three four five colour six seven eight nine")
+    ]
+    assert shown_edits(before, before) == []

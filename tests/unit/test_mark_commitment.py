@@ -1,0 +1,70 @@
+"""The commitment: a Merkle tree over salted digests, against a transcription of its definition."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+
+import pytest
+
+from pipeline.mark.commitment import check_proof, leaf_digest, merkle_proof, merkle_root, version_digest
+
+
+def sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def transcribed_root(leaves: list[bytes]) -> bytes:
+    """Root as METHODS define it: pairs from the left, and an odd node moves up."""
+    if len(leaves) == 1:
+        return leaves[0]
+    above = [sha(b"\x01" + leaves[i] + leaves[i + 1]) for i in range(0, len(leaves) - 1, 2)]
+    return transcribed_root(above + ([leaves[-1]] if len(leaves) % 2 else []))
+
+
+def some_leaves(count: int) -> list[bytes]:
+    return [sha(f"leaf {i}".encode()) for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [*range(1, 18), 100, 1001])
+def test_the_root_is_that_of_the_definition(count: int) -> None:
+    assert merkle_root(some_leaves(count)) == transcribed_root(some_leaves(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 33])
+def test_a_proof_holds_for_its_leaf_alone(count: int) -> None:
+    leaves = some_leaves(count)
+    root = merkle_root(leaves)
+    for position, leaf in enumerate(leaves):
+        proof = merkle_proof(leaves, position)
+        assert len(proof) <= (count - 1).bit_length()
+        assert check_proof(leaf, proof, root)
+        assert not any(check_proof(other, proof, root) for other in leaves if other != leaf)
+
+
+def test_any_flipped_bit_breaks_a_proof() -> None:
+    leaves, rng = some_leaves(11), random.Random(0)
+    root, proof = merkle_root(leaves), merkle_proof(leaves, 6)
+    for _ in range(200):
+        step, bit = rng.randrange(len(proof)), rng.randrange(256)
+        wrong = bytearray(proof[step].digest)
+        wrong[bit // 8] ^= 1 << bit % 8
+        changed = [*proof[:step], type(proof[step])(bytes(wrong), proof[step].left), *proof[step + 1 :]]
+        assert not check_proof(leaves[6], changed, root)
+
+
+def test_no_leaf_no_proof_and_a_root_of_its_own() -> None:
+    assert merkle_root([]) == sha(b"")
+    with pytest.raises(IndexError, match="no leaf 3 among 3"):
+        merkle_proof(some_leaves(3), 3)
+
+
+def test_a_leaf_is_canonical_json_of_salted_digests() -> None:
+    salt, texts = bytes(range(32)), ["one", "zwei ö\n"]
+    digests = [version_digest(salt, text) for text in texts]
+    assert digests == [sha(salt + text.encode()) for text in texts]
+    expected = f'{{"id":"a\\"ö","index":1,"versions":["{digests[0].hex()}","{digests[1].hex()}"]}}'
+    assert json.loads(expected)["index"] == 1
+    assert leaf_digest('a"ö', 1, digests) == sha(b"\x00" + expected.encode())
+    assert leaf_digest('a"ö', 0, digests) != leaf_digest('a"ö', 1, digests)
