@@ -31,8 +31,7 @@ from pipeline.mark.commitment import leaf_digest, merkle_root, version_digest
 from pipeline.mark.public import RowEdits, TextEdit, write_edited
 from pipeline.mark.rules import RULES_VERSION, rules_of
 from pipeline.mark.versions import MOST_SEED, MOST_VERSIONS, Versions, derived, drawn_index, versions_of
-from pipeline.store.files import Store
-from pipeline.store.pieces import HashedFile, hashed
+from pipeline.store.files import HashedFile, Store
 
 PUBLIC, PRIVATE = "public", "private"
 VERSIONS_FILE, SEED_FILE, UNMARKED_FILE = (
@@ -193,12 +192,12 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
 
     @contextlib.contextmanager
     def open_public(name: str) -> Iterator[HashedFile]:
-        with hashed(store, f"{PUBLIC}/{name}") as file:
+        with store.replaced(f"{PUBLIC}/{name}") as file:
             yield file
         public[name] = file.sha256
 
     seen: set[str] = set()
-    with hashed(store, VERSIONS_FILE) as file:
+    with store.replaced(VERSIONS_FILE) as file:
         archive = _Archive(request.seed, file)
         with archive.writer:
             for shard, names in inputs:
