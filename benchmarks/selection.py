@@ -36,7 +36,7 @@ import numpy as np
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.fusion import Threshold, find_threshold, fuse, weights
-from pipeline.selection.procedures import PROCEDURES, decide
+from pipeline.selection.procedures.record import count_procedures, decide
 from pipeline.selection.rank_counts import RankCounts
 
 N = 10_000
@@ -86,7 +86,7 @@ def main() -> None:
         "digested": arguments.digested,
         "calibration": N,
         "detectors": DETECTORS,
-        "procedures": list(PROCEDURES),
+        "procedures": count_procedures(),
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("seenset", "numpy")},
@@ -140,7 +140,7 @@ def _count(pool: list[np.ndarray], documents: int) -> list[RankCounts]:
 def _count_and_decide(pool: list[np.ndarray], documents: int) -> float:
     start = time.perf_counter()
     for counts in _count(pool, documents):
-        for procedure in PROCEDURES:
+        for procedure in count_procedures():
             decide(procedure, counts, ALPHA)
     return time.perf_counter() - start
 

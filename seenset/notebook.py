@@ -17,7 +17,7 @@ from pipeline.audit.summary import Summary, make_summary
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
-from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, Calibration, Direction, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, problem_of
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
@@ -30,9 +30,11 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import Ties
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.procedures import procedure_of
 from pipeline.selection.weighted import weight_levels
 from pipeline.stages.base import BatchSize, Entry, Output
 from pipeline.stages.score import batch_size_of
@@ -223,7 +225,7 @@ def select(
     alpha: float = 0.1,
     direction: Direction = "members",
     detectors: Sequence[str] | None = None,
-    calibration: Calibration = "pooled",
+    calibration: CalibrationName = "pooled",
     delta: float = 0.1,
     lambda_: float | None = None,
     ties: Ties = "conservative",
@@ -308,7 +310,9 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
         everything["group"].combine_chunks() if "group" in everything.column_names else None,
-        {NULL_ROLE[selection.direction]: _weights(everything)} if selection.calibration == "weighted" else None,
+        {NULL_ROLE[selection.direction]: _weights(everything)}
+        if calibration_of(selection.calibration).weighted
+        else None,
     )
     audited = where["audit"]
     quarantined = int((~audited).sum())
@@ -362,7 +366,7 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
         for column in columns or ["score"]:
             if column not in table.column_names:
                 raise UserError(f"{role}: no score column {column!r}; {nearest(column, table.column_names)}")
-    if names is None and len(columns) != 1 and procedure not in FUSING:
+    if names is None and len(columns) != 1 and not procedure_of(procedure).several:
         raise UserError(f"the scores have the columns {', '.join(known)}: say which, such as detectors=[{known[0]!r}]")
     return columns
 
@@ -374,15 +378,16 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
         UserError: they are not, or have no groups.
     """
     role, other = NULL_ROLE[selection.direction], SOUGHT_ROLE[selection.direction]
-    if selection.procedure != "ktd" and role not in tables:
+    chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
+    if not chosen.signed and role not in tables:
         raise UserError(f"direction {selection.direction} is calibrated on {role} documents, which are not given")
-    if selection.procedure in TWO_SIDED and other not in tables:
+    if chosen.needs_sought and other not in tables:
         raise UserError(f"procedure {selection.procedure} needs {other} documents too, which are not given")
-    if selection.calibration == "by_group":
+    if calibration.grouped:
         for name in ("audit", role):
             if "group" not in tables[name].column_names:
                 raise UserError(f"calibration by_group needs a column group, which the {name} documents do not have")
-    if selection.calibration == "weighted":
+    if calibration.weighted:
         for name in tables:
             if "weight" not in tables[name].column_names:
                 raise UserError(f"calibration weighted needs a column weight, which the {name} documents do not have")
@@ -390,10 +395,10 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
 
 def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
     """The columns that a selection reads, each of one type in every table."""
-    kinds = dict.fromkeys(selection.detectors, pa.float64())
-    if selection.calibration == "weighted":
+    kinds, calibration = dict.fromkeys(selection.detectors, pa.float64()), calibration_of(selection.calibration)
+    if calibration.weighted:
         kinds["weight"] = pa.float64()
-    names = ["doc_id", *(["group"] if selection.calibration == "by_group" else [])]
+    names = ["doc_id", *(["group"] if calibration.grouped else [])]
     schema = pa.schema([*((name, pa.string()) for name in names), *kinds.items()])
     return table.select(schema.names).cast(schema)
 

@@ -46,6 +46,7 @@ from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import mix
 from pipeline.selection.split import halves, shuffled
 from pipeline.store.space import whole
@@ -148,7 +149,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
     """
     words: dict[Role, dict[str, list[str]]] = {}
     lines: list[str] = []
-    weighted = {NULL_ROLE[s.direction] for s in plan.config.selections if s.calibration == "weighted"}
+    weighted = {NULL_ROLE[s.direction] for s in plan.config.selections if calibration_of(s.calibration).weighted}
     for role in calibrating(plan.config):
         test = blind_tests.get(role)
         if test is None or test.auc is None:

@@ -15,9 +15,10 @@ from pipeline.audit.verdict import CountUnit, MemberCount
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
-from pipeline.selection.bounds import Bound, why_unbounded
+from pipeline.selection.bounds import Bound
 from pipeline.selection.collection import DrawnBlocks
 from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.procedures import why_unbounded
 from pipeline.store.files import Store
 
 

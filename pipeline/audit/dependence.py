@@ -17,6 +17,7 @@ from pipeline.audit.summary import NearCopiesDiagnostic
 from pipeline.corpus.near_copies import SKETCH, Sketches, sketches_of
 from pipeline.corpus.sketch_file import SketchFile
 from pipeline.selection.digits import beside
+from pipeline.selection.procedures import procedure_of
 from pipeline.store.receipts import Receipt
 
 MOST = 1 << 22
@@ -186,7 +187,7 @@ def near_copies_diagnostic(
     unbounded = breaks_bounds(audit, calibration)
     if unbounded:
         sentences.append("A bound assumes independent documents, so none is stated.")
-    failed = unsafe or factor > INFLATION or (procedure == "bound" and unbounded)
+    failed = unsafe or factor > INFLATION or (procedure_of(procedure).per_list and unbounded)
     return NearCopiesDiagnostic(
         ok=False if failed else None if audit.n_copies or calibration.n_copies else True,
         sentence=" ".join(sentences),

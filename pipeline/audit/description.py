@@ -11,15 +11,16 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLE_DOCUMENTS, Role
 from pipeline.config.models import EndpointConfig
 from pipeline.config.paths import check_run_folder
-from pipeline.config.selection import FUSING, NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.detectors.base import Detector
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
 from pipeline.errors import UserError, nearest
-from pipeline.selection.bounds import why_unbounded
-from pipeline.selection.procedures import check_known, is_procedure
-from pipeline.selection.schedule import refuse_uncovered
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.engine import refuse_uncovered
+from pipeline.selection.procedures import PROCEDURES, check_known, procedure_of, why_unbounded
+from pipeline.selection.procedures.record import estimates_share
 
 
 class MissingRoleError(UserError):
@@ -169,9 +170,11 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
                 tail = f"{guess}scored: {', '.join(columns)}" if guess else nearest(column, columns, "scored")
                 raise UserError(f"{where}: detector {column!r} is not scored; {tail}")
         _check_selection(config, selection, where)
-        if selection.procedure == "ktd" and not columns[selection.detectors[0]].signed:
-            column = selection.detectors[0]
-            raise UserError(f"{where}: procedure ktd needs a signed statistic such as knockoff; {column} has one sign")
+        name, column = selection.procedure, selection.detectors[0]
+        if procedure_of(name).signed and not columns[column].signed:
+            raise UserError(
+                f"{where}: procedure {name} needs a signed statistic such as knockoff; {column} has one sign"
+            )
 
 
 FROM_LOG_PROBS = "loss, zlib, lowercase, reference and min_k"
@@ -206,49 +209,37 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
     Raises:
         UserError: an unknown procedure, or settings that it does not take.
     """
-    if not is_procedure(selection.procedure):
+    if selection.procedure not in PROCEDURES:
         load_installed()
     check_known(selection.procedure, f"{where}: ")
-    if len(selection.detectors) != 1 and selection.procedure not in FUSING:
+    chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
+    if len(selection.detectors) != 1 and not chosen.several:
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
-    if selection.calibration != "pooled" and selection.procedure in (*FUSING, "ktd"):
+    if (refused := chosen.refuses.get(selection.calibration)) is not None:
+        raise UserError(f"{where}: procedure {selection.procedure} {refused}")
+    estimates, step_up = estimates_share(selection), procedure_of(selection.step_up)
+    if step_up.estimates and not chosen.several:
         raise UserError(
-            f"{where}: procedure {selection.procedure} takes calibration pooled, got {selection.calibration}"
+            f"{where}: step_up {selection.step_up} is for procedures {' and '.join(fusing)}; "
+            f"got procedure {selection.procedure}" + (", which estimates by itself" if estimates else "")
         )
-    if selection.step_up != "bh" and selection.procedure not in FUSING:
-        raise UserError(
-            f"{where}: step_up {selection.step_up} is for procedures {' and '.join(FUSING)}; "
-            f"got procedure {selection.procedure}" + (", which estimates by itself" if selection.estimates else "")
-        )
-    if selection.lambda_ is not None and not (selection.estimates or selection.step_up == "storey"):
+    if selection.lambda_ is not None and not (estimates or step_up.estimates):
         raise UserError(
             f"{where}: lambda is of Storey's estimate, and procedure {selection.procedure} makes none; take procedure "
-            "storey" + (" or step_up storey" if selection.procedure in FUSING else "")
+            "storey" + (" or step_up storey" if chosen.several else "")
         )
-    if selection.procedure == "ptdi_known_members" and selection.calibration == "by_group":
-        raise UserError(
-            f"{where}: procedure ptdi_known_members compares mean scores over all groups and takes calibration pooled "
-            "or conditional, got by_group; known_members takes it"
-        )
-    if selection.calibration == "weighted" and selection.procedure in TWO_SIDED:
-        raise UserError(
-            f"{where}: procedure {selection.procedure} compares p-values of two kinds of known documents, and "
-            "calibration weighted weighs one of them: take another procedure, or calibration pooled"
-        )
-    if selection.procedure == "ktd" and selection.direction != "members":
-        raise UserError(f"{where}: procedure ktd takes direction members, got {selection.direction}")
+    if chosen.signed and selection.direction != "members":
+        raise UserError(f"{where}: procedure {selection.procedure} takes direction members, got {selection.direction}")
     _check_bound(selection, where)
 
 
 def _check_bound(selection: SelectionConfig, where: str) -> None:
     """A bound that is asked for must be one that is proved."""
-    if selection.procedure == "bound" and selection.calibration != "pooled":
-        raise UserError(f"{where}: procedure bound takes calibration pooled, got {selection.calibration}")
     why = why_unbounded(selection)
     if why is None:
         return
-    if selection.procedure == "bound":
-        raise UserError(f"{where}: procedure bound cannot be had, because {why}")
+    if procedure_of(selection.procedure).per_list:
+        raise UserError(f"{where}: procedure {selection.procedure} cannot be had, because {why}")
     if selection.confidence != SelectionConfig.model_fields["confidence"].default:
         raise UserError(f"{where}: no bound at confidence {selection.confidence:g} can be had, because {why}")
 
@@ -256,23 +247,24 @@ def _check_bound(selection: SelectionConfig, where: str) -> None:
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
     """What a selection's procedure needs of its own settings and of the corpus."""
     check_settings(selection, where)
-    if selection.procedure == "ktd":
+    chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
+    if chosen.signed:
         return
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:
         raise MissingRoleError(f"{where}: direction {selection.direction} is calibrated on", role)
     for name in adapters_of(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
-        if settings.group is not None and role in settings.roles and selection.calibration != "by_group":
+        if settings.group is not None and role in settings.roles and not calibration.grouped:
             raise UserError(
                 f"{where}: fsd adapter {name} takes documents of group {settings.group!r} alone out of calibration, "
                 f"which then is of other groups than what it judges: calibration must be by_group, got "
                 f"{selection.calibration}"
             )
     other = SOUGHT_ROLE[selection.direction]
-    if selection.procedure in TWO_SIDED and getattr(config.corpus, other) is None:
+    if chosen.needs_sought and getattr(config.corpus, other) is None:
         raise MissingRoleError(f"{where}: procedure {selection.procedure} also needs", other)
-    if selection.calibration == "by_group":
+    if calibration.grouped:
         for name in ("audit", role):
             if getattr(config.corpus, name).group is None:
                 raise UserError(

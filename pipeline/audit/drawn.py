@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,12 +10,10 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.records import Record
-from pipeline.config.selection import ESTIMATING, SelectionConfig
-from pipeline.selection.bounds import ListBounds, bounds_of_lists
+from pipeline.config.selection import SelectionConfig
+from pipeline.selection.bounds import bounds_of_lists
 from pipeline.selection.passes import Answer
-from pipeline.selection.procedures import decide
-from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.step_up import step_up
+from pipeline.selection.procedures import procedure_of
 
 ALPHAS = tuple(Fraction(k, 100) for k in (*range(1, 51), *range(55, 100, 5)))
 MOST_GROUPS = 1000
@@ -55,7 +52,8 @@ def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, qua
     if counts is None:
         return None
     bounds = None if answer.bound is None else bounds_of_lists(counts, selection.exact_confidence)
-    last = _last_rank(selection, answer, counts)
+    procedure = procedure_of(selection.procedure)
+    last = None if procedure.curve is None else procedure.curve(procedure, selection, answer)
     if last is None:
         return None
     alphas = sorted({*ALPHAS, selection.exact_alpha})
@@ -72,26 +70,6 @@ def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, qua
         right_at_least=right,
         confidence=None if right is None else selection.confidence,
     )
-
-
-def _last_rank(selection: SelectionConfig, answer: Answer, counts: RankCounts) -> Callable[[Fraction], int] | None:
-    """A function from alpha to the last rank that is selected."""
-    procedure = selection.step_up if selection.procedure == "adadetect" else selection.procedure
-    if procedure in ("bh", "by", "ebh", "storey", "bky"):  # exact, and the factor of some depends on alpha
-        return lambda alpha: decide(procedure, counts, alpha, lambda_=selection.exact_lambda).rank
-    if procedure in ESTIMATING and answer.factor is not None:
-        factor = Fraction(answer.factor)
-        return lambda alpha: step_up(counts, alpha, factor)
-    if procedure == "bound":
-        lists = bounds_of_lists(counts, selection.exact_confidence)
-        return lambda alpha: _longest(lists, alpha)
-    return None  # td4eval weighs by alpha, ktd does not decide by p-values, and of plugins nothing is known
-
-
-def _longest(lists: ListBounds, alpha: Fraction) -> int:
-    """As `pipeline.selection.bounds.longest_list`, of bounds that are computed already."""
-    kept = np.flatnonzero((lists.reached > 0) & (lists.wrong <= float(alpha) * lists.reached))
-    return int(kept[-1]) + 1 if kept.size else 0
 
 
 @dataclass(frozen=True, slots=True)

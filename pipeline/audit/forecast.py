@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any
 
 from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
 from pipeline.audit.pace import measure_pace
@@ -13,13 +13,15 @@ from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
-from pipeline.config.selection import ESTIMATING, NULL_ROLE, SOUGHT_ROLE, Procedure, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.extent import extent_of
-from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.selection.bounds import fewest_in_list
-from pipeline.selection.knockoff import fewest
-from pipeline.selection.resolution import PLAIN, Basis, Rule, factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.passes import PLAIN, Basis
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.record import Rule, applied_to
+from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
 
 HALF = Fraction(1, 2)
 PASS_COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
@@ -121,25 +123,26 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     """The smallest possible selection of m documents, for a share of nulls of 1."""
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
-    if selection.procedure == "ktd":
-        least, sentence = fewest(alpha, m, simultaneous_draws(selection.detectors[0]) or 1)
+    chosen, calibrated = procedure_of(selection.procedure), calibration_of(selection.calibration)
+    if chosen.fewest is not None:
+        least, sentence = chosen.fewest(selection.detectors, alpha, m)
         return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
     role = NULL_ROLE[selection.direction]
     sought = SOUGHT_ROLE[selection.direction]
     rule = rule_of(selection, known_members=calibration.get(sought, 0) > 0)
     known = calibration[role]
-    if selection.procedure == "bound":
+    if chosen.per_list:
         figures = resolution(known, m, fewest_in_list(known, m, alpha, selection.exact_confidence), None, role, PLAIN)
     else:
         n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
         enough = known_needed(rule, m, hundredth)
-        basis = Basis(rule.halved, grouped=selection.calibration == "by_group")
+        basis = Basis(rule.halved, grouped=calibrated.grouped)
         figures = resolution(n, m, needed, enough, role, basis)
-        if rule.procedure in ESTIMATING:
+        if rule.procedure.estimates:
             figures |= _by_share(rule, known, m, figures, role, basis)
-        elif selection.procedure not in get_args(Procedure):
+        elif not chosen.built_in:
             figures |= _of_plugin(selection.procedure, needed, n, m, role)
-    if selection.calibration == "weighted":  # what they weigh is not known before they are read
+    if calibrated.weighted:  # what they weigh is not known before they are read
         figures["sentence"] = figures["sentence"].replace("With ", "If all weighed the same, with ", 1)
         figures["ok"] = figures["ok"] or None
     if at_most:  # which documents of a group there are is not known before they are read
@@ -154,14 +157,8 @@ def rule_of(selection: SelectionConfig, known_members: bool) -> Rule:
         selection: the question.
         known_members: whether there are known documents of the kind that is selected.
     """
-    halved = (selection.procedure == "td4eval" and selection.reconformal) or (
-        selection.procedure == "adadetect" and not known_members
-    )
-    learnt = halved or selection.procedure == "adadetect"
-    delta = Fraction(repr(selection.delta)) if selection.calibration == "conditional" else None
-    procedure = selection.step_up if learnt else selection.procedure
-    if procedure == "td4eval" and len(selection.detectors) == 1:
-        procedure = "bh"  # which it then is
+    procedure, halved = applied_to(selection, known_members)
+    delta = calibration_of(selection.calibration).delta(selection)
     return Rule(procedure, selection.exact_alpha, delta, halved, selection.exact_lambda)
 
 

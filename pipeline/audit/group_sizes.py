@@ -13,6 +13,7 @@ from pipeline.audit.summary import Diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.documents import id_key
+from pipeline.selection.procedures import procedure_of
 
 MOST_GROUPS = 1_000
 """Groups whose documents are counted: those with the smallest keys, which are drawn at random by the hash."""
@@ -81,4 +82,4 @@ def group_diagnostic(
         f"The {grouped} documents are grouped, and documents of one group may depend on each other. A bound on numbers "
         f"of documents requires independent documents, so none is stated; {instead}."
     )
-    return Diagnostic(ok=False if procedure == "bound" else None, sentence=sentence)
+    return Diagnostic(ok=False if procedure_of(procedure).per_list else None, sentence=sentence)

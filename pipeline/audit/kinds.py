@@ -9,6 +9,7 @@ from pipeline.config.models import EndpointConfig
 from pipeline.detectors.base import Detector
 from pipeline.errors import UserError
 from pipeline.passes.statistics import PARTS
+from pipeline.selection.calibrations import calibration_of
 
 READING_PARTS = "renyi, mod_renyi, m_entropy, loss, min_k, min_k_plus_plus and gap_k"
 
@@ -32,7 +33,7 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
     if config.text_transform is not None:
         raise UserError("text_transform changes texts, and the documents are pictures: set text_transform: null")
     for index, selection in enumerate(config.selections):
-        if selection.calibration == "weighted":
+        if calibration_of(selection.calibration).weighted:
             raise UserError(
                 f"selections.{index}: calibration weighted weighs documents by their words, and these are pictures: "
                 "take calibration pooled"

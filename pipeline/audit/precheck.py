@@ -42,6 +42,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.detectors.plugins import load_plugins, loaded_plugins
 from pipeline.errors import DamagedError, UserError
+from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
 
 EXAMPLES = 3
@@ -264,7 +265,7 @@ def check_weighable(checked: Precheck, config: AuditConfig) -> None:
         role = NULL_ROLE[selection.direction]
         test = checked.blind.get(role)
         counts = None if test is None else (test.n_calibration or 0, test.n_audit or 0)
-        if selection.calibration == "weighted" and counts is not None and min(counts) < LEAST:
+        if calibration_of(selection.calibration).weighted and counts is not None and min(counts) < LEAST:
             raise UserError(
                 f"selection {selection.name}: calibration weighted needs at least {LEAST} {role} and {LEAST} audited "
                 f"documents to learn how their words differ, got {counts[0]} and {counts[1]}"
@@ -293,8 +294,8 @@ def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
 
 def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
     """The blind test; no warning where every selection of the role weighs its documents, which is to repair that."""
-    kinds = {s.calibration for s in config.selections if NULL_ROLE[s.direction] == role}
-    if test is None or test.ok is not False or kinds != {"weighted"}:
+    of_role = [calibration_of(s.calibration) for s in config.selections if NULL_ROLE[s.direction] == role]
+    if test is None or test.ok is not False or not of_role or not all(one.weighted for one in of_role):
         return test
     sentence = f"{test.sentence} So much for the documents as they are; the weights by their words are to repair that."
     return test.model_copy(update={"ok": None, "sentence": sentence})

@@ -37,10 +37,12 @@ from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
-from pipeline.config.selection import HISTORY, NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
+from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import UserError
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
+from pipeline.selection.procedures import procedure_of
 from pipeline.selection.schedule import Slot
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
@@ -160,7 +162,7 @@ def _questions(
     span = find_span(scored, roles, columns, each)
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
-    weighted = {NULL_ROLE[s.direction] for s in config.selections if s.calibration == "weighted"}
+    weighted = {NULL_ROLE[s.direction] for s in config.selections if calibration_of(s.calibration).weighted}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
     copies: dict[Role, Future[NearCopies]] = {}
     groups: dict[Role, GroupSizes] = {}
@@ -170,7 +172,11 @@ def _questions(
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
-        tests = (overlaps[role], blind_tests[role], weights[role] if selection.calibration == "weighted" else None)
+        tests = (
+            overlaps[role],
+            blind_tests[role],
+            weights[role] if calibration_of(selection.calibration).weighted else None,
+        )
         questions.append(_Question(config, selection, scored, *tests, span, limit, texts, groups))
     return questions, copies
 
@@ -267,7 +273,7 @@ class _Question:
 
     @property
     def grouped(self) -> bool:
-        return self.selection.calibration == "by_group"
+        return calibration_of(self.selection.calibration).grouped
 
     @property
     def quarantined(self) -> int:
@@ -300,7 +306,7 @@ class _Question:
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
         sought = SOUGHT_ROLE[self.selection.direction]
-        needed = self.selection.procedure in READING_BOTH
+        needed = procedure_of(self.selection.procedure).reads_sought
         others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
         return answer(self.selection, self.config.seed, self.known(), others, self.quarantined, self.slot)
 

@@ -28,6 +28,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import BusyError, UserError
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.token_table import TOKEN_SCHEMA
 from pipeline.stages.tokens import STATISTICS, ScoredText, TokenReading, TokenRequest
@@ -84,7 +85,7 @@ def strongest_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, ove
         tuple(selection.detectors),
         weights,
         NULL_ROLE[selection.direction],
-        Ranking(name, score, calibrating, selection.calibration == "by_group"),
+        Ranking(name, score, calibrating, calibration_of(selection.calibration).grouped),
         pairs,
     )
 

@@ -10,6 +10,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.near_copies import sketches_of
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError
+from pipeline.selection.procedures import procedure_of
 from pipeline.store.receipts import Receipt
 
 
@@ -57,4 +58,4 @@ def _reads_adapter(config: AuditConfig, selection: SelectionConfig) -> bool:
 
 def _lenient(selection: SelectionConfig) -> bool:
     """Whether a lower score can only keep a document from being selected."""
-    return selection.direction == "members" and selection.procedure != "adadetect"
+    return selection.direction == "members" and not procedure_of(selection.procedure).learns

@@ -26,6 +26,7 @@ from pipeline.compare.finished_runs import (
 from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.selection.calibrations import Calibration, calibration_of
 from pipeline.selection.joint import (
     JointCut,
     JointEvidence,
@@ -37,6 +38,7 @@ from pipeline.selection.joint import (
     joint_levels,
     joint_resolution,
 )
+from pipeline.selection.procedures.record import Procedure, procedure_of
 from pipeline.selection.promises import JOINT_TERMS, Guarantee
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows, write_pieces
@@ -168,13 +170,13 @@ def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary])
             raise UserError(
                 f"{where} has direction {summary.direction}, and that of {runs[0].store.url} has {first.direction}"
             )
-        if summary.calibration not in ("pooled", "by_group"):
+        if not calibration_of(summary.calibration).valid_on_average:
             raise UserError(
                 f"{where} has calibration {summary.calibration}: a joint selection takes pooled or by_group, whose "
                 "p-values are valid on average over calibration sets"
             )
-        if summary.procedure == "td4eval" and summary.guarantee != "finite-sample":
-            raise UserError(f"{where} is td4eval, whose p-values are not valid: set reconformal: true")
+        if not procedure_of(summary.procedure).is_valid(reconformal=summary.guarantee == "finite-sample"):
+            raise UserError(f"{where} is {summary.procedure}, whose p-values are not valid: set reconformal: true")
 
 
 def decide_jointly(
@@ -198,7 +200,7 @@ def decide_jointly(
     """
     level = _level(summaries, alpha)
     evidence = [
-        JointEvidence.of(summary.n_calibration, shared.n_shared, level, summary.calibration == "by_group")
+        JointEvidence.of(summary.n_calibration, shared.n_shared, level, calibration_of(summary.calibration).grouped)
         for summary in summaries
     ]
     plain = [one.plain() for one in evidence]
@@ -223,12 +225,17 @@ def _level(summaries: Sequence[Summary], alpha: float | None) -> Fraction:
 def _check_places(p: np.ndarray, runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> None:
     for values, run, summary in zip(p, runs, summaries, strict=True):
         places = values * (summary.n_calibration + 1)
-        off = np.abs(places - np.rint(places)).max(initial=0) if summary.calibration == "pooled" else 0.0
+        off = np.abs(places - np.rint(places)).max(initial=0) if calibration_of(summary.calibration).plain else 0.0
         if off > GRID_ERROR or not ((values > 0) & (values <= 1)).all():
             raise UserError(
                 f"{run.store.url}: selection {summary.name} holds p-values that {summary.n_calibration:,} calibration "
                 f"documents cannot give; make the selections anew with seenset select {run.store.url}"
             )
+
+
+def _assumes_more(procedure: Procedure, calibration: Calibration) -> bool:
+    """Whether p-values are of more than the scores of one detector among all calibration documents."""
+    return procedure.several or procedure.signed or calibration.grouped
 
 
 def _report(
@@ -240,15 +247,13 @@ def _report(
 ) -> JointReport:
     named = list(zip(runs, summaries, evidence, strict=True))
     lists = []
-    for (kind, terms), cut, file in zip(
-        JOINT_TERMS.items(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True
-    ):
+    for terms, cut, file in zip(JOINT_TERMS.values(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True):
         stricter = [
             f"For {run.store.url}: {summary.assumption}"
             for run, summary in zip(runs, summaries, strict=True)
-            if summary.procedure in ("adadetect", "td4eval", "ktd") or summary.calibration == "by_group"
+            if _assumes_more(procedure_of(summary.procedure), calibration_of(summary.calibration))
         ]
-        assumption = " ".join([terms.assumption, *(stricter if kind == "ebh" else [])])
+        assumption = " ".join([terms.assumption, *(stricter if terms.guarantee == "finite-sample" else [])])
         lists.append(
             JointList(
                 n_selected=cut.n_selected,

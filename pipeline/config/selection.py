@@ -11,7 +11,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.yaml import NAME, Section
 
 Direction = Literal["members", "clean"]
-Calibration = Literal["pooled", "by_group", "conditional", "weighted"]
+CalibrationName = Literal["pooled", "by_group", "conditional", "weighted"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
@@ -35,7 +35,7 @@ def _exact_lambda(value: Any) -> float | None:
     return None if value is None else checked_alpha(value)
 
 
-Procedure = Literal[
+ProcedureName = Literal[
     "bh",
     "by",
     "ebh",
@@ -53,16 +53,6 @@ Procedure = Literal[
 ]
 """The procedures that are built in; a plugin may add others, so that any name is checked where plugins are known."""
 
-FUSING = ("td4eval", "adadetect")
-ESTIMATING = ("storey", "bky", "quantile", "ptdi", "ptdi_known_members", "known_members", "kernel")
-"""Procedures that estimate the share of nulls."""
-
-TWO_SIDED = ("ptdi_known_members", "known_members")
-"""Procedures that take known documents of both kinds."""
-
-READING_BOTH = (*TWO_SIDED, "adadetect")
-"""Procedures that read known documents of both kinds where both are given."""
-
 HISTORY = "history.jsonl"
 """The file beside the folders of the selections that remembers what was asked (`pipeline.audit.history`)."""
 
@@ -75,12 +65,14 @@ class SelectionConfig(Section):
     name: str = Field(pattern=NAME, description="Folder under selection/.")
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
-    procedure: Procedure | str = Field("bh", description="How the selected are chosen; a plugin may add procedures.")
+    procedure: ProcedureName | str = Field(
+        "bh", description="How the selected are chosen; a plugin may add procedures."
+    )
     alpha: Annotated[float, BeforeValidator(checked_alpha)] = Field(
         0.1, description="Largest share of the selected that may be wrong."
     )
 
-    calibration: Calibration = Field(
+    calibration: CalibrationName = Field(
         "pooled",
         description="Rank among all known documents, those of the group, for the known ones at hand, or weighted by "
         "how much their words resemble those of the audited.",
@@ -114,13 +106,6 @@ class SelectionConfig(Section):
         if name == HISTORY:
             raise ValueError(f"must not be {HISTORY}, which is a file of every run")
         return name
-
-    @property
-    def estimates(self) -> bool:
-        """Whether the share of nulls is estimated."""
-        reconformal = self.procedure == "td4eval" and self.reconformal
-        learnt = reconformal or self.procedure == "adadetect"
-        return self.procedure in ESTIMATING or (learnt and self.step_up == "storey")
 
     @property
     def exact_alpha(self) -> Fraction:

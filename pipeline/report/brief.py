@@ -12,6 +12,8 @@ from pipeline.report.bounds import bound_clause
 from pipeline.report.checks import TITLES, checks
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
 from pipeline.report.wording import documents, null_share, percent
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.procedures import procedure_of
 
 MARKS = {"red": "✗", "amber": "△", "grey": "\N{EN DASH}", "green": "✓"}
 _ORDER = list(MARKS)
@@ -98,9 +100,9 @@ def _average(summary: Summary) -> str:
         return "The share of wrong documents can be anything."
     if not summary.n_selected:
         return f"An empty list is no evidence that the model {trained} trained on them."
-    if summary.guarantee == "finite-sample" and summary.procedure == "bound":
+    if summary.guarantee == "finite-sample" and procedure_of(summary.procedure).per_list:
         return "No average is stated: procedure bound bounds the errors of this one list."
-    if summary.guarantee == "finite-sample" and summary.calibration == "conditional":
+    if summary.guarantee == "finite-sample" and calibration_of(summary.calibration).conditional:
         return f"At most {alpha} of such a list is wrong, with the probability stated below."
     if summary.guarantee == "finite-sample" and summary.series is not None:
         return _average_of_series(summary, summary.series)

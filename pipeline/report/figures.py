@@ -17,6 +17,7 @@ from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
 from pipeline.report.wording import documents, null_share, percent
+from pipeline.selection.procedures import procedure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,7 @@ def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
     if selection.scores is not None and _drawable(selection.scores):
         figures.append(
             _w_figure(selection, selection.scores)
-            if summary.procedure == "ktd" and "audit" in selection.scores.roles
+            if procedure_of(summary.procedure).signed and "audit" in selection.scores.roles
             else _score_figure(selection, selection.scores)
         )
     if selection.ranks is not None:

@@ -10,15 +10,16 @@ from pydantic import JsonValue
 from pipeline.audit.blind import to_settle
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Summary
-from pipeline.config.selection import ESTIMATING, FUSING, SelectionConfig
-from pipeline.detectors.knockoff import simultaneous_draws
+from pipeline.config.selection import SelectionConfig
 from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.checks import checks
 from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.report.names import model_name
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.digits import at_most, percentage
-from pipeline.selection.knockoff import fewest
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.record import Options, Procedure
 from pipeline.selection.promises import NOTHING_PROVED
 from pipeline.selection.resolution import Rule, known_needed
 
@@ -75,7 +76,7 @@ def _support_sentence(summary: Summary) -> str:
     if summary.diagnostics.blind.ok is False:
         alone = f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents"
         why = f"{alone}, so they differ in more than membership"
-    if summary.calibration == "weighted" and summary.diagnostics.blind.ok is False:
+    if calibration_of(summary.calibration).weighted and summary.diagnostics.blind.ok is False:
         why = "even with the weights their words alone tell the audited from the calibration documents"
     return f"Contradicted: {why}. "
 
@@ -86,7 +87,8 @@ def _terms(summary: Summary) -> str:
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
     if summary.conclusion == "contradicted":
         return _void_terms(summary, share)
-    if summary.guarantee == "finite-sample" and (summary.calibration == "conditional" or summary.procedure == "bound"):
+    own_words = calibration_of(summary.calibration).conditional or procedure_of(summary.procedure).per_list
+    if summary.guarantee == "finite-sample" and own_words:
         return f"{summary.promise} It rests on this: {summary.assumption}"
     if summary.guarantee == "finite-sample" and summary.series is not None:
         place = summary.series
@@ -105,7 +107,7 @@ def _terms(summary: Summary) -> str:
             f"guaranteed at this size, and the share can be higher. {_strict_sentence(summary)} Even the approximation "
             f"needs this to hold: {summary.assumption}"
         )
-    if summary.calibration == "weighted":
+    if calibration_of(summary.calibration).weighted:
         return (
             f"No guarantee is proved where weights are estimated from words: the procedure ({summary.procedure}) aims "
             f"at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests on this: {summary.assumption}"
@@ -124,13 +126,14 @@ def _void_terms(summary: Summary, share: str) -> str:
     )
     failed = [check.name for check in checks(summary) if check.verdict == "failed"]
     near = summary.diagnostics.near_copies
-    by_bh = None if near is None or not near.bh_stands or summary.calibration == "weighted" else near.n_selected_by_bh
+    weighted = calibration_of(summary.calibration).weighted
+    by_bh = None if near is None or not near.bh_stands or weighted else near.n_selected_by_bh
     if failed == ["near_copies"] and by_bh is not None:
         return (
             f"{text} The finite-sample guarantee of bh holds with these near copies: bh selects {by_bh:,} of "
             f"{summary.n_audit:,}."
         )
-    if summary.strict.procedure in (summary.procedure, NOTHING_PROVED.procedure):
+    if summary.strict == NOTHING_PROVED or summary.strict.procedure == summary.procedure:
         return text
     if failed == ["sign_symmetry"]:  # of the knockoff filter alone
         return f"{text} {_strict_sentence(summary)}"
@@ -139,7 +142,7 @@ def _void_terms(summary: Summary, share: str) -> str:
 
 def _strict_sentence(summary: Summary) -> str:
     strict = summary.strict
-    if strict.procedure == NOTHING_PROVED.procedure:
+    if strict == NOTHING_PROVED:
         return "With estimated weights no procedure has a guarantee, so no strict answer stands beside this one."
     return (
         f"The procedure with a {strict.guarantee} guarantee ({strict.procedure}) selects "
@@ -153,11 +156,10 @@ def _empty_answer(summary: Summary) -> str:
         f"This is not evidence that the model {was} trained on them: it only says that the evidence at hand does not "
         f"reach as far as a list at alpha = {percent(summary.alpha)}."
     )
-    least = summary.minimum_selectable
-    if summary.procedure == "ktd":
-        draws = simultaneous_draws(summary.detectors[0]) or 1
-        text += " " + fewest(Fraction(repr(summary.alpha)), summary.n_audit, draws)[1]
-    elif least > summary.n_audit and (summary.calibration != "pooled" or summary.procedure == "bound"):
+    least, procedure = summary.minimum_selectable, procedure_of(summary.procedure)
+    if procedure.fewest is not None:
+        text += " " + procedure.fewest(summary.detectors, Fraction(repr(summary.alpha)), summary.n_audit)[1]
+    elif least > summary.n_audit and (procedure.per_list or not calibration_of(summary.calibration).plain):
         text += f" With {documents(summary.n_calibration)} for calibration nothing could {_ever(summary)}."
     elif least > summary.n_audit:
         text += " " + _resolution_limit(summary)
@@ -188,10 +190,9 @@ def _resolution_limit(summary: Summary) -> str:
         f"p-value is 1/{n + 1:,}, and at least {summary.minimum_selectable:,} of {documents(m)} would have to "
         "reach it."
     )
-    halved = halves_known(summary)
+    procedure, halved = applied_in(summary)
     factor = Fraction(repr(summary.factor or summary.null_proportion))
-    ranked = summary.procedure == "td4eval" and (halved or len(summary.detectors) == 1)  # not by rounded p-values
-    rule = Rule("bh" if ranked else summary.procedure, Fraction(repr(summary.alpha)), halved=halved)
+    rule = Rule(procedure, Fraction(repr(summary.alpha)), halved=halved)
     few = max(1, m // 100)
     size = "a single one" if few == 1 else "one in a hundred"
     least, good = (known_needed(rule, m, count, factor) for count in (m, few))
@@ -294,19 +295,24 @@ def _disagreements(run: RunFacts) -> list[str]:
     ]
 
 
-def halves_known(summary: Summary) -> bool:
-    """Whether half of the known documents calibrated, and the others were learnt from."""
-    fused = summary.procedure == "td4eval" and summary.guarantee == "finite-sample"
-    return fused or (summary.procedure == "adadetect" and "known_members" not in summary.details)
+def applied_in(summary: Summary) -> tuple[Procedure, bool]:
+    """The procedure that decided on ranks in the end, and whether only half of the known documents calibrated."""
+    options = Options(
+        "storey" if "lambda" in summary.details else "bh",
+        summary.guarantee == "finite-sample",
+        len(summary.detectors),
+        "known_members" in summary.details,
+    )
+    return procedure_of(summary.procedure).applied(options)
 
 
 def null_share(summary: Summary) -> tuple[float, bool]:
     """The null share that the procedure used, and whether it was estimated; uncapped where the rule has no cap."""
-    estimated = summary.procedure == "storey" or (summary.procedure in FUSING and "lambda" in summary.details)
-    if estimated and summary.factor is not None:
+    procedure, _ = applied_in(summary)
+    if procedure.factor.uncapped and summary.factor is not None:
         return summary.factor, True
     share = summary.null_proportion
-    return share, share != 1 or summary.procedure in ESTIMATING  # a plugin's procedure is in no list
+    return share, share != 1 or procedure.estimates  # of a plugin's procedure nothing else tells
 
 
 def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:

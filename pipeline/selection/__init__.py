@@ -4,17 +4,16 @@ from pipeline.selection.conditional import simes_grid
 from pipeline.selection.conformal import Ties, calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import GroupCalibration, calibrate_by_group, pool, ranks_by_group
-from pipeline.selection.procedures import PROCEDURES, WITH_KNOWN_MEMBERS, Decision, decide, strict
-from pipeline.selection.promises import TERMS, Guarantee, StrictAnswer, Terms, terms_of
-from pipeline.selection.proportion import JKBB, jkbb, storey
+from pipeline.selection.procedures import PROCEDURES, Decision
+from pipeline.selection.procedures.estimating import JKBB, jkbb, storey, strict
+from pipeline.selection.procedures.record import count_procedures, decide, terms_of
+from pipeline.selection.promises import Guarantee, StrictAnswer, Terms
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import minimum_selectable, step_up
 
 __all__ = [
     "JKBB",
     "PROCEDURES",
-    "TERMS",
-    "WITH_KNOWN_MEMBERS",
     "Decision",
     "Grid",
     "GroupCalibration",
@@ -25,6 +24,7 @@ __all__ = [
     "Ties",
     "calibrate",
     "calibrate_by_group",
+    "count_procedures",
     "decide",
     "jkbb",
     "minimum_selectable",

@@ -7,35 +7,15 @@ docs/guarantee.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.config.selection import SelectionConfig
 from pipeline.selection.envelope import Envelope
-from pipeline.selection.procedures import Decision, decide
-from pipeline.selection.promises import terms_of_bound
 from pipeline.selection.rank_counts import RankCounts
-
-
-def why_unbounded(selection: SelectionConfig) -> str | None:
-    """Why no bound is known for a selection, in words that follow "because"; None where there is one.
-
-    Ranks of calibration `conditional` are those of `pooled`. What adadetect and td4eval with `reconformal` rank is a
-    score that does not change when a null document and one that calibrates change places, so it counts too.
-    """
-    if selection.procedure == "ktd":
-        return "procedure ktd does not select by ranks among calibration documents"
-    if selection.procedure == "td4eval" and not selection.reconformal:
-        return "procedure td4eval has one only with reconformal: true"
-    if selection.calibration not in ("pooled", "conditional"):
-        return f"calibration {selection.calibration} does not rank all documents among the same ones"
-    if selection.ties == "random":
-        return "ties: random places equal documents independently of one another, which the theorem does not cover"
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +31,6 @@ class Bound:
     published_wrong_at_most: Annotated[
         int, Field(description="The published bound of the wrong ones, which takes all audited documents for nulls.")
     ]
-
-
-def bound_of(
-    selection: SelectionConfig, counts: RankCounts, rank: int, quarantined: int, confidence: Fraction | None = None
-) -> Bound | None:
-    """The bound of what a selection selects; None where no theorem covers it (`why_unbounded`).
-
-    Args:
-        selection: the question.
-        counts: of the audit documents, quarantined ones at the last rank.
-        rank: of the last that is selected, 0 for none.
-        quarantined: audit documents without a score, which are never on the list.
-        confidence: in (0, 1), exact; by default that of the selection.
-    """
-    if why_unbounded(selection) is not None:
-        return None
-    unlisted = quarantined if rank == counts.grid.size else 0
-    return wrong_in_list(counts, rank, selection.exact_confidence if confidence is None else confidence, unlisted)
-
-
-def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:
-    """Procedure `bound`: the `longest_list`, with its terms.
-
-    Raises:
-        UserError: no audit documents, or alpha or the confidence outside (0, 1).
-    """
-    like, terms = decide("bh", counts, alpha), terms_of_bound(confidence)
-    rank = longest_list(counts, alpha, confidence)
-    return replace(
-        like,
-        procedure="bound",
-        rank=rank,
-        n_selected=counts.at_most(rank),
-        largest_p=counts.grid.p(rank),
-        assumption=terms.assumption,
-        promise=terms.promise,
-    )
 
 
 def wrong_in_list(counts: RankCounts, rank: int, confidence: Fraction, unlisted: int = 0) -> Bound:

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import Role
-from pipeline.config.selection import NULL_ROLE, READING_BOTH, SOUGHT_ROLE, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Batch, together
+from pipeline.selection.procedures import procedure_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +38,11 @@ class Scores:
     def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
         """The documents at these positions, with the columns that a selection reads."""
         matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)
-        groups = None
-        if self.groups is not None and selection.calibration == "by_group":
+        groups, calibration = None, calibration_of(selection.calibration)
+        if self.groups is not None and calibration.grouped:
             groups = pa.chunked_array([self.groups.take(pa.array(positions))])
         weights = None
-        if self.weights is not None and selection.calibration == "weighted":
+        if self.weights is not None and calibration.weighted:
             weights = self.weights[NULL_ROLE[selection.direction]][positions]
         return Batch(matrix, groups, self.keys[positions], weights)
 
@@ -82,7 +84,8 @@ def answer_all(
     batches = [batch("audit", selection) for selection in selections]
     asking = []
     for selection in selections:
-        others = batch(SOUGHT_ROLE[selection.direction], selection) if selection.procedure in READING_BOTH else NOBODY
+        sought = procedure_of(selection.procedure).reads_sought
+        others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else NOBODY
         asking.append(answer(selection, seed, batch(NULL_ROLE[selection.direction], selection), others, quarantined))
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:

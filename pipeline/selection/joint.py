@@ -12,9 +12,13 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.grid import Grid
-from pipeline.selection.resolution import Rule, known_needed
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.bh import BY, EBH
+from pipeline.selection.procedures.record import Rule
+from pipeline.selection.resolution import known_needed
 from pipeline.selection.step_up import ONE, harmonic_bound
 
 EXACT_CALIBRATION = 1 << 25
@@ -72,8 +76,8 @@ class JointEvidence:
 
 def joinable(selection: SelectionConfig) -> bool:
     """Whether each p-value of a selection is valid by itself, on average over calibration sets: it has an e-value."""
-    fused = selection.procedure == "td4eval" and not selection.reconformal
-    return selection.calibration in ("pooled", "by_group") and not fused
+    valid = procedure_of(selection.procedure).is_valid(selection.reconformal)
+    return calibration_of(selection.calibration).valid_on_average and valid
 
 
 def exact_p(p: float, n: int) -> Fraction:
@@ -177,7 +181,7 @@ def joint_resolution(evidence: Sequence[JointEvidence]) -> JointResolution:
     selected at alpha = 1 / (n + 1) and at none below.
     """
     m, alpha = evidence[0].m, evidence[0].alpha
-    rule = Rule("by" if any(one.grouped for one in evidence) else "ebh", alpha)
+    rule = Rule(BY if any(one.grouped for one in evidence) else EBH, alpha)
     return JointResolution(
         fewest=max(one.fewest for one in evidence),
         smallest_alpha=max(1 / (one.n + 1) for one in evidence),

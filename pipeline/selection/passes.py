@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff
 from pipeline.selection.bounds import Bound
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.resolution import PLAIN, Basis
+from pipeline.selection.schedule import Level
 
 Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
@@ -35,6 +36,31 @@ class Batch:
         """Scores of the first detector."""
         return self.matrix[:, 0]
 
+
+@dataclass(frozen=True, slots=True)
+class SelectionInput:
+    """A configured selection, and what it is asked of."""
+
+    selection: SelectionConfig
+    level: Level  # its error rate, which is that of its slot in a schedule of scans
+    seed: int  # for random ties, splits and random weights
+    known: Batch  # the null role's documents
+    others: Batch  # documents that are known not to be nulls; may be empty
+    quarantined: int  # audit documents without scores; hypotheses at p = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What the numbers of an answer's resolution refer to."""
+
+    halved: bool = False  # half of the known documents are learnt from, and the others calibrate
+    grouped: bool = False  # p-values are of the documents of each group
+    share: float | None = None  # of nulls, as the procedure estimated it; None where it takes 1
+    sentence: str | None = None  # all that there is to say, where calibration documents do not matter
+
+
+PLAIN = Basis()
+"""Of a procedure that takes a share of nulls of 1 and calibrates on all known documents."""
 
 NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 

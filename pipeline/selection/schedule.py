@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.series import Rule
 from pipeline.errors import UserError
-from pipeline.selection.digits import percentage
-from pipeline.selection.evalues import dependence_factor, largest_e_rank
-from pipeline.selection.passes import Answer
-from pipeline.selection.procedures import Decision, decide, decision
-from pipeline.selection.rank_counts import RankCounts
 
 PARTS = 10**12
 """Shares of a schedule without an end are whole numbers of 1 / PARTS, rounded down."""
 
 ZETA = Fraction(22858, 10**4)
 """Above the sum of 1 / j^1.6 over all j, 2.28577, so that no sum of shares reaches 1."""
-
-COVERED = {"prds": "bh", "e-lond": "ebh"}
-"""The procedure that each rule but `spend` is proved for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +44,9 @@ class Level:
 
     @classmethod
     def of(cls, selection: SelectionConfig, slot: Slot | None) -> Level:
-        """The selection's, or the part of a schedule's that is a slot's.
-
-        Raises:
-            UserError: the rule of the schedule does not cover the selection.
-        """
+        """The selection's, or the part of a schedule's that is a slot's."""
         if slot is None:
             return cls(selection.exact_alpha, selection.exact_confidence)
-        refuse_uncovered(selection, slot.rule)
         return cls(slot.level, 1 - _rounded_down((1 - selection.exact_confidence) * slot.share), slot)
 
 
@@ -99,30 +86,6 @@ def share_of(number: int, horizon: int | None) -> Fraction:
     return Fraction(parts, PARTS)
 
 
-def refuse_uncovered(selection: SelectionConfig, rule: Rule) -> None:
-    """Refuse a selection for which the rule of a schedule is not proved.
-
-    Raises:
-        UserError: with what would be covered.
-    """
-    where = f"selection {selection.name}: series.rule {rule}"
-    if selection.calibration == "conditional":
-        raise UserError(
-            f"{where} does not cover calibration conditional, which may fail for a share delta of calibration sets in "
-            "every scan anew; use calibration: pooled"
-        )
-    needed = COVERED.get(rule)
-    if needed is None:
-        return
-    if selection.procedure != needed:
-        raise UserError(
-            f"{where} is proved for procedure {needed} alone, got {selection.procedure}; use procedure: {needed}, or "
-            "rule: spend in a ledger of its own"
-        )
-    if selection.calibration == "weighted":
-        raise UserError(f"{where} does not cover calibration weighted; use calibration: pooled")
-
-
 def level_of_prds(slot: Slot, m: int) -> Fraction:
     """The level at which BH judges m documents in a slot: alpha g (m + before) / m, never above alpha.
 
@@ -130,28 +93,6 @@ def level_of_prds(slot: Slot, m: int) -> Fraction:
     few documents after a rich history would be judged at a level of almost 1.
     """
     return min(slot.alpha, slot.level * (m + slot.before) / m)
-
-
-def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
-    """Select by rule prds or e-lond.
-
-    Guaranteed: over all scans of the schedule FDR <= alpha, for prds if the p-values of all scans together are PRDS,
-    for e-lond if each null document is, taken by itself, exchangeable with its calibration documents. A scan's list
-    alone has no such promise at its level, as `before` is itself made of scores.
-
-    Args:
-        counts: of the m >= 1 audit documents, quarantined ones at the last rank.
-        slot: of rule prds or e-lond.
-
-    Raises:
-        UserError: no audit documents.
-    """
-    if counts.m == 0:
-        raise UserError("no audit documents")
-    if slot.rule == "prds":
-        return decide("bh", counts, level_of_prds(slot, counts.m))
-    factor, rank = largest_e_rank(counts, slot.level, slot.before)
-    return decision("ebh", counts, slot.level, rank, details={"dependence_factor": float(factor)}, factor=factor)
 
 
 def fewest_in_slot(smallest: Fraction, factor: Fraction, m: int, slot: Slot) -> int:
@@ -181,61 +122,3 @@ def known_in_slot(m: int, selectable: int, slot: Slot, factor: Fraction = Fracti
     level = level_of_prds(slot, m) if slot.rule == "prds" else slot.level
     counted = selectable + (slot.before if slot.rule == "e-lond" else 0)
     return max(1, -(-factor * m // (level * counted)) - 1)
-
-
-def in_slot(answer: Answer, level: Level, selection: SelectionConfig) -> Answer:
-    """An answer with the terms of its slot, and with what a slot can select; itself where there is none."""
-    slot = level.slot
-    if slot is None:
-        return answer
-    assumption = f"{answer.assumption} {_ASSUMED[slot.rule]}"
-    answer = replace(answer, assumption=assumption, promise=_promise(answer, slot, selection))
-    if slot.rule != "e-lond" or answer.counts is None:
-        return answer
-    grid = answer.counts.grid
-
-    def resolution(m: int) -> tuple[int, int]:
-        factor = dependence_factor(grid, m, slot.level)
-        return fewest_in_slot(grid.p(1), factor, m, slot), known_in_slot(m, max(1, m // 100), slot, factor)
-
-    return replace(answer, factor=None, resolution=resolution)
-
-
-_FIXED = (
-    "What each scan audits and asks, and how many scans there are, was settled without looking at what earlier scans "
-    "answered."
-)
-
-_ASSUMED: dict[Rule, str] = {
-    "spend": f"This holds in every scan of the schedule. {_FIXED}",
-    "prds": "This holds for the documents of all scans of the schedule together, which share one unchanged model, "
-    "score and set of calibration documents. "
-    f"{_FIXED}",
-    "e-lond": "This holds in every scan of the schedule; how the scans depend on one another, and whether the model "
-    f"changes between them, is free. {_FIXED}",
-}
-
-
-def _promise(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
-    """What holds of all scans together, and of this one where anything does."""
-    if slot.asked_before:
-        return (
-            "Nothing is promised of this list, nor of all scans of the schedule together with it: its run had answered "
-            "before it took its place, so what was asked may have been picked by an answer."
-        )
-    whole, part = percentage(slot.alpha), f"{float(slot.level):.3g}"
-    over_all = (
-        "Over all scans of the schedule together, the expected share of wrong documents among all that this question "
-        f"selects is at most {whole}"
-    )
-    if slot.rule == "spend":
-        here = f"{answer.promise} Here alpha is {part}, the part of this scan."
-        if selection.procedure == "bound":
-            sure = percentage(selection.exact_confidence)
-            return f"{here} With {sure} confidence this holds of every scan of the schedule at once, each at its part."
-        return f"{here} {over_all}{'' if answer.guarantee == 'finite-sample' else ', if every scan keeps its part'}."
-    return (
-        f"{over_all}, for any number of documents. That is an average over repetitions of the whole schedule with "
-        "fresh documents: nothing is promised of the list of this scan alone, which may hold a larger share of wrong "
-        "ones because earlier scans selected much, and no single document is proven to be selected rightly."
-    )

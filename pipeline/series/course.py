@@ -13,7 +13,9 @@ from pipeline.config.selection import Direction
 from pipeline.config.series import Rule
 from pipeline.errors import ExitCode, UserError
 from pipeline.selection.digits import percentage
-from pipeline.selection.schedule import COVERED, share_of
+from pipeline.selection.engine import proved_for
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.schedule import share_of
 from pipeline.series.news import LISTED, LatestList, latest_lists
 from pipeline.series.records import Claim, FiledSelection
 from pipeline.series.scans import Schedule, read_schedule
@@ -180,8 +182,9 @@ def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | No
         return f"no error rate is proved for {answer.procedure} as it was used"
     if answer.guarantee == "asymptotic":
         return f"the error rate of {answer.procedure} as it was used is proved only as numbers grow"
-    if terms.rule in COVERED and answer.procedure != COVERED[terms.rule]:
-        return f"rule {terms.rule} is proved for procedure {COVERED[terms.rule]}, and it used {answer.procedure}"
+    needed = proved_for(terms.rule)
+    if needed is not None and procedure_of(answer.procedure).schedule != terms.rule:
+        return f"rule {terms.rule} is proved for procedure {needed}, and it used {answer.procedure}"
     if (terms.horizon is not None and claim.slot > terms.horizon) or claim.share > float(
         share_of(claim.slot, terms.horizon)
     ):
@@ -248,7 +251,7 @@ def _limits(answers: Sequence[tuple[int, ScanAnswer]]) -> list[str]:
 
 def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
     """Why lists that count what was selected before have no promise: they counted lists without one."""
-    if schedule.opening.rule not in COVERED:
+    if proved_for(schedule.opening.rule) is None:
         return None
     selected = 0
     for slot, answer in sound:

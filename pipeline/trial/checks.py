@@ -14,6 +14,7 @@ from pipeline.audit.halvings import Compared, blocks_among, held_out
 from pipeline.audit.weighing import blind_after, fit_weigher, weighted_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.in_memory import Scores, Verdict
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 
@@ -78,7 +79,7 @@ def weigh_repeat(
     plain: dict[Role, bool | None] = {}
     repaired: dict[Role, bool | None] = {}
     weights: dict[Role, np.ndarray] = {}
-    weighted = {NULL_ROLE[selection.direction] for selection in selections if selection.calibration == "weighted"}
+    weighted = {NULL_ROLE[s.direction] for s in selections if calibration_of(s.calibration).weighted}
     for role in dict.fromkeys(NULL_ROLE[selection.direction] for selection in selections):
         if role not in roles:
             continue

@@ -16,10 +16,12 @@ from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, Resources
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, LimitsConfig, NearCopies, Role, SourceConfig, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place, check_run_folder, written
-from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, TWO_SIDED, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section, build, read_mapping, set_at
 from pipeline.errors import UserError
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.procedures import procedure_of
 
 KNOWN_SHARE = 1 / 3
 """Share of all documents that calibrate, if a selection needs them and the trial does not say how many."""
@@ -142,7 +144,7 @@ class TrialConfig(Section):
     @property
     def reads_words(self) -> bool:
         """Whether repeats read the words of the documents: to weigh them, or to say what a shift contradicts."""
-        weighted = any(selection.calibration == "weighted" for selection in self.selections)
+        weighted = any(calibration_of(selection.calibration).weighted for selection in self.selections)
         return weighted or self.split.shift is not None
 
     def roles(self) -> dict[Role, Amount]:
@@ -158,7 +160,7 @@ class TrialConfig(Section):
         needed: set[str] = set()
         for selection in self.selections:
             needed.add(NULL_ROLE[selection.direction])
-            if selection.procedure in TWO_SIDED:
+            if procedure_of(selection.procedure).needs_sought:
                 needed.add(SOUGHT_ROLE[selection.direction])
         return needed
 

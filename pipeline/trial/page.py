@@ -13,6 +13,7 @@ from pipeline.report.names import model_name
 from pipeline.report.svg import FigureImage
 from pipeline.report.tables import PageTable, Row, cell, labels, page_table, readable
 from pipeline.report.templates import render
+from pipeline.selection.procedures import procedure_of
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import LEAST_MODELS
 
@@ -75,7 +76,7 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shif
     for row in failed:
         at = "".join(f", {names[setting]} {row[setting]}" for setting in settings)
         share = f"the share of wrong documents was {cell(row, 'fdr')} on average, and its target is {row['target']:g}"
-        if row["procedure"] == "bound":
+        if procedure_of(row["procedure"]).per_list:
             share = (
                 f"the share of wrong documents exceeded {row['target']:g} in more repeats than its confidence allows"
             )
@@ -96,7 +97,7 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shif
         "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "
         f"The average is over {splits}, given the scores of {_counted(models, 'contaminated model')}."
     )
-    bounding = any(row["procedure"] == "bound" for row in rows)
+    bounding = any(procedure_of(row["procedure"]).per_list for row in rows)
     if models > 1:
         extent = (
             "A target is contradicted where the repeats of all models together contradict that each model keeps it. "

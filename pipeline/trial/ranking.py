@@ -15,6 +15,7 @@ from pipeline.compare.results import read_results_table
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError, nearest
 from pipeline.report.tables import Row, cell, labels, readable, shown
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import mean_interval, models_interval
@@ -112,7 +113,7 @@ def _joint_sets(
     for row, repeat in zip(p, together, strict=True):
         verdict = repeat.verdicts[index]
         row[repeat.audited] = verdict.p
-        grouped = selection.calibration == "by_group"
+        grouped = calibration_of(selection.calibration).grouped
         evidence.append(JointEvidence.of(verdict.answer.n_calibration, shared.size, selection.exact_alpha, grouped))
     trained = np.any([pool.trained[shared] for pool in pools], axis=0)
     return [shared, shared[joint_select(evidence, p[:, shared])], shared[~trained]]

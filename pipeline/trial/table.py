@@ -14,6 +14,8 @@ from pipeline.audit.detection import UNDEFINED, too_few_untrained
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.record import estimates_share
 from pipeline.trial.bounds import audit_bounds, bound_cells, bound_headers, shown_audit_bounds, shown_bounds
 from pipeline.trial.intervals import LEAST_MODELS, by_model, contradicts, estimate_of
 
@@ -70,7 +72,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     power = by_model(((selected - numbers("n_false"))[with_sought]) / sought[with_sought], model[with_sought])
     fdr = estimate_of(false_by_model)
     contradicted = contradicts(false_by_model, selection.alpha)
-    if selection.procedure == "bound":  # which promises nothing of the average
+    if procedure_of(selection.procedure).per_list:  # which promises nothing of the average
         exceeding = (false_share > selection.alpha).astype(np.float64)
         contradicted = contradicts(by_model(exceeding, model[with_nulls]), 1 - selection.confidence)
     null_estimate = np.clip(numbers("null_proportion"), 0, 1)
@@ -95,7 +97,9 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         "null_share": float(numbers("null_share").mean()),
         "effective": _mean_of(repeats, "effective"),
         "unsupported": _share_unsupported(repeats),
-        **spread("null_estimate", estimate_of(by_model(null_estimate, model)) if selection.estimates else UNDEFINED),
+        **spread(
+            "null_estimate", estimate_of(by_model(null_estimate, model)) if estimates_share(selection) else UNDEFINED
+        ),
         **bound_cells(selection, repeats),
     }
 

@@ -14,7 +14,7 @@ from pipeline.config.selection import Direction
 from pipeline.selection import Grid, RankCounts, calibrate, decide, ranks
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.fusion import statistic
-from pipeline.selection.proportion import default_lambda
+from pipeline.selection.procedures.estimating import default_lambda
 from pipeline.selection.step_up import harmonic_bound
 
 Percentiles = Callable[[np.random.Generator, int], np.ndarray]

@@ -18,7 +18,6 @@ from simulation import Estimate, leave_one_out, reconformal
 from benchmarks.selection import run_passes
 from pipeline.selection import RankCounts, calibrate, ranks, step_up
 from pipeline.selection import knockoff as knockoffs
-from pipeline.selection.adadetect import fit_score
 from pipeline.selection.fusion import (
     Weights,
     find_threshold,
@@ -27,7 +26,8 @@ from pipeline.selection.fusion import (
     symmetric_weights,
     weights,
 )
-from pipeline.selection.promises import SPECIAL_TERMS
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.procedures.adadetect import fit_score
 from pipeline.selection.split import Sample, halves
 
 TABLE_SE = 0.002
@@ -179,7 +179,7 @@ def test_independent_detectors_do_not_save_td4eval_as_published(m: int, stated: 
     """The figures of its promise, of audits without any member: its weights are chosen by those whom they judge."""
     setting = Detectors(200, m, 0.0, "0.1", correlation=0.0)
     fdr, _ = simulate(setting, td4eval, runs, seed=12)
-    assert f"{stated:.0%}" in SPECIAL_TERMS["td4eval"].promise
+    assert f"{stated:.0%}" in PROCEDURES["td4eval"].terms.promise
     assert abs(fdr.mean - stated) <= 4 * fdr.se + 0.005
     assert fdr.mean > setting.bound + 4 * fdr.se
 

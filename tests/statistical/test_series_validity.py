@@ -20,7 +20,8 @@ from pipeline.selection import RankCounts, decide
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.evalues import dependence_factor, largest_e_rank
 from pipeline.selection.grid import Grid
-from pipeline.selection.schedule import ZETA, Level, Slot, decide_in_slot, fewest_in_slot, known_in_slot, share_of
+from pipeline.selection.ranked import decide_in_slot
+from pipeline.selection.schedule import ZETA, Level, Slot, fewest_in_slot, known_in_slot, share_of
 
 ALPHA = Fraction(1, 10)
 SCANS, M, N = 12, 80, 9_599  # alpha (N + 1) / (SCANS M) is 1: the error of spend without members is all of alpha

@@ -15,11 +15,11 @@ import pytest
 from simulation import Estimate, Percentiles, Setting, beta, draw, gaussian, last_ranks, simulate
 
 from pipeline.config.selection import Direction
-from pipeline.selection import TERMS, RankCounts, calibrate, decide, ranks, strict
+from pipeline.selection import PROCEDURES, RankCounts, calibrate, count_procedures, decide, ranks, strict
 
 ALPHA = Fraction(1, 10)
 TABLE_SE = 0.002
-FINITE = [name for name, terms in TERMS.items() if terms.guarantee == "finite-sample"]
+FINITE = [name for name in count_procedures() if PROCEDURES[name].terms.guarantee == "finite-sample"]
 
 
 def tolerance(estimate: Estimate) -> float:

@@ -30,7 +30,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.selection import Decision, RankCounts, StrictAnswer, calibrate, decide, minimum_selectable, ranks, strict
-from pipeline.selection.resolution import PLAIN
+from pipeline.selection.passes import PLAIN
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_receipt
 from pipeline.store.tables import write_filed

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.adadetect import fit_discriminant, fit_score
+from pipeline.selection.procedures.adadetect import fit_discriminant, fit_score
 
 
 def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:

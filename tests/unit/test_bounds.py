@@ -16,8 +16,9 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.selection import RankCounts, envelope
-from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, why_unbounded, wrong_in_list
+from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, wrong_in_list
 from pipeline.selection.envelope import Envelope, probability_of_keeping
+from pipeline.selection.procedures import why_unbounded
 from ray_jobs.terminal import print_summaries
 
 SURE = Fraction(95, 100)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.adadetect import fit_discriminant
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
 from pipeline.selection.moments import Moments
-from pipeline.selection.proportion import known_scores
+from pipeline.selection.procedures.adadetect import fit_discriminant
+from pipeline.selection.procedures.known import known_scores
 
 
 def verdict_of(

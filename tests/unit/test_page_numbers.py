@@ -10,12 +10,12 @@ from typing import get_args
 import pytest
 
 from pipeline.config.models import ParaphraserConfig
-from pipeline.config.selection import Procedure, SelectionConfig
+from pipeline.config.selection import ProcedureName, SelectionConfig
 from pipeline.config.training import AdapterConfig
 from pipeline.detectors import registry
 from pipeline.selection import Grid, minimum_selectable, simes_grid
 from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.promises import SPECIAL_TERMS, TERMS
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.step_up import harmonic_bound
 
 PAGES = Path(__file__).parents[2] / "docs"
@@ -60,9 +60,9 @@ def test_the_fewest_that_other_ways_can_select_are_those_of_the_page() -> None:
 
 
 def test_every_procedure_stands_on_the_page_with_its_guarantee() -> None:
-    guarantees = {name: terms.guarantee for name, terms in {**TERMS, **SPECIAL_TERMS}.items()}
+    guarantees = {name: one.terms.guarantee for name, one in PROCEDURES.items()}
     rows = {row[0]: row for row in table("procedures.md", "name | estimate of the share of nulls")}
-    assert {plain(name) for name in rows if "reconformal" not in name} == set(get_args(Procedure))
+    assert {plain(name) for name in rows if "reconformal" not in name} == set(get_args(ProcedureName))
     for name, row in rows.items():
         wanted = "finite-sample" if "reconformal" in name else guarantees[plain(name)]
         assert row[2].startswith(wanted), name

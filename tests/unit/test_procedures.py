@@ -21,10 +21,9 @@ import seenset
 from pipeline.errors import UserError
 from pipeline.selection import (
     PROCEDURES,
-    TERMS,
-    WITH_KNOWN_MEMBERS,
     Grid,
     RankCounts,
+    count_procedures,
     decide,
     minimum_selectable,
     p_values,
@@ -36,7 +35,8 @@ from pipeline.selection import (
 )
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.moments import Moments
-from pipeline.selection.proportion import default_lambda, kernel, known_members, known_scores, slope
+from pipeline.selection.procedures.estimating import default_lambda, kernel, slope
+from pipeline.selection.procedures.known import known_members, known_scores
 
 TENTH = Fraction(1, 10)
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)
@@ -313,7 +313,7 @@ def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[i
     parts.append(pickle.loads(pickle.dumps(RankCounts.empty(grid))).with_quarantined(2))  # as from another process
     for merged in (reduce(add, parts), (parts[0] + parts[1]) + (parts[2] + parts[3])):
         assert merged.counts.tolist() == whole.counts.tolist()
-        for procedure in PROCEDURES:
+        for procedure in count_procedures():
             assert decide(procedure, merged, TENTH) == decide(procedure, whole, TENTH)
     assert whole.m == len(found) + 2
     assert whole.at_most(grid.size - 1) <= len(found)
@@ -344,7 +344,7 @@ def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thou
     members = np.exp(-np.arange(grid.size) / 10)
     counts = RankCounts(rng.multinomial(10**8, (0.7 / grid.size + 0.3 * members / members.sum())), grid)
     began = time.process_time()
-    for procedure in PROCEDURES:
+    for procedure in count_procedures():
         assert decide(procedure, counts, TENTH).n_selected > 10**6
     assert time.process_time() - began < 10  # about .2 s on one core
 
@@ -355,7 +355,9 @@ def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thou
 def test_the_terms_say_what_the_calibration_changes() -> None:
     plain, conditional = Grid.uniform(9), simes_grid(9, Fraction(1, 20))
     grouped = pool([Grid.uniform(4), Grid.uniform(5)])[0]
-    for procedure, terms in TERMS.items():
+    by_ranks = [name for name, one in PROCEDURES.items() if one.answer is None or one.needs_sought]
+    for procedure in by_ranks:
+        terms = PROCEDURES[procedure].terms
         assert terms_of(procedure, plain) == terms
         by_group = terms_of(procedure, grouped)
         assert by_group.assumption.startswith("Within each of the 2 groups")
@@ -380,4 +382,4 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
         assert sum(map(Fraction, given[1].replace("- ", "-").split())) == 1 - Fraction(delta), "never rounded up to 1"
     counts = RankCounts.empty(9).with_quarantined(1).over(conditional)
     assert decide("bh", counts, TENTH).promise == terms_of("bh", conditional).promise
-    assert {*WITH_KNOWN_MEMBERS, "ptdi_known_members"} <= set(TERMS)
+    assert {"known_members", "ptdi_known_members"} <= set(by_ranks)

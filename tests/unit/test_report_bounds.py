@@ -14,7 +14,7 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import Report
 from pipeline.selection.bounds import Bound
-from pipeline.selection.promises import terms_of_bound
+from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.store.files import Store
 
 BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_least=91, published_wrong_at_most=5)

@@ -21,7 +21,8 @@ from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.selection import PROCEDURES, Grid, RankCounts, decide, minimum_selectable, simes_grid
 from pipeline.selection.conditional import smallest_simes
 from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.resolution import Rule, factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.selection.procedures.record import Rule
+from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.split import halves
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
@@ -42,7 +43,7 @@ def outcomes(ranks: int, m: int) -> Iterator[np.ndarray]:
 def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction | None, alpha: Fraction) -> None:
     for n, m in ((4, 4), (6, 3), (3, 6), (9, 2)):
         grid = Grid.uniform(n) if delta is None else simes_grid(n, delta)
-        rule = Rule(procedure, alpha, delta)
+        rule = Rule(PROCEDURES[procedure], alpha, delta)
         sizes = set()
         for counts in outcomes(n + 1, m):
             decision = decide(procedure, RankCounts(counts, grid), alpha)
@@ -60,7 +61,7 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
 
 def test_storey_selects_fewer_than_the_figure_of_a_share_of_1_so_that_figure_is_no_limit() -> None:
     """It was told as one: that nothing can be selected unless at least 50 stand out, where 25 were selected."""
-    rule, n, m, alpha = Rule("storey", Fraction(1, 10)), 199, 1_000, Fraction(1, 10)
+    rule, n, m, alpha = Rule(PROCEDURES["storey"], Fraction(1, 10)), 199, 1_000, Fraction(1, 10)
     assert fewest_selectable(rule, n, m) == 50
     counts = np.zeros(n + 1, dtype=np.int64)
     counts[[0, 98, 150]] = 25, 875, 100
@@ -80,7 +81,7 @@ def test_the_documents_that_suffice_are_the_first_that_do(
     m: int, selectable: int, alpha: Fraction, delta: Fraction | None, halved: bool
 ) -> None:
     for procedure in ("bh", "storey"):
-        rule = Rule(procedure, alpha, delta, halved)
+        rule = Rule(PROCEDURES[procedure], alpha, delta, halved)
 
         def fewest(known: int, rule: Rule = rule) -> int:
             n = known - known // 2 if rule.halved else known
@@ -102,7 +103,7 @@ def test_a_very_small_alpha_gets_an_answer(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("delta", [None, DELTA], ids=["pooled", "conditional"])
 def test_ebh_takes_as_many_as_its_factor_at_that_number_asks_for(delta: Fraction | None) -> None:
     """The factor grows with the calibration documents: that of the documents at hand asks for too few."""
-    rule, m = Rule("ebh", Fraction(1, 10), delta), 1_000
+    rule, m = Rule(PROCEDURES["ebh"], Fraction(1, 10), delta), 1_000
     known = known_needed(rule, m, 10, factor=Fraction(1))
     fewest = []
     for n in (known - 1, known):
@@ -160,7 +161,7 @@ def test_with_the_documents_that_suffice_reconformal_can_select_one_in_a_hundred
 @pytest.mark.parametrize("m", [10, 40, 200])
 def test_with_the_documents_that_suffice_td4eval_can_select_as_few_although_its_p_values_are_rounded_up(m: int) -> None:
     fewest = max(1, m // 100)
-    known = known_needed(Rule("td4eval", Fraction(1, 10)), m, fewest)
+    known = known_needed(Rule(PROCEDURES["td4eval"], Fraction(1, 10)), m, fewest)
     for detectors in (2, 3):
         values = np.stack([np.arange(known, dtype=float)] * detectors, axis=1)
         audit = np.full((m, detectors), -1.0)

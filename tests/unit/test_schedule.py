@@ -7,9 +7,10 @@ from fractions import Fraction
 import pytest
 
 from pipeline.config.selection import SelectionConfig
+from pipeline.selection.engine import in_slot
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import StrictAnswer
-from pipeline.selection.schedule import Level, Slot, in_slot, share_of
+from pipeline.selection.schedule import Level, Slot, share_of
 
 STRICT = StrictAnswer("bh", 0, None, "finite-sample")
 

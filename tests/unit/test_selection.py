@@ -18,14 +18,13 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import false_discovery_control
 from statsmodels.stats.multitest import multipletests
 
-from pipeline.config.selection import Procedure
+from pipeline.config.selection import ProcedureName
 from pipeline.errors import UserError
 from pipeline.selection import (
     PROCEDURES,
-    TERMS,
-    WITH_KNOWN_MEMBERS,
     RankCounts,
     calibrate,
+    count_procedures,
     decide,
     jkbb,
     minimum_selectable,
@@ -35,9 +34,10 @@ from pipeline.selection import (
     storey,
     strict,
 )
-from pipeline.selection.promises import SPECIAL_TERMS
-from pipeline.selection.proportion import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth
-from pipeline.selection.resolution import Rule, known_needed
+from pipeline.selection.procedures.bh import BH
+from pipeline.selection.procedures.estimating import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth
+from pipeline.selection.procedures.record import Rule
+from pipeline.selection.resolution import known_needed
 from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound
 
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
@@ -147,7 +147,9 @@ def test_counts_merge_to_the_same_in_any_order_and_grouping(audit: tuple[list[in
     whole = RankCounts.of(np.array(found), n)
     for merged in (reduce(add, parts, RankCounts.empty(n)), (parts[0] + parts[1]) + (parts[2] + parts[3])):
         assert merged.counts.tolist() == whole.counts.tolist()
-        assert [decide(p, merged, TENTH) for p in PROCEDURES] == [decide(p, whole, TENTH) for p in PROCEDURES]
+        assert [decide(p, merged, TENTH) for p in count_procedures()] == [
+            decide(p, whole, TENTH) for p in count_procedures()
+        ]
     assert whole.counts.tolist() == [found.count(k) for k in range(1, n + 2)]
     assert (whole.n, whole.m) == (n, len(found))
 
@@ -238,14 +240,14 @@ def test_a_tie_is_kept_and_one_document_less_is_not_where_floats_cannot_tell() -
         assert step_up(counts, TENTH) == k
 
 
-@pytest.mark.parametrize("procedure", PROCEDURES)
+@pytest.mark.parametrize("procedure", count_procedures())
 def test_nothing_but_nulls_at_p_one_selects_nothing(procedure: str) -> None:
     decision = decide(procedure, RankCounts.of(np.full(50, 100), 99), TENTH)
     assert (decision.rank, decision.n_selected, decision.threshold) == (0, 0, None)
     assert decision.null_proportion == 1.0
 
 
-@pytest.mark.parametrize("procedure", PROCEDURES)
+@pytest.mark.parametrize("procedure", count_procedures())
 def test_nothing_but_signal_at_the_smallest_p_selects_everything(procedure: str) -> None:
     decision = decide(procedure, RankCounts.of(np.full(50, 1), 99), TENTH)
     assert decision.n_selected == 50
@@ -347,15 +349,15 @@ def test_exactly_the_minimum_can_be_selected_and_one_document_less_cannot(
 def test_the_documents_needed_are_the_fewest_that_suffice(
     m: int, alpha: Fraction, selectable: int, pi0: Fraction
 ) -> None:
-    n = known_needed(Rule("bh", alpha), m, selectable, pi0)
+    n = known_needed(Rule(BH, alpha), m, selectable, pi0)
     assert n >= 1
     assert minimum_selectable(n, m, alpha, pi0) <= selectable
     assert n == 1 or minimum_selectable(n - 1, m, alpha, pi0) > selectable
 
 
 def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise() -> None:
-    for procedure in PROCEDURES:
-        finite = TERMS[procedure].guarantee == "finite-sample"
+    for procedure in count_procedures():
+        finite = PROCEDURES[procedure].terms.guarantee == "finite-sample"
         decision = decide(procedure, GOLDEN, TENTH)
         answer = strict(decision, GOLDEN)
         assert answer.guarantee == "finite-sample"
@@ -363,10 +365,9 @@ def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise(
 
 
 def test_every_procedure_of_the_config_exists_and_says_what_it_promises() -> None:
-    assert set(get_args(Procedure)) == {*TERMS, *SPECIAL_TERMS}
-    assert set(TERMS) == {*PROCEDURES, *WITH_KNOWN_MEMBERS, "ptdi_known_members"}
-    for procedure in (*PROCEDURES, *WITH_KNOWN_MEMBERS):
-        decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), TERMS[procedure]
+    assert list(get_args(ProcedureName)) == list(PROCEDURES)
+    for procedure in (*count_procedures(), "known_members"):
+        decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), PROCEDURES[procedure].terms
         assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)
         for word in (
             "expected share of wrong documents",

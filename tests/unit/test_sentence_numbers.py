@@ -30,7 +30,8 @@ from pipeline.report.wording import answer_text
 from pipeline.selection import RankCounts, decide
 from pipeline.selection.digits import beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
-from pipeline.selection.promises import filter_terms, terms_of_bound
+from pipeline.selection.procedures.bound import terms_of_bound
+from pipeline.selection.procedures.ktd import filter_terms
 from pipeline.selection.split import halves
 
 ALPHA = 0.1

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
+from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, SelectionInput
+from pipeline.selection.procedures.record import (
+    ONLY_POOLED,
+    LastRank,
+    Options,
+    Procedure,
+    applied_to,
+    decide,
+    procedure_of,
+)
+from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, SHARE, Terms
+from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
+from pipeline.selection.split import Sample, halves
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -154,3 +169,81 @@ def _sorted(matrix: np.ndarray) -> np.ndarray:
     """Rows in lexicographic order, so that sums do not depend on the order in which they came."""
     rows = np.asarray(matrix, dtype=np.float64)
     return rows[np.lexsort(rows.T)]
+
+
+_ALSO_GIVEN = (
+    f"{EXCHANGEABLE} They are so also given the known documents that the score is learnt from (direction members: "
+    "trained on; direction clean: never trained on), which hold no copy of any of them."
+)
+
+
+def _answer(question: SelectionInput) -> Asking[Answer]:
+    """Learn a score that does not change when a null document and one that calibrates change places, and rank by it."""
+    selection, seed, known, others = question.selection, question.seed, question.known, question.others
+    calibrate(known.first)
+    halved = not len(others.matrix)
+    first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
+    sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
+    audited = yield Ask(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
+    sample = sample if audited is None else sample + audited
+    learnt = fit_score(known.matrix[first], sample.rows) if halved else fit_discriminant(others.matrix, sample.rows)
+    calibration = calibrate(learnt.score(known.matrix[~first]))
+
+    def rank(batch: Batch) -> np.ndarray:
+        return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
+
+    counts = yield from count_ranks(rank, calibration.size, question.quarantined)
+    inner, _ = applied_to(selection)
+    terms = _terms(not halved, inner.estimates)
+    decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
+    details = {**decided.details, **({} if halved else {"known_members": float(len(others.matrix))})}
+    decided = replace(decided, assumption=terms.assumption, promise=terms.promise, details=details)
+    judge = partial(judge_ranks, rank, calibration.size, decided.rank)
+    fused = FusedScore(lambda batch: learnt.score(batch.matrix), ~first)
+    return replace(of_decision(decided, counts, judge, "adadetect", halved=halved), fused=fused)
+
+
+def _terms(known_members: bool, estimated: bool) -> Terms:
+    """The terms of adadetect.
+
+    Args:
+        known_members: whether the score was learnt from known members (direction clean: known non-members).
+        estimated: whether the share of nulls is estimated, by Storey.
+    """
+    terms = ADADETECT.terms
+    if known_members:
+        terms = replace(terms, assumption=_ALSO_GIVEN)
+    if estimated:
+        promise = (
+            f"{SHARE} is at most alpha, for any number of documents and whatever the classifier learnt, with the "
+            f"share of nulls estimated from the audit itself. {ON_AVERAGE}"
+        )
+        terms = replace(terms, promise=promise)
+    return terms
+
+
+def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank | None:
+    inner, _ = applied_to(selection)
+    return None if inner.curve is None else inner.curve(inner, selection, answer)
+
+
+def _inner(options: Options) -> tuple[Procedure, bool]:
+    return procedure_of(options.step_up), not options.known_members
+
+
+ADADETECT = Procedure(
+    "adadetect",
+    Terms(
+        "finite-sample",
+        EXCHANGEABLE,
+        f"{SHARE} is at most alpha times the true share of nulls, for any number of documents and whatever the "
+        f"classifier learnt. {ON_AVERAGE}",
+    ),
+    answer=_answer,
+    curve=_curve,
+    inner=_inner,
+    several=True,
+    learns=True,
+    reads_sought=True,
+    refuses=ONLY_POOLED,
+)

@@ -1,0 +1,101 @@
+"""The selection procedures: from rank counts to a decision that says what it promises.
+
+A procedure is one record (`record.Procedure`). To add one, write a module that makes its record, name the module in
+`_MODULES` here and the procedure in `pipeline.config.selection.ProcedureName`. Plugins add theirs with `@procedure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import wraps
+from typing import get_args
+
+from pipeline.config.selection import ProcedureName, SelectionConfig
+from pipeline.detectors.plugins import BUILT_IN, display_module
+from pipeline.errors import UserError, nearest
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.procedures import adadetect, bh, bound, estimating, known, ktd, td4eval
+from pipeline.selection.procedures.record import PROCEDURES, Decision, Given, Procedure, decision, procedure_of
+from pipeline.selection.promises import Guarantee, Terms
+from pipeline.selection.rank_counts import RankCounts
+
+__all__ = ["PROCEDURES", "Decision", "check_known", "decision", "procedure", "procedure_of", "why_unbounded"]
+
+_MODULES = (bh, estimating, known, td4eval, adadetect, ktd, bound)
+_RECORDS = {one.name: one for module in _MODULES for one in vars(module).values() if isinstance(one, Procedure)}
+for _name in get_args(ProcedureName):
+    PROCEDURES.register(_name, _RECORDS[_name], BUILT_IN)
+
+Decide = Callable[[RankCounts, Fraction], Decision]
+
+
+def check_known(name: str, where: str = "") -> None:
+    """Refuse a procedure that nobody has registered.
+
+    Raises:
+        UserError: with the near miss, behind `where`.
+    """
+    if name not in PROCEDURES:
+        raise UserError(f"{where}unknown procedure {name!r}; {nearest(name, PROCEDURES)}")
+
+
+def why_unbounded(selection: SelectionConfig) -> str | None:
+    """Why no bound is known for a selection, in words that follow "because"; None where there is one.
+
+    Ranks of calibration `conditional` are those of `pooled`. What adadetect and td4eval with `reconformal` rank is a
+    score that does not change when a null document and one that calibrates change places, so it counts too.
+    """
+    name, chosen = selection.procedure, procedure_of(selection.procedure)
+    if chosen.signed:
+        return f"procedure {name} does not select by ranks among calibration documents"
+    if not chosen.is_valid(selection.reconformal):
+        return f"procedure {name} has one only with reconformal: true"
+    if not calibration_of(selection.calibration).ranks_together:
+        return f"calibration {selection.calibration} does not rank all documents among the same ones"
+    if selection.ties == "random":
+        return "ties: random places equal documents independently of one another, which the theorem does not cover"
+    return None
+
+
+def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callable[[Decide], Decide]:
+    """Make a function `(counts, alpha) -> Decision` a procedure that a selection can name.
+
+    Its terms are shown in the report beside every answer; nothing checks that they are true. The function returns
+    `decision(...)`, with the last rank that it selects.
+
+    Args:
+        guarantee: finite-sample, asymptotic or heuristic.
+        assumption: One sentence: what must hold for the promise to hold.
+        promise: What then holds.
+
+    Raises:
+        UserError: another guarantee, an empty sentence, or a name that is taken.
+    """
+    if guarantee not in get_args(Guarantee):
+        raise UserError(f"guarantee {guarantee!r} is unknown; {nearest(str(guarantee), get_args(Guarantee))}")
+    if not assumption.strip() or not promise.strip():
+        raise UserError("a procedure needs a sentence that says what it assumes, and one that says what it promises")
+
+    def register(function: Decide) -> Decide:
+        name, module = function.__name__, function.__module__
+        if procedure_of(name).built_in:
+            raise UserError(f"procedure {name}: the name is built in; rename the function")
+
+        @wraps(function)
+        def guarded(given: Given) -> Decision:
+            try:
+                result = function(given.counts, given.alpha)
+            except (Exception, SystemExit) as error:  # a plugin may raise anything
+                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise UserError(f"procedure {name} ({display_module(module)}) raised {text}") from None
+            if not isinstance(result, Decision):
+                raise UserError(
+                    f"procedure {name} ({display_module(module)}) must return decision(...), got {result!r}"
+                )
+            return result
+
+        PROCEDURES.register(name, Procedure(name, Terms(guarantee, assumption, promise), guarded), module)
+        return function
+
+    return register

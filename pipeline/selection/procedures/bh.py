@@ -1,0 +1,73 @@
+"""Benjamini & Hochberg's step-up procedure, and its two forms for any dependence between documents."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, decision, exact_curve
+from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, ONE_BY_ONE, SHARE, Terms
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.step_up import ONE, harmonic_bound, step_up
+
+MOST_COUNTED = 1_000_000
+"""Calibration documents up to which the factor of `ebh` is that of their grid; above, it is that of `by`."""
+
+_KEPT = f"{SHARE} is at most alpha times the true share of nulls, for any number of documents"
+
+
+def bh(counts: RankCounts, alpha: Fraction) -> Decision:
+    """Benjamini & Hochberg 1995: FDR <= (share of nulls) alpha under exchangeability."""
+    return decision("bh", counts, alpha, step_up(counts, alpha), ONE, {})
+
+
+def _by(given: Given) -> Decision:
+    """Benjamini & Yekutieli 2001: BH at alpha / H_m; FDR <= (share of nulls) alpha, any dependence."""
+    counts, alpha = given.counts, given.alpha
+    harmonic = harmonic_bound(counts.m)
+    rank = step_up(counts, alpha / harmonic)
+    return decision("by", counts, alpha, rank, ONE, {"harmonic_sum": float(harmonic)}, harmonic)
+
+
+def _ebh(given: Given) -> Decision:
+    """Wang & Ramdas 2022 on conformal e-values: FDR <= (share of nulls) alpha, any dependence."""
+    counts, alpha = given.counts, given.alpha
+    factor = dependence_factor(counts.grid, counts.m, alpha)
+    rank = step_up(counts, alpha / factor)
+    return decision("ebh", counts, alpha, rank, ONE, {"dependence_factor": float(factor)}, factor)
+
+
+def _harmonic(rule: Rule, n: int, m: int) -> Fraction:
+    return harmonic_bound(m)
+
+
+def _dependence(rule: Rule, n: int, m: int) -> Fraction:
+    return harmonic_bound(m) if n > MOST_COUNTED else dependence_factor(rule.grid(n), m, rule.alpha)
+
+
+BH = Procedure(
+    "bh",
+    Terms("finite-sample", EXCHANGEABLE, f"{_KEPT}. {ON_AVERAGE}"),
+    lambda given: bh(given.counts, given.alpha),
+    curve=exact_curve,
+    schedule="prds",
+)
+BY = Procedure(
+    "by",
+    Terms("finite-sample", ONE_BY_ONE, f"{_KEPT} and any dependence between them. {ON_AVERAGE}"),
+    _by,
+    factor=Factor(_harmonic),
+    curve=exact_curve,
+)
+EBH = Procedure(
+    "ebh",
+    Terms(
+        "finite-sample",
+        ONE_BY_ONE,
+        f"{_KEPT} and any dependence between them; whatever procedure by selects is selected here too. {ON_AVERAGE}",
+    ),
+    _ebh,
+    factor=Factor(_dependence, steps=True),
+    curve=exact_curve,
+    schedule="e-lond",
+)

@@ -1,0 +1,82 @@
+"""Procedure `bound`: the longest list of which, at a stated confidence, at most a share alpha is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from pipeline.config.selection import SelectionConfig
+from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.digits import percentage
+from pipeline.selection.passes import Answer, Asking, SelectionInput
+from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decide
+from pipeline.selection.promises import EXCHANGEABLE, Terms
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
+
+
+def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:
+    """Procedure `bound`: the `longest_list`, with its terms.
+
+    Raises:
+        UserError: no audit documents, or alpha or the confidence outside (0, 1).
+    """
+    like, terms = decide("bh", counts, alpha), terms_of_bound(confidence)
+    rank = longest_list(counts, alpha, confidence)
+    return replace(
+        like,
+        procedure="bound",
+        rank=rank,
+        n_selected=counts.at_most(rank),
+        largest_p=counts.grid.p(rank),
+        assumption=terms.assumption,
+        promise=terms.promise,
+    )
+
+
+def terms_of_bound(confidence: Fraction) -> Terms:
+    """The terms of procedure `bound` at a confidence in (0, 1): of this one list, and no average."""
+    sure, rest = percentage(confidence), percentage(1 - confidence)
+    return Terms(
+        "finite-sample",
+        EXCHANGEABLE,
+        f"With {sure} confidence the share of wrong documents (those for which the null holds) in this one list is at "
+        f"most alpha, for any number of documents: of audits with fresh documents, at most {rest} would give a list "
+        "with a larger share. That is no average, and no single document is proven to be selected rightly.",
+    )
+
+
+def _answer(question: SelectionInput) -> Asking[Answer]:
+    selection, level = question.selection, question.level
+    rank, against = calibration_of(selection.calibration).ranking(selection, question.seed, question.known)
+    counts = yield from count_ranks(rank, against, question.quarantined)
+    alpha, confidence = level.alpha, level.confidence
+    decided = decide_by_bound(counts, alpha, confidence)
+    answer = of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank))
+    return replace(answer, factor=None, resolution=lambda m: (fewest_in_list(counts.n, m, alpha, confidence), None))
+
+
+def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank:
+    """As `longest_list`, of bounds that are computed already."""
+    assert answer.counts is not None
+    lists = bounds_of_lists(answer.counts, selection.exact_confidence)
+
+    def longest(alpha: Fraction) -> int:
+        kept = np.flatnonzero((lists.reached > 0) & (lists.wrong <= float(alpha) * lists.reached))
+        return int(kept[-1]) + 1 if kept.size else 0
+
+    return longest
+
+
+BOUND = Procedure(
+    "bound",
+    terms_of_bound(Fraction(95, 100)),
+    answer=_answer,
+    curve=_curve,
+    per_list=True,
+    refuses=ONLY_POOLED,
+)

@@ -1,0 +1,361 @@
+"""Procedures that estimate the share of nulls from the p-values of the audited documents alone."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from pipeline.selection.grid import Grid
+from pipeline.selection.procedures.record import (
+    Decision,
+    Factor,
+    Given,
+    Procedure,
+    Rule,
+    adaptive,
+    curve_at_factor,
+    decision,
+    exact_curve,
+)
+from pipeline.selection.promises import EXCHANGEABLE, IN_THE_LIMIT, MANY, NO_PROMISE, ON_AVERAGE, SHARE, Terms
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.step_up import ONE, step_up
+
+MANY_DOCUMENTS = 200
+LAMBDA_OF_FEW = Fraction(1, 2)
+LAMBDA_OF_MANY = Fraction(4, 5)
+CONDITIONAL_LAMBDA = Fraction(3, 10)
+
+
+def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
+    """Storey's estimate of pi0, exact and uncapped.
+
+        pi0 = (1 + #{k >= kL}) (n + 1) / (m (n + 1 - kL)), kL = ceil(lambda (n + 1)),
+
+    which is (1 + #{p >= t}) / (m (1 - t)) (Storey 2002; Storey, Taylor & Siegmund 2004) at
+    t = kL / (n + 1), the first p-value of at least lambda. A value above 1 is left as it is: a cap would
+    select more than the proof allows. With several grids pooled, t is the largest of their first p-values of
+    at least lambda, and the p-values counted are still those of at least lambda. A lambda beyond the last
+    p-value below 1 is lowered to it.
+
+    Guaranteed: BH at alpha / pi0 with this pi0 has FDR <= alpha for every n and m, when the null audit
+    documents and the calibration documents are exchangeable given the scores of the others (Marandon, Lei,
+    Mary & Roquain 2024), for any lambda that was fixed before the scores were seen. Of the estimate itself nothing
+    is guaranteed in a single audit.
+
+    By group the same holds when the groups' null and calibration scores are independent draws. Marandon et
+    al. bound the FDR by the sum over nulls i of (alpha / m) E[1 / pi0_i], pi0_i with i put at the smallest p.
+    In i's own group g the others then reach kL with a probability Q' ~ Beta(n_g + 2 - kL, kL), in another
+    group with one that is stochastically larger than Q ~ Beta(n_g + 1 - kL, kL); Q' is Q weighted by its
+    size, and E Q = 1 - t_g >= 1 - t. So (1 - t) E[1 / (1 + #)] <= E[Q_g / (1 + #_{-i})] with Q in every
+    group, and these terms sum to P(# > 0) <= 1 over the nulls, # being a sum of independent indicators.
+
+    Args:
+        counts: of m >= 1 audit documents.
+        lambda_: in (0, 1), exact; None: `default_lambda`.
+
+    Returns:
+        a positive rational; it can exceed 1.
+    """
+    m = counts.m
+    t, below = _storey_cut(counts.grid, lambda_)
+    return (1 + m - counts.at_most(below)) / (m * (1 - t))
+
+
+def least_storey(grid: Grid, m: int, lambda_: Fraction | None = None) -> Fraction:
+    """The smallest value that `storey` can take: that of no document of p >= lambda."""
+    return 1 / (m * (1 - _storey_cut(grid, lambda_)[0]))
+
+
+def default_lambda(grid: Grid) -> Fraction:
+    """The lambda of `storey` that follows from the numbers of calibration documents alone, so that no score chose it.
+
+    Members disturb the estimate less at a larger lambda, and with few calibration documents the share of nulls above
+    it is known badly: 1/2 below 200 calibration documents (of the smallest group), 4/5 from there. Simulated, the
+    larger one finds .69 of shifted members where 90% are, and 1/2 finds .36 (n = m = 1000); with n = 50 it finds .55
+    where 1/2 finds .60.
+
+    Calibration-conditional p-values of nulls are larger than uniform ones, more so at the top: of all nulls 46% more
+    than a share .4 are above .6, and 12 to 18% more than a share .7 above .3, which is taken there.
+    """
+    if grid.delta is not None:
+        return CONDITIONAL_LAMBDA
+    return LAMBDA_OF_FEW if int(grid.denominators.min()) - 1 < MANY_DOCUMENTS else LAMBDA_OF_MANY
+
+
+def _storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
+    """The place t of Storey's estimate, below 1, and how many ranks of the grid have a p-value below lambda."""
+    denominators = np.unique(grid.denominators).tolist()
+    highest = Fraction(denominators[0] - 1, denominators[0])  # of the smallest group; fixed by numbers alone
+    cut = min(default_lambda(grid) if lambda_ is None else lambda_, highest)
+    t = max(Fraction(math.ceil(cut * d), d) for d in denominators)
+    return t, bisect_left(range(grid.size), cut, key=lambda k: grid.p(k + 1))
+
+
+def _storey(given: Given) -> Decision:
+    """Storey, Taylor & Siegmund 2004, pi0 uncapped: FDR <= alpha under exchangeability, lambda fixed beforehand."""
+    cut = default_lambda(given.counts.grid) if given.lambda_ is None else given.lambda_
+    return adaptive("storey", given, storey(given.counts, cut), {"lambda": float(cut)})
+
+
+def _least_of_storey(rule: Rule, n: int, m: int) -> Fraction:
+    return least_storey(rule.grid(n), m, rule.lambda_)
+
+
+def strict(decision: Decision, counts: RankCounts, lambda_: Fraction | None = None) -> Decision:
+    """The answer that holds in finite samples: the decision itself if it does, otherwise Storey's.
+
+    Guaranteed: FDR <= alpha under the assumption that the returned decision carries.
+    """
+    if decision.guarantee == "finite-sample":
+        return decision
+    return _storey(Given(counts, decision.alpha, lambda_))
+
+
+STOREY = Procedure(
+    "storey",
+    Terms(
+        "finite-sample",
+        EXCHANGEABLE,
+        f"{SHARE} is at most alpha, for any number of documents, with the share of nulls estimated from the "
+        f"audit itself. {ON_AVERAGE}",
+    ),
+    _storey,
+    factor=Factor(least=_least_of_storey, uncapped=True),
+    curve=exact_curve,
+)
+MIN_BANDWIDTH = 1e-3
+MAX_BANDWIDTH = 1.0
+KERNEL_BANDWIDTH = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class JKBB:
+    """A jackknifed kernel estimate of pi0 and what it was computed from."""
+
+    c: float  # fitted shape of the density c p^(c - 1); inf when every p is 1
+    bandwidth: float  # in [MIN_BANDWIDTH, MAX_BANDWIDTH]
+    unclipped: float  # the estimate; it can be negative or exceed 1
+    pi0: float  # the estimate clipped to [1/m, 1]
+
+
+def jkbb(counts: RankCounts, gamma: float = 2.0) -> JKBB:
+    """PTDI's jackknife kernel boundary estimate of the density of p at 1 (Liu et al. 2026, eqs. 11 and 38).
+
+    With K_b(t) = (1/b + 1) t^(1/b) and f_b the mean of K_b(p) over the m p-values,
+
+        pi0 = (gamma f_b - f_(gamma b)) / (gamma - 1),
+
+    clipped to [1/m, 1]. c = -m / sum ln p is the maximum-likelihood shape of f(t) = c t^(c - 1), the
+    reference density that `bandwidth` uses. Sums are exactly rounded (math.fsum over the counts), so they
+    depend on the counts alone. If every p is 1 then c is infinite, b takes its least value, and pi0 = 1.
+
+    Guaranteed: nothing at any fixed m. The estimate is consistent for the density of p at 1 when the
+    p-values are independent, m and n grow, and that density is smooth at 1; the density at 1 is pi0 only if
+    that of the members' p-values vanishes there; otherwise it exceeds pi0, which selects less. PTDI
+    resamples gamma and keeps the least pi0; that minimum is biased downwards and is not taken here.
+
+    Args:
+        counts: of m >= 1 audit documents.
+        gamma: ratio of the two bandwidths, > 1.
+    """
+    occupied = np.flatnonzero(counts.counts)
+    weights = counts.counts[occupied].astype(np.float64)
+    p = counts.grid.values[occupied]
+    m = counts.m
+    log_sum = math.fsum(weights * np.log(p))
+    c = -m / log_sum if log_sum else math.inf
+    b = bandwidth(c, m, gamma)
+    narrow, wide = _density_at_one(p, weights, b), _density_at_one(p, weights, gamma * b)
+    unclipped = (gamma * narrow - wide) / (gamma - 1)
+    return JKBB(c=c, bandwidth=b, unclipped=unclipped, pi0=min(1.0, max(1 / m, unclipped)))
+
+
+def bandwidth(c: float, m: int, gamma: float) -> float:
+    """The bandwidth that minimises the asymptotic error of `jkbb` if p has density f(t) = c t^(c - 1).
+
+        b = (Omega c / (4 m gamma^2 c2^2))^(1/5), Omega = (gamma^2 + 3 gamma + 1) / (2 gamma (gamma + 1)),
+        c2 = c^2 (c - 1), clipped to [MIN_BANDWIDTH, MAX_BANDWIDTH].
+
+    Bias: E K_b(p) = c (1 + b) / (1 + c b) = c - c (c - 1) b + c2 b^2 - ...; the jackknife cancels the term
+    in b and leaves -gamma c2 b^2. (The paper prints c (c - 1)^2, which belongs to the kernel
+    (1/b) t^(1/b - 1).)
+
+    Variance: f(1) = c and the integral of K_a K_b is about 1 / (a + b), so m times the variance is about
+    c (gamma^2 / 2 + 1 / (2 gamma) - 2 gamma / (gamma + 1)) / ((gamma - 1)^2 b) = Omega c / b.
+
+    The mean squared error gamma^2 c2^2 b^4 + Omega c / (m b) is least at this b. A flat density, c = 1, has
+    no bias at this order, so it takes the largest bandwidth.
+
+    Args:
+        c: shape, in (0, inf].
+        m: number of p-values, >= 1.
+        gamma: > 1.
+    """
+    if math.isinf(c):
+        return MIN_BANDWIDTH
+    c2 = c * c * (c - 1)
+    if c2 == 0:
+        return MAX_BANDWIDTH
+    omega = (gamma * gamma + 3 * gamma + 1) / (2 * gamma * (gamma + 1))
+    best = (omega * c / (4 * m * gamma * gamma * c2 * c2)) ** 0.2
+    return min(MAX_BANDWIDTH, max(MIN_BANDWIDTH, best))
+
+
+def kernel(counts: RankCounts) -> float:
+    """KB: a kernel estimate of the density of p at 1, raised by what one document could add; uncapped.
+
+        pi0 = f + K(1) (1/m + f / (n + 1)), f = mean K(p), K(p) = 11 p^10,
+
+    PTDI's boundary kernel (eq. 11) at the fixed bandwidth .1, without the jackknife: its bias is upwards
+    while the density of p falls towards 1. The second term stands for one more audit document at p = 1 and
+    for the noise of n calibration documents, as the 1 + does in Storey's estimate.
+
+    Guaranteed: nothing. In simulations, where members' p-values may be Beta(.7, 5), BH at alpha / pi0 kept
+    alpha = .1 (tests/statistical has the settings and the figures).
+
+    Args:
+        counts: of m >= 1 audit documents.
+
+    Returns:
+        a positive number; it can exceed 1.
+    """
+    occupied = np.flatnonzero(counts.counts)
+    f = _density_at_one(counts.grid.values[occupied], counts.counts[occupied].astype(np.float64), KERNEL_BANDWIDTH)
+    at_one = 1 / KERNEL_BANDWIDTH + 1
+    return f + at_one * (1 / counts.m + f / (counts.n + 1))
+
+
+def _density_at_one(p: np.ndarray, weights: np.ndarray, b: float) -> float:
+    """f_b: the mean of K_b(p), each p counted `weights` times."""
+    return (1 / b + 1) * math.fsum(weights * p ** (1 / b)) / math.fsum(weights)
+
+
+def _ptdi(given: Given) -> Decision:
+    """PTDI (Liu et al. 2026): BH at alpha / pi0, pi0 from `jkbb`; FDR <= alpha in the limit."""
+    estimate = jkbb(given.counts)
+    details = {
+        "null_proportion_unclipped": estimate.unclipped,
+        "bandwidth": estimate.bandwidth,
+        "c": estimate.c,
+    }
+    return adaptive("ptdi", given, Fraction(estimate.pi0), details)
+
+
+def _kernel(given: Given) -> Decision:
+    """BH at alpha / pi0, pi0 from `kernel`, at most 1: no guarantee, see there."""
+    estimate = kernel(given.counts)
+    return adaptive("kernel", given, Fraction(min(1.0, estimate)), {"null_proportion_unclipped": estimate})
+
+
+def _least_kernel(rule: Rule, n: int, m: int) -> Fraction:
+    return min(ONE, (1 / Fraction(repr(KERNEL_BANDWIDTH)) + 1) / m)
+
+
+PTDI = Procedure(
+    "ptdi",
+    Terms("asymptotic", MANY, f"{IN_THE_LIMIT}; {NO_PROMISE} {ON_AVERAGE}"),
+    _ptdi,
+    factor=Factor(least=lambda rule, n, m: Fraction(1, m)),
+    curve=curve_at_factor,
+)
+KERNEL = Procedure(
+    "kernel",
+    Terms(
+        "heuristic",
+        MANY,
+        f"{SHARE} stayed at or below alpha in the simulations that come with this program, and no theorem says that "
+        f"it does elsewhere; {NO_PROMISE} {ON_AVERAGE}",
+    ),
+    _kernel,
+    factor=Factor(least=_least_kernel),
+    curve=curve_at_factor,
+)
+
+
+def _bky(given: Given) -> Decision:
+    """Benjamini, Krieger & Yekutieli 2006, definition 6: two stages of BH at alpha / (1 + alpha).
+
+    The first selects r1; the second uses pi0 = (m - r1) / m. With r1 = 0 the second selects nothing either; with
+    r1 = m everything is selected, which pi0 = 1/m does. They prove FDR <= alpha for independent p-values;
+    conformal ones share their calibration documents, so here it holds in the limit.
+    """
+    counts, alpha = given.counts, given.alpha
+    level = alpha / (1 + alpha)
+    first = counts.at_most(step_up(counts, level))
+    pi0 = Fraction(max(1, counts.m - first), counts.m)
+    rank = step_up(counts, level, pi0)
+    return decision("bky", counts, alpha, rank, pi0, {"first_stage": first}, pi0 * (1 + alpha))
+
+
+def _at_one_of_bky(rule: Rule, n: int, m: int) -> Fraction:
+    return 1 + rule.alpha
+
+
+def _least_of_bky(rule: Rule, n: int, m: int) -> Fraction:
+    return (1 + rule.alpha) / m
+
+
+BKY = Procedure(
+    "bky",
+    Terms(
+        "asymptotic",
+        MANY,
+        f"{IN_THE_LIMIT}, with the share of nulls estimated by a first selection; {NO_PROMISE} {ON_AVERAGE}",
+    ),
+    _bky,
+    factor=Factor(_at_one_of_bky, _least_of_bky),
+    curve=exact_curve,
+)
+
+
+def slope(counts: RankCounts) -> Fraction:
+    """The quantile estimate of pi0 (PTDI, eq. 47; docs/methods.md, section 3.3), exact.
+
+    With the sorted p-values p_(1) <= ... <= p_(m), the slopes S_k = (1 - p_(k)) / (m - k + 1) of the lines from
+    (m + 1, 1) to (k, p_(k)) are followed from k = 1 until one is lower than the one before it; at that k0
+
+        pi0 = (m - k0 + 1) / (m (1 - p_(k0))) = 1 / (m S_k0),
+
+    and 1 where this is above 1, or where no slope is lower. Benjamini & Hochberg's (2000) lowest slope is the same,
+    rounded up to a multiple of 1 / m. Within equal p-values the slope rises, so it can fall only at the first of
+    them, and one look at each rank that holds documents decides all.
+
+    Guaranteed: nothing at any fixed m. For independent p-values and m that grows the slope stops falling only
+    by chance before the nulls' stretch is reached, so the estimate tends to lie above pi0, which selects less.
+
+    Args:
+        counts: of m >= 1 audit documents.
+
+    Returns:
+        a rational in [1/m, 1].
+    """
+    m, grid = counts.m, counts.grid
+    occupied = np.flatnonzero(counts.counts)
+    dens = np.broadcast_to(grid.denominators, grid.size)[occupied].tolist()
+    gaps = [d - a for a, d in zip(grid.numerators[occupied].tolist(), dens, strict=True)]  # 1 - p = gap / den
+    remaining = m  # documents at this p-value and above
+    for index, count in enumerate(counts.counts[occupied].tolist()):
+        gap, den = gaps[index], dens[index]
+        if index and gap * (remaining + 1) * dens[index - 1] < gaps[index - 1] * remaining * den:
+            return min(Fraction(1), Fraction(remaining * den, m * gap)) if gap else Fraction(1)
+        remaining -= count
+    return Fraction(1)
+
+
+QUANTILE = Procedure(
+    "quantile",
+    Terms(
+        "asymptotic",
+        MANY,
+        f"{IN_THE_LIMIT}, with the share of nulls read off where the sorted p-values first rise more slowly; "
+        f"{NO_PROMISE} {ON_AVERAGE}",
+    ),
+    lambda given: adaptive("quantile", given, slope(given.counts), {}),
+    factor=Factor(least=lambda rule, n, m: Fraction(1, m)),
+    curve=curve_at_factor,
+)

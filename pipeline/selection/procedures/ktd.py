@@ -1,0 +1,86 @@
+"""The knockoff filter: a document is selected by the sign and size of one statistic of it and its paraphrases."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from pipeline.detectors.knockoff import simultaneous_draws
+from pipeline.errors import UserError
+from pipeline.selection import fusion, knockoff
+from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput, search_values
+from pipeline.selection.procedures.record import ONLY_POOLED, Procedure
+from pipeline.selection.promises import ON_AVERAGE, SHARE, StrictAnswer, Terms
+from pipeline.selection.ranked import ranked
+
+
+def _answer(question: SelectionInput) -> Asking[Answer]:
+    """Select by the knockoff filter; p-values, where documents calibrate, are those of bh on the same statistic."""
+    selection, known, quarantined = question.selection, question.known, question.quarantined
+    q, draws = question.level.alpha, simultaneous_draws(selection.detectors[0]) or 1
+    m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
+    if m == 0:
+        raise UserError("no audit documents")
+    cut = yield from search_values(knockoff.find_threshold(q * draws), operator.attrgetter("first"))
+    conformal = None
+    if len(known.matrix):
+        as_bh = selection.model_copy(update={"procedure": "bh"})
+        conformal = yield from ranked(replace(question, selection=as_bh))
+    terms = filter_terms(draws)
+    least, sentence = knockoff.fewest(q, m, draws)
+    return Answer(
+        judge=partial(_judge_knockoff, cut, conformal.judge if conformal is not None else None),
+        n_calibration=len(known.matrix),
+        m=m,
+        threshold=None,
+        null_proportion=1.0,
+        guarantee=terms.guarantee,
+        assumption=terms.assumption,
+        promise=terms.promise,
+        details={} if cut.value is None else {"smallest_w_selected": cut.value},
+        resolution=lambda _: (least, len(known.matrix)),
+        strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
+        symmetry=knockoff.sign_symmetry(known.first, draws),
+        basis=Basis(sentence=sentence),
+    )
+
+
+def _judge_knockoff(cut: fusion.Threshold, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    p = conformal(batch)[0] if conformal is not None else np.ones(len(batch.matrix))
+    return p, knockoff.is_selected(batch.first, cut)
+
+
+def filter_terms(draws: int) -> Terms:
+    """The terms of the knockoff filter; `draws` paraphrases compete with each text, 1 where none but one does."""
+    terms = KTD.terms
+    if draws == 1:
+        return terms
+    assumption = (
+        f"Every audited document that was never trained on scores higher than all {draws} of its paraphrases with a "
+        f"probability of at most 1/{draws + 1}, whatever the size of W, as it would if it were exchangeable with them; "
+        "real paraphrases are not quite. A test in this report checks that on the known documents."
+    )
+    return replace(terms, assumption=assumption, promise=f"{SHARE} is at most alpha only if that holds. {ON_AVERAGE}")
+
+
+def _fewest(detectors: Sequence[str], alpha: Fraction, m: int) -> tuple[int, str]:
+    return knockoff.fewest(alpha, m, simultaneous_draws(detectors[0]) or 1)
+
+
+KTD = Procedure(
+    "ktd",
+    Terms(
+        "heuristic",
+        "For every audited document that was never trained on, the statistic W is as likely to be positive as "
+        "negative, whatever its size; the sign test in this report checks that on the known documents.",
+        f"{SHARE} is at most alpha only if that symmetry holds. {ON_AVERAGE}",
+    ),
+    answer=_answer,
+    fewest=_fewest,
+    refuses=ONLY_POOLED,
+)
