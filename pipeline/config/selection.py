@@ -42,6 +42,7 @@ ProcedureName = Literal[
     "storey",
     "bky",
     "quantile",
+    "right_boundary",
     "ptdi",
     "ptdi_known_members",
     "known_members",

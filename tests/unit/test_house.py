@@ -48,7 +48,7 @@ BUDGETS = {
     "pipeline.passes": 2_780,
     "pipeline.detectors": 1_410,
     "pipeline.stages": 2_810,
-    "pipeline.selection": 5_790,
+    "pipeline.selection": 5_850,
     "pipeline.audit": 11_620,
     "pipeline.report": 2_900,
     "pipeline.compare": 2_180,

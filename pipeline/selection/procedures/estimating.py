@@ -62,13 +62,13 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
         a positive rational; it can exceed 1.
     """
     m = counts.m
-    t, below = _storey_cut(counts.grid, lambda_)
+    t, below = storey_cut(counts.grid, lambda_)
     return (1 + m - counts.at_most(below)) / (m * (1 - t))
 
 
 def least_storey(grid: Grid, m: int, lambda_: Fraction | None = None) -> Fraction:
     """The smallest value that `storey` can take: that of no document of p >= lambda."""
-    return 1 / (m * (1 - _storey_cut(grid, lambda_)[0]))
+    return 1 / (m * (1 - storey_cut(grid, lambda_)[0]))
 
 
 def default_lambda(grid: Grid) -> Fraction:
@@ -87,7 +87,7 @@ def default_lambda(grid: Grid) -> Fraction:
     return LAMBDA_OF_FEW if int(grid.denominators.min()) - 1 < MANY_DOCUMENTS else LAMBDA_OF_MANY
 
 
-def _storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
+def storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
     """The place t of Storey's estimate, below 1, and how many ranks of the grid have a p-value below lambda."""
     denominators = np.unique(grid.denominators).tolist()
     highest = Fraction(denominators[0] - 1, denominators[0])  # of the smallest group; fixed by numbers alone
