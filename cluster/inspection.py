@@ -22,9 +22,9 @@ import psutil
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
-from pipeline.corpus.formats import HUB_SPLIT, hub_dataset_info
-from pipeline.corpus.inputs import InputFile
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.saved import HUB_SPLIT, hub_dataset_info
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.detectors.plugins import Plugin, load_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError, one_line
@@ -222,14 +222,15 @@ def _inputs(inspection: Inspection, _: str) -> dict[str, Any]:
 
 def _input_mark(entry: InputFile, inspection: Inspection) -> list[Any]:
     """Rows of a dataset of the hub; else bytes and a digest of the first of them."""
-    if entry.format == "hub":
+    form = format_named(entry.format)
+    if not form.has_path:
         source = inspection.config.corpus.source(entry.role)
         assert source is not None
-        return [hub_dataset_info(entry.path, source.subset, source.split or HUB_SPLIT).rows]
+        return [hub_dataset_info(entry.path, source.subset, source.split or HUB_SPLIT)[1]]
     fs, path = fsspec.core.url_to_fs(entry.path)
     fs.invalidate_cache()
     files = [f"{path}/{name}" if name else path for name in entry.files] or [path]
-    if entry.format == "dataset":
+    if form.is_folder:
         files = sorted(fs.find(path))
     sizes = sum(int(fs.size(file) or 0) for file in files)
     return [sizes, hashlib.sha256(fs.cat_file(files[0], start=0, end=EDGE)).hexdigest()[:16]]

@@ -14,7 +14,7 @@ from pipeline.audit.price import estimate_price
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.corpus.extent import extent_of
+from pipeline.corpus.formats import extent_of
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of

@@ -13,7 +13,7 @@ from pydantic import Field
 from pipeline.audit.manifest import InputRecord
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
-from pipeline.corpus.inputs import InputFile
+from pipeline.corpus.shard import InputFile
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import is_sealed

@@ -13,9 +13,9 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.paths import check_run_folder, irregular_kind, written
-from pipeline.corpus.extent import extent_of
-from pipeline.corpus.inputs import InputFile, find_inputs
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.formats import by_bytes, extent_of, format_named
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
@@ -93,7 +93,7 @@ class Plan:
         sizes = {}
         for shard in self.shards:
             by_row = row_bytes[shard.path]
-            if shard.by_bytes and not shard.pictures:  # of pictures a file of lines holds the paths alone
+            if by_bytes(shard) and not shard.pictures:  # of pictures a file of lines holds the paths alone
                 most = float((shard.stop or 0) - shard.start)
             elif shard.stop is not None:
                 most = (shard.stop - shard.start) * by_row
@@ -133,9 +133,8 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     _check_folder("series.ledger", config.series.ledger if config.series is not None else None, "a folder")
     known = read_known(config)
     inputs = find_inputs(config.corpus, config.limits, known.inputs)
-    check_run_folder(
-        config.run, _model_paths(config) | {entry.path: entry.name for entry in inputs if entry.format != "hub"}
-    )
+    files = {entry.path: entry.name for entry in inputs if format_named(entry.format).has_path}
+    check_run_folder(config.run, _model_paths(config) | files)
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
     return Plan(config, tuple(inputs), tuple(shards), limit, known.record)
 

@@ -23,8 +23,8 @@ from pipeline.audit.plan import Plan, describe_model
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.audit.shard_table import SHARDS_FILE, settled_shards, write_shards
-from pipeline.corpus.inputs import InputFile, stamp_of
-from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.corpus.inputs import stamp_of
+from pipeline.corpus.shard import InputFile, Shard, shard_fingerprint
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Stage

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from pipeline.corpus.formats import by_bytes
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.store.files import Store
@@ -68,7 +69,7 @@ def _may_have_no_rows(planned: Sequence[Shard], position: int) -> bool:
     if position + 1 == len(planned):
         return False
     shard, following = planned[position : position + 2]
-    return shard.by_bytes and shard.start > 0 and (shard.role, shard.path) == (following.role, following.path)
+    return by_bytes(shard) and shard.start > 0 and (shard.role, shard.path) == (following.role, following.path)
 
 
 def _shards(store: Store) -> Iterator[Shard]:

@@ -20,11 +20,11 @@ from pipeline.corpus.discovery import (
     MOST_ENTRIES,
     DataFiles,
     FolderData,
-    data_formats,
     discover_data,
     discover_models,
 )
-from pipeline.corpus.picture_files import IMAGE
+from pipeline.corpus.formats import format_named, suffixes_of
+from pipeline.corpus.formats.webdataset import IMAGE
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.store.files import to_json
@@ -133,8 +133,8 @@ def data_of(folder: str) -> FolderData:
         others = "" if data.unread else _others(folder)
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
-            f"{data_formats()} (.jsonl and .csv also with .gz or .zst), for pictures and for saved datasets"
-            f"{unread}{others}"
+            f"{suffixes_of(pictures=False)} (.jsonl and .csv also with .gz or .zst), for pictures and for saved "
+            f"datasets{unread}{others}"
         )
     return data
 
@@ -254,7 +254,7 @@ def takes_pictures(texts: Sequence[DataFiles], pictures: Sequence[DataFiles]) ->
     """Whether pictures are what is asked about: names give them more roles, or else they are tables or more files."""
 
     def weight(some: Sequence[DataFiles]) -> tuple[int, bool, int]:
-        tables = any(one.format not in ("txt", "picture") for one in some)
+        tables = any(format_named(one.format).unit != "file" for one in some)
         return len({one.role for one in some} - {None}), tables, sum(one.count for one in some)
 
     return weight(pictures) > weight(texts)

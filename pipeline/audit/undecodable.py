@@ -9,7 +9,7 @@ from pydantic import Field
 from pipeline.audit.records import Record
 from pipeline.corpus.dialects import suggested_encoding
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.formats import ENCODED
+from pipeline.corpus.formats import format_named
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
@@ -50,7 +50,7 @@ class DecodingTally:
         for document in read_shard(shard):
             counts[0] += 1
             if document.problem is None:
-                counts[1] += shard.format in ENCODED and "\0" in document.text  # as UTF-16 has that is read as UTF-8
+                counts[1] += _is_encoded(shard) and "\0" in document.text  # as UTF-16 has that is read as UTF-8
                 yield document
             elif document.problem[0] == "undecodable":
                 counts[1] += 1
@@ -72,8 +72,12 @@ def check_decodable(inputs: Sequence[Undecodable]) -> None:
             raise UserError(one.sentence)
 
 
+def _is_encoded(shard: Shard) -> bool:
+    return "encoding" in format_named(shard.format).settings
+
+
 def _described(shard: Shard, documents: int, undecodable: int) -> Undecodable | None:
-    if shard.format not in ENCODED:
+    if not _is_encoded(shard):
         return None
     path = f"{shard.path}/{shard.files[0]}" if shard.files and shard.files[0] else shard.path
     encoding = suggested_encoding(path, shard.dialect)
@@ -83,7 +87,7 @@ def _described(shard: Shard, documents: int, undecodable: int) -> Undecodable | 
         name=shard.name,
         documents=documents,
         undecodable=undecodable,
-        unit="file" if shard.format == "txt" else "line",
+        unit=format_named(shard.format).unit,
         label=shard.dialect.label,
         encoding=encoding,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect, mark_of
-from pipeline.corpus.formats import ENCODED, Format, first_columns, open_plain
+from pipeline.corpus.files import open_plain
 from pipeline.errors import UserError
 
 _HEAD = 1 << 20
@@ -21,7 +21,6 @@ _ZERO_BYTES: dict[tuple[bool, ...], str] = {
     (False, True, True, True): "utf-32-le",
     (True, True, True, False): "utf-32-be",
 }
-_ENCODINGS = "CSV, JSONL and .txt files"
 
 
 def encoding_of(data: bytes) -> str | None:
@@ -53,16 +52,22 @@ def delimiter_of(text: str) -> str | None:
     return best if counts[best] > 1 else None
 
 
-def detected(path: str, form: Format) -> Dialect:
+def detected(path: str, settings: Container[str]) -> Dialect:
     """The dialect of a text file, from its beginning; the default where nothing else is recognised.
+
+    Args:
+        path: of the file.
+        settings: of a dialect, that apply to its format.
 
     Raises:
         OSError: the file is damaged.
     """
+    if "encoding" not in settings:
+        return PLAIN
     data = head_of(path)
     encoding = encoding_of(data) or PLAIN.encoding
-    if form != "csv":
-        return Dialect(encoding if form in ENCODED else PLAIN.encoding)
+    if "delimiter" not in settings:
+        return Dialect(encoding)
     text = data.decode(Dialect(encoding).codec, "replace")
     return Dialect(encoding, delimiter_of(text) or PLAIN.delimiter)
 
@@ -85,54 +90,42 @@ def head_of(path: str) -> bytes:
         return file.read(_HEAD)
 
 
-def columns_of(form: Format, path: str, name: str, source: SourceConfig, limits: LimitsConfig) -> list[str]:
-    """`first_columns` of a JSONL or CSV file.
+def columns_in_dialect(
+    columns_of: Callable[[str, str, LimitsConfig, Dialect], list[str]],
+    path: str,
+    name: str,
+    source: SourceConfig,
+    limits: LimitsConfig,
+) -> list[str]:
+    """The columns of a JSONL or CSV file.
+
+    Args:
+        columns_of: reads them in a dialect.
+        path: of the file.
+        name: of it, for messages.
+        source: whose columns are wanted.
+        limits: of reading.
 
     Raises:
-        UserError: as `first_columns`, or a column is missing that another encoding or delimiter gives.
+        UserError: as `columns_of`, or a column is missing that another encoding gives.
     """
     dialect = source.dialect
-    if form == "jsonl" and dialect.is_wide:
-        raise UserError(f"{name}: encoding {source.encoding} applies to CSV and .txt files; convert {name} to UTF-8")
     try:
-        columns = first_columns(form, path, name, limits, dialect)
+        columns = columns_of(path, name, limits, dialect)
     except UserError as error:
         if encoding := suggested_encoding(path, dialect):
             remedy = "convert it to UTF-8" if Dialect(encoding).is_wide else f"set encoding: {encoding}"
             raise UserError(f"{error}; it is not {dialect.label}: {remedy}") from None
         raise
     missing = next((column for column in source.columns if column not in columns), None)
-    if missing is None:
-        return columns
-    if encoding := suggested_encoding(path, dialect):
+    if missing is not None and (encoding := suggested_encoding(path, dialect)):
         raise UserError(f"no column {missing!r} in {name}, which is not {dialect.label}; set encoding: {encoding}")
-    if form == "csv" and len(columns) == 1:
-        delimiter = delimiter_of(head_of(path).decode(dialect.codec, "replace"))
-        if delimiter not in (None, dialect.delimiter):
-            raise UserError(
-                f"no column {missing!r} in {name}, whose single column is {columns[0]!r}; set delimiter: "
-                f"{shown_delimiter(delimiter)}"
-            )
     return columns
 
 
 def shown_delimiter(delimiter: str | None) -> str:
     """A delimiter as a configuration has it."""
     return '"\\t"' if delimiter == "\t" else f'"{delimiter}"'
-
-
-def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> None:
-    """Check that encoding and delimiter apply to some file of a role.
-
-    Raises:
-        UserError: one is set that applies to none.
-    """
-    present = sorted(set(formats))
-    kinds = ", ".join(present)
-    if source.encoding != PLAIN.encoding and not set(present) & set(ENCODED):
-        raise UserError(f"{key}: encoding applies to {_ENCODINGS}, and these are {kinds}; leave it out")
-    if source.delimiter != PLAIN.delimiter and "csv" not in present:
-        raise UserError(f"{key}: delimiter applies to CSV files, and these are {kinds}; leave it out")
 
 
 def single_column_note(columns: Sequence[str]) -> str:

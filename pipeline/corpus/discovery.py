@@ -7,31 +7,35 @@ import itertools
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipeline.config.corpus import LIMITS, Role
+from pipeline.config.corpus import Role
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.dialects import detected, single_column_note
-from pipeline.corpus.formats import ENCODED, SUFFIXES, Format, first_columns, format_of, open_plain, open_saved_dataset
-from pipeline.corpus.lines import Overlong, bounded_lines, csv_records
-from pipeline.corpus.picture_discovery import CAPTIONS, captions_beside, image_column, picture_groups
-from pipeline.corpus.picture_files import IMAGE, KEY, samples_of
+from pipeline.corpus.formats import format_of
+from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats.picture import PICTURE, is_picture
+from pipeline.corpus.formats.saved import SAVED
+from pipeline.corpus.formats.text import TEXT
+from pipeline.corpus.formats.webdataset import IMAGE
 from pipeline.errors import UserError
+
+_CAPTIONS = "txt"
+"""The ending of the files beside pictures that are taken for their captions."""
+
+_IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 
 DEPTH = 4
 """Folders below the one that is looked through."""
 
 MOST_ENTRIES = 10_000
-SAMPLED_ROWS = 200
-SAMPLED_PICTURES = 8
-"""Rows of a table or of a .tar file that may hold pictures."""
-
 OUTPUT_MARKS = frozenset({"shards.json", "trial.json", "trial_status.json", "adapter_config.json", "pyvenv.cfg"})
 """Files by which the folders of runs, trials, adapters and installed packages are told."""
 
@@ -68,7 +72,7 @@ class DataFiles:
     """Files of one format with the same columns, or a saved dataset."""
 
     paths: tuple[str, ...]  # relative to the folder, as a configuration names them: files, a folder or a glob
-    format: Format
+    format: str  # its name
     text: str | None  # column of the documents; None of text files
     text_reason: str  # why it is taken for that
     id: str | None
@@ -111,43 +115,44 @@ def discover_data(folder: str) -> FolderData:
     unread: list[str] = []
     groups: dict[tuple[Any, ...], list[str]] = {}
     samples: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    warnings: dict[tuple[Any, ...], str] = {}
     texts: dict[str, list[str]] = {}
-    pictures = [path for path, form in entries[:MOST_ENTRIES] if form == "picture"]
-    captions = {f"{os.path.splitext(path)[0]}.{CAPTIONS}" for path in pictures}
+    pictures = [path for path, form in entries[:MOST_ENTRIES] if form.only_pictures]
+    captions = {f"{os.path.splitext(path)[0]}.{_CAPTIONS}" for path in pictures}
     for path, form in entries[:MOST_ENTRIES]:
-        if form == "picture" or path in captions:
+        if form.only_pictures or path in captions:
             continue
-        if form == "txt":
+        if form.columns is None or form.first_rows is None:
             texts.setdefault(os.path.dirname(path), []).append(path)
             continue
         place, name = os.path.split(path)
-        pattern = path if form == "dataset" else _INDEX.sub("*", name)
+        pattern = path if form.is_folder else _INDEX.sub("*", name)
         try:
             where = os.path.join(folder, path)
-            dialect = detected(where, form) if form in ENCODED else PLAIN
-            columns = _columns_of(where, path, form, dialect)
-            key: tuple[Any, ...] = (place, pattern, form, columns, dialect)
-            rows = samples.get(key) or _first_rows(where, path, form, dialect)
+            dialect = detected(where, form.settings)
+            columns = tuple(form.columns(where, path, dialect))
+            key: tuple[Any, ...] = (place, pattern, form.name, columns, dialect)
+            rows = samples.get(key) or _checked_rows(form.first_rows(where, path, dialect))
         except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
-            unread.append(f"{path} (not readable as {form})")
+            unread.append(f"{path} (not readable as {form.name})")
             continue
-        key = (*key, image_column(columns, rows, os.path.join(folder, place)))
-        if key[-1] is None and (form == "tar" or text_column(columns, rows) is None):
-            unread.append(f"{path} (no pictures)" if form == "tar" else f"{path} (no column of text)")
+        key = (*key, _image_column(columns, rows, os.path.join(folder, place)))
+        if key[-1] is None and text_column(columns, rows) is None:
+            unread.append(f"{path} (no column of text)")
             continue
         groups.setdefault(key, []).append(path)
+        warnings[key] = single_column_note(columns) if "delimiter" in form.settings else ""
         samples.setdefault(key[:-1], rows)
     for key, paths in groups.items():
         named = _as_named(folder, paths, key[1])
         described = _described(named, key[2], key[3], samples[key[:-1]], image=key[-1])
-        warning = single_column_note(key[3]) if key[2] == "csv" else ""
-        files.append(replace(described, dialect=key[4], warning=warning))
+        files.append(replace(described, dialect=key[4], warning=warnings[key]))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
         role, word = role_of(names[0])
-        beside = captions_beside(folder, paths)
-        files.append(DataFiles(names, "picture", None, "", None, (), role, word, IMAGE, beside, len(paths)))
+        beside = _captions_beside(folder, paths)
+        files.append(DataFiles(names, PICTURE.name, None, "", None, (), role, word, IMAGE, beside, len(paths)))
     for place, paths in texts.items():
-        dialect = detected(os.path.join(folder, paths[0]), "txt")
+        dialect = detected(os.path.join(folder, paths[0]), TEXT.settings)
         files += (replace(one, dialect=dialect) for one in _text_files(place, paths, alone=not groups))
     return FolderData(tuple(files), tuple(unread), len(entries) <= MOST_ENTRIES)
 
@@ -158,12 +163,28 @@ def _picture_groups(
     groups: Mapping[tuple[Any, ...], Sequence[str]],
     samples: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]],
 ) -> dict[tuple[str, ...], list[str]]:
-    """Pictures that are files, without those that a table names."""
+    """Pictures that are files, without those that a table names, as a configuration names them: by folders or globs.
+
+    A folder whose name speaks of a role holds the pictures of that role, with the folders in it; without such a name
+    the outermost folder does. Where other data or another role lie inside, and for files outside of any folder, globs
+    say which files are meant.
+    """
     by_path = [key for key in groups if key[-1] and isinstance(samples[key[:-1]][0].get(key[-1]), str)]
     named = tuple(os.path.join(key[0], "") for key in by_path)
-    pictures = [path for path, form in entries if form == "picture" and not path.startswith(named)]
-    others = [path for path, form in entries if form != "picture" and path not in captions]
-    return picture_groups(pictures, others, lambda name: role_of(name)[0] is not None)
+    pictures = [path for path, form in entries if form.only_pictures and not path.startswith(named)]
+    others = [path for path, form in entries if not form.only_pictures and path not in captions]
+    tops: defaultdict[str, list[str]] = defaultdict(list)
+    for path in pictures:
+        parts = path.split("/")[:-1]
+        ends = [end for end in range(len(parts), 0, -1) if role_of(parts[end - 1])[0]]
+        tops["/".join(parts[: (ends or [1])[0]])].append(path)
+    by_name = {}
+    for top, paths in tops.items():
+        inside = [*others, *(path for other, some in tops.items() if other != top for path in some)]
+        plain = top and not any(path.startswith(f"{top}/") for path in inside)
+        names = {f"{os.path.dirname(path)}/*{os.path.splitext(path)[1]}".lstrip("/") for path in paths}
+        by_name[(top,) if plain else tuple(sorted(names))] = paths
+    return by_name
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -269,9 +290,9 @@ def _entries(folder: str, place: str, depth: int) -> Iterator[tuple[str, Format]
 def _below(folder: str, path: str, depth: int) -> Iterator[tuple[str, Format]]:
     inside = Path(folder, path)
     if (inside / "dataset_dict.json").is_file():
-        yield from ((f"{path}/{part.parent.name}", "dataset") for part in sorted(inside.glob("*/dataset_info.json")))
+        yield from ((f"{path}/{part.parent.name}", SAVED) for part in sorted(inside.glob("*/dataset_info.json")))
     elif (inside / "dataset_info.json").is_file():
-        yield path, "dataset"
+        yield path, SAVED
     elif depth > 0 and not _is_output(inside):
         yield from _entries(folder, path, depth - 1)
 
@@ -281,50 +302,10 @@ def _is_output(folder: Path) -> bool:
     return is_model_folder(folder) or any((folder / name).is_file() for name in OUTPUT_MARKS)
 
 
-def _columns_of(path: str, name: str, form: Format, dialect: Dialect) -> tuple[str, ...]:
-    """The columns of a file or dataset, from its metadata or its first row."""
-    if form == "parquet":
-        return tuple(pq.read_schema(path).names)
-    if form == "dataset":
-        return tuple(open_saved_dataset(path, None, name).column_names)
-    if form == "tar":
-        names = dict.fromkeys(key for sample in _first_rows(path, name, form, dialect) for key in sample)
-        return tuple(key for key in names if key != KEY)
-    return tuple(first_columns(form, path, name, dialect=dialect))
-
-
-def _first_rows(path: str, name: str, form: Format, dialect: Dialect) -> list[Mapping[str, Any]]:
-    """The first rows of a file or dataset; at least one."""
-    rows: list[Any] = []
-    if form == "parquet":
-        file = pq.ParquetFile(path)
-        batch = next(file.iter_batches(_sampled(file.schema_arrow)), None)
-        rows = [] if batch is None else batch.to_pylist()
-    elif form == "dataset":
-        dataset = open_saved_dataset(path, None, name)
-        rows = dataset.select(range(min(_sampled(dataset.features.arrow_schema), dataset.num_rows))).to_list()
-    elif form == "tar":
-        rows = list(itertools.islice(samples_of(path, LIMITS.document_bytes), SAMPLED_PICTURES))
-    else:
-        with open_plain(path) as file:
-            if form == "csv":
-                records = csv_records(file, LIMITS.document_bytes, dialect)
-                rows = [row for row in itertools.islice(records, SAMPLED_ROWS) if not isinstance(row, Overlong)]
-            else:
-                lines = bounded_lines(file, LIMITS.document_bytes)
-                texts = (line for line in lines if not isinstance(line, Overlong) and line.strip())
-                rows = [json.loads(line.decode(dialect.codec)) for line in itertools.islice(texts, SAMPLED_ROWS)]
+def _checked_rows(rows: list[Any]) -> list[Mapping[str, Any]]:
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError("no rows with named fields")
     return rows
-
-
-def _sampled(schema: pa.Schema) -> int:
-    """Rows that are looked at: few of a table with bytes in it."""
-    kinds = [field.type for field in schema]
-    kinds += [inner.type for kind in kinds if pa.types.is_struct(kind) for inner in kind.fields]
-    heavy = any(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) for kind in kinds)
-    return SAMPLED_PICTURES if heavy else SAMPLED_ROWS
 
 
 def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:
@@ -338,7 +319,7 @@ def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...
 
 def _described(
     paths: tuple[str, ...],
-    form: Format,
+    form: str,
     columns: tuple[str, ...],
     rows: Sequence[Mapping[str, Any]],
     image: str | None,
@@ -357,7 +338,7 @@ def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataF
 
     A lone text file beside tables is more often about them than one of them.
     """
-    plain = DataFiles((), "txt", None, "", None, (), None, "")
+    plain = DataFiles((), TEXT.name, None, "", None, (), None, "")
     named = {path: role_of(path) for path in paths}
     if place and len(paths) > 1:
         yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1], count=len(paths))
@@ -367,6 +348,38 @@ def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataF
             yield replace(plain, paths=(path,), role=role, word=word)
 
 
-def data_formats() -> str:
-    """The endings of files that hold documents, for messages."""
-    return ", ".join(SUFFIXES)
+def _image_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], place: str) -> str | None:
+    """The column that holds pictures, or paths of picture files that lie beside the table; None where none does.
+
+    Args:
+        columns: of the table.
+        rows: some of it.
+        place: the folder of the table.
+    """
+    held = [column for column in columns if _holds_pictures([row.get(column) for row in rows], place)]
+    return min(held, key=lambda column: _rank(column), default=None)
+
+
+def _rank(column: str) -> int:
+    return _IMAGE_NAMES.index(column.lower()) if column.lower() in _IMAGE_NAMES else len(_IMAGE_NAMES)
+
+
+def _holds_pictures(values: Sequence[Any], place: str) -> bool:
+    present = [value for value in values if value is not None]
+    return bool(present) and 2 * sum(_is_picture(value, place) for value in present) > len(present)
+
+
+def _is_picture(value: Any, place: str) -> bool:
+    if isinstance(value, dict):
+        return value.keys() == {"bytes", "path"}
+    if isinstance(value, str):
+        return is_picture(value) and "://" not in value and os.path.isfile(os.path.join(place, value))
+    if isinstance(value, bytes):
+        return value.startswith(_BEGINNINGS)
+    return hasattr(value, "getbands")  # that a saved dataset has decoded
+
+
+def _captions_beside(folder: str, pictures: Sequence[str]) -> str | None:
+    """The ending of the captions of pictures that are files: of the files beside at least half of them."""
+    count = sum(Path(folder, os.path.splitext(path)[0] + f".{_CAPTIONS}").is_file() for path in pictures)
+    return _CAPTIONS if 2 * count >= len(pictures) else None

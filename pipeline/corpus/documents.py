@@ -7,15 +7,18 @@ import hashlib
 import itertools
 import unicodedata
 from collections.abc import Container, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.corpus.content import ContentDigest
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
+from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.lines import Overlong
 from pipeline.corpus.pictures import picture_bytes, picture_problem
-from pipeline.corpus.rows import DEADLY, Unreadable, Watch, every_row, overlong, rows_of, unwatched
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
 from pipeline.errors import UserError
@@ -52,7 +55,7 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
     """
     row = shard.first_row
     try:
-        for count, (row, text, identity, group, _, caption) in enumerate(rows_of(shard, watch)):
+        for count, (row, text, identity, group, _, caption) in enumerate(_rows_of(shard, watch)):
             if shard.stop is None and count == shard.limits.shard_documents:
                 raise UserError(
                     f"{shard.name} holds more documents than limits.shard_documents, which is "
@@ -74,6 +77,34 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
 
 
+def _rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
+    """The rows of a shard that are of its role. Raises what the library of the format does."""
+    rows = format_named(shard.format).rows(shard, watch) if shard.label_column is None else _rows_of_role(shard, watch)
+    return itertools.islice(rows, shard.max_rows)
+
+
+def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
+    """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
+    for row, text, identity, group, label, caption in format_named(shard.format).rows(
+        replace(shard, max_rows=None), watch
+    ):
+        role = role_of_label(label, shard.name)
+        if role == shard.role:
+            yield row, text, identity, group, label, caption
+        elif role is None and shard.role == "unseen":
+            unlabelled = Unreadable("no_label", f"no label in column {shard.label_column!r}")
+            yield row, text if isinstance(text, Unreadable) else unlabelled, identity, group, label, caption
+
+
+@contextmanager
+def _whole(shard: Shard) -> Iterator[None]:
+    """Let a damaged file be a UserError."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
+
+
 def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]:
     """Number and text of the wanted rows that have one, as a document's would be; nothing is checked.
 
@@ -82,14 +113,12 @@ def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]
     Raises:
         UserError: the file itself is damaged.
     """
-    try:
-        for row, text, *_, caption in rows_of(shard, unwatched):
+    with _whole(shard):
+        for row, text, *_, caption in _rows_of(shard, unwatched):
             if shard.pictures:
                 text = caption
             if row in wanted and isinstance(text, str):
                 yield row, text if shard.transform is None else transform(text, shard.transform)
-    except _DAMAGE as error:
-        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
 def text_key(text: str) -> int:
@@ -120,12 +149,10 @@ def pictures_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, by
     Raises:
         UserError: the file itself is damaged.
     """
-    try:
-        for row, value, *_ in rows_of(shard, unwatched):
+    with _whole(shard):
+        for row, value, *_ in _rows_of(shard, unwatched):
             if row in wanted and isinstance(picture := _picture(shard, value), bytes):
                 yield row, picture
-    except _DAMAGE as error:
-        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
 def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
@@ -141,8 +168,9 @@ def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
 
 def _folder_of(shard: Shard) -> str:
     """The folder in which paths of a shard lead to pictures; empty where there is none."""
-    if shard.format in ("dataset", "hub"):  # a hub's name is no place on this machine
-        return shard.path if shard.format == "dataset" else ""
+    form = format_named(shard.format)
+    if form.is_folder or not form.has_path:
+        return shard.path if form.is_folder else ""
     return shard.path.rstrip("/").rsplit("/", 1)[0] if "/" in shard.path else "."
 
 
@@ -207,11 +235,9 @@ def read_labels(shard: Shard) -> Iterator[Any]:
     Raises:
         UserError: the file itself is damaged.
     """
-    try:
-        for *_, label, _ in every_row(shard, unwatched):
+    with _whole(shard):
+        for *_, label, _ in format_named(shard.format).rows(shard, unwatched):
             yield label
-    except _DAMAGE as error:
-        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
 def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:

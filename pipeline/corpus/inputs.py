@@ -5,34 +5,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, Role, SourceConfig
-from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.paths import irregular_kind, origin_of, written
-from pipeline.corpus.dialects import check_applies, columns_of
-from pipeline.corpus.formats import (
-    HUB_SPLIT,
-    Format,
-    compression_of,
-    dialect_of,
-    format_of,
-    hub_dataset_info,
-    open_saved_dataset,
-    suffixes_of,
-)
-from pipeline.corpus.parquet import check_chunks, open_footer, text_bytes_of
-from pipeline.corpus.picture_files import beside_pictures, is_picture, tar_columns
-from pipeline.corpus.pictures import check_picture_column
+from pipeline.corpus.files import digest_of, is_local
+from pipeline.corpus.formats import check_applies, dialect_of, format_named, format_of, suffixes_of
+from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats.picture import beside_pictures
+from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
+from pipeline.corpus.shard import InputFile
 from pipeline.errors import UserError, nearest
 
 _EDGE = 1 << 16
@@ -40,30 +28,19 @@ Seen = TypeVar("Seen")
 _SIDE_BY_SIDE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """One input as planned: a file, a saved dataset, a hub dataset's split, or one folder's text files."""
-
-    role: Role
-    name: str  # as the user wrote it; ids begin with it
-    path: str  # what fsspec opens
-    format: Format
-    size: int  # bytes; 0 where unknown
-    rows: int | None  # None where they are unknown before the file is read
-    content: str  # digest of the size and of both ends of the file, to notice changes
-    files: tuple[str, ...] = ()  # of a folder of text files
-    text_bytes: int = 0  # of the text column, decompressed, where the metadata say
-    stamp: str = ""  # digest of when its files were written last, as the file system says; empty of a dataset's name
-    dialect: Dialect = PLAIN
-
-    @property
-    def splittable(self) -> bool:
-        """Whether a shard may begin inside the file without reading what stands before it."""
-        return self.format not in ("csv", "tar") and compression_of(self.path) is None
-
-
 PlannedInputs = Mapping[tuple[str, str], InputFile]
 """Inputs as they were planned earlier, of the same sources: by role and path."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """Whose documents are looked for."""
+
+    name: Role
+    source: SourceConfig
+    key: str  # in the configuration
+    limits: LimitsConfig
+    known: PlannedInputs
 
 
 def find_inputs(
@@ -79,17 +56,20 @@ def find_inputs(
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
         key = corpus.key(role)
-        entries = _hub_input(role, source) if source.dataset else _local_inputs(role, source, key, limits, known or {})
+        wanted = _Role(role, source, key, limits, known or {})
+        hub = source.dataset
+        entries = [_dataset(HUB, wanted, hub, hub)] if hub else _local_inputs(wanted)
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
-            where = source.dataset or ", ".join(map(written, source.paths))
+            where = hub or ", ".join(map(written, source.paths))
             raise UserError(f"{key} holds no documents: {where}")
-        if isinstance(source, LabelledConfig) and any(entry.format == "txt" for entry in entries):
+        forms = [format_named(entry.format) for entry in entries]
+        if isinstance(source, LabelledConfig) and any(_is_document(form, pictures=False) for form in forms):
             raise UserError(
                 f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
             )
-        check_applies(key, source, (entry.format for entry in entries))
-        for entry in entries:
-            dialect = dialect_of(entry.format, source.dialect)
+        check_applies(key, source, forms)
+        for entry, form in zip(entries, forms, strict=True):
+            dialect = dialect_of(form, source.dialect)
             inputs.append(replace(entry, dialect=dialect, stamp=entry.stamp or stamp_of(entry)))
     return inputs
 
@@ -102,23 +82,24 @@ def stamp_of(entry: InputFile) -> str:
     Raises:
         UserError: a file is gone.
     """
-    if entry.format == "hub":
+    form = format_named(entry.format)
+    if not form.has_path:
         return ""
     try:
         fs, path = fsspec.core.url_to_fs(entry.path)
-        if not _is_local(fs):
+        if not is_local(fs):
             fs.invalidate_cache()
         files = [f"{path}/{name}" if name else path for name in entry.files]
         if not files:
-            files = sorted(fs.find(path)) if entry.format == "dataset" else [path]
-        files += beside_pictures(fs, files) if entry.format == "picture" else []  # captions may be among them
-        return _digest(*(_written_at(fs, file) for file in files))
+            files = sorted(fs.find(path)) if form.is_folder else [path]
+        files += beside_pictures(fs, files) if form.only_pictures else []  # captions may be among them
+        return digest_of(*(_written_at(fs, file) for file in files))
     except OSError as error:
         raise UserError(f"cannot read {entry.name}: {' '.join(str(error).split())}") from None
 
 
 def _written_at(fs: Any, path: str) -> str:
-    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+    if is_local(fs):
         state = os.stat(path)  # of what a link leads to, as it is what is read
         return f"{state.st_mtime_ns} {state.st_ctime_ns}"
     return _mark_of(fs.info(path))
@@ -133,24 +114,21 @@ def _mark_of(info: dict[str, Any]) -> str:
     return ""
 
 
-def _local_inputs(
-    role: Role, source: SourceConfig, key: str, limits: LimitsConfig, known: PlannedInputs
-) -> list[InputFile]:
+def _local_inputs(role: _Role) -> list[InputFile]:
     seen: set[str] = set()
     looks: list[Callable[[], InputFile]] = []
     local = True
-    for pattern in source.paths:
-        for name, info, fs in _expand(key, pattern):
-            path, local = _address(fs, info["name"]), local and _is_local(fs)
+    for pattern in role.source.paths:
+        for name, info, fs in _expand(role.key, pattern):
+            path, local = _address(fs, info["name"]), local and is_local(fs)
             if path in seen:
                 continue
             seen.add(path)
-            if os.path.isdir(path) if _is_local(fs) else info["type"] == "directory":
-                inside = partial(_folder, role, source, key, name, path, fs, limits, known)
-                looks += [partial(_readable, key, name, path, look) for look in _readable(key, name, path, inside)]
+            if os.path.isdir(path) if is_local(fs) else info["type"] == "directory":
+                some = _readable(role.key, name, path, partial(_folder, role, name, path, fs))
             else:
-                look = partial(_file, role, source, key, name, info, fs, limits, known)
-                looks.append(partial(_readable, key, name, path, look))
+                some = [partial(_file, role, name, info, fs)]
+            looks += [partial(_readable, role.key, name, path, look) for look in some]
     if local:
         return [look() for look in looks]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:  # each waits for its requests
@@ -176,7 +154,7 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
     base, pattern = origin_of(pattern), written(pattern)
     try:
         fs, full = fsspec.core.url_to_fs(_opened(base, pattern))
-        local = _is_local(fs)
+        local = is_local(fs)
         if not local:
             fs.invalidate_cache()
         magic = any(mark in full for mark in "*?[") and not (local and fs.exists(full))
@@ -195,18 +173,14 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
 def _info_of(fs: Any, full: str) -> list[dict[str, Any]]:
     """What a file system says of one path, in one request; empty where nothing is there."""
     try:
-        return [fs.info(full)] if not _is_local(fs) or fs.exists(full) else []
+        return [fs.info(full)] if not is_local(fs) or fs.exists(full) else []
     except FileNotFoundError:
         return []
 
 
-def _is_local(fs: Any) -> bool:
-    return isinstance(fs, fsspec.implementations.local.LocalFileSystem)
-
-
 def _address(fs: Any, path: str) -> str:
     """A path of a file system, as it is opened from anywhere."""
-    return path if _is_local(fs) else str(fs.unstrip_protocol(path)).rstrip("/")
+    return path if is_local(fs) else str(fs.unstrip_protocol(path)).rstrip("/")
 
 
 def _opened(base: str | None, pattern: str) -> str:
@@ -227,170 +201,77 @@ def _neighbours(fs: Any, full: str) -> str:
     return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
 
 
-def _folder(
-    role: Role,
-    source: SourceConfig,
-    key: str,
-    name: str,
-    path: str,
-    fs: Any,
-    limits: LimitsConfig,
-    known: PlannedInputs,
-) -> list[Callable[[], InputFile]]:
+def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], InputFile]]:
     """How to look at what a folder holds; its text files are one input."""
     root = fs._strip_protocol(path).rstrip("/")
     infos = dict(sorted(fs.find(root, detail=True).items()))
-    if f"{root}/dataset_info.json" in infos or f"{root}/dataset_dict.json" in infos:
-        return [partial(_saved_dataset, role, source, name, path)]
-    pictures = source.image is not None
-    files = {file[len(root) + 1 :]: info for file, info in infos.items() if format_of(file, pictures)}
-    files = {inner: info for inner, info in files.items() if not f"/{inner}".count("/.")}
-    for info in files.values():
+    if any(f"{root}/{mark}" in infos for mark in SAVED_MARKS):
+        return [partial(_dataset, SAVED, role, name, path)]
+    pictures = role.source.image is not None
+    inside = ((path[len(root) + 1 :], info) for path, info in infos.items())
+    files = {inner: (form, info) for inner, info in inside if (form := format_of(inner, pictures))}
+    files = {inner: file for inner, file in files.items() if not f"/{inner}".count("/.")}
+    for _, info in files.values():
         _check_kind(fs, info)
     if not files:
-        raise UserError(f"{key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
+        raise UserError(f"{role.key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
+    if any(form.only_pictures for form, _ in files.values()):  # what stands beside pictures is about them
+        files = {inner: file for inner, file in files.items() if file[0].only_pictures}
     prefix = name.rstrip("/")
     looks: list[Callable[[], InputFile]] = []
-    kind: Format = "picture" if pictures else "txt"
-    if pictures and any(map(is_picture, files)):  # what stands beside pictures is about them
-        files = {inner: info for inner, info in files.items() if is_picture(inner)}
-    texts = {inner: int(info["size"] or 0) for inner, info in files.items() if format_of(inner, pictures) == kind}
-    if texts:
-        digest, size = _digest(*(f"{inner}:{size}" for inner, size in texts.items())), sum(texts.values())
-        marks = [] if _is_local(fs) or pictures else [_mark_of(files[inner]) for inner in texts]
-        entry = partial(InputFile, role, prefix, path, kind, size, len(texts), digest, tuple(texts))
-        looks.append(partial(entry, stamp=_digest(*marks) if all(marks) and marks else ""))
-    for inner, info in files.items():
-        if inner not in texts:
-            looks.append(partial(_file, role, source, key, f"{prefix}/{inner}", info, fs, limits, known))
+    documents = {inner: info for inner, (form, info) in files.items() if _is_document(form, pictures)}
+    if documents:
+        form = files[next(iter(documents))][0]
+        sizes = {inner: int(info["size"] or 0) for inner, info in documents.items()}
+        digest = digest_of(*(f"{inner}:{size}" for inner, size in sizes.items()))
+        marks = [] if is_local(fs) or pictures else [_mark_of(info) for info in documents.values()]
+        stamp = digest_of(*marks) if all(marks) and marks else ""
+        entry = InputFile(role.name, prefix, path, form.name, sum(sizes.values()), len(sizes), digest, tuple(sizes))
+        looks.append(partial(replace, entry, stamp=stamp))
+    for inner, (_, info) in files.items():
+        if inner not in documents:
+            looks.append(partial(_file, role, f"{prefix}/{inner}", info, fs))
     return looks
+
+
+def _is_document(form: Format, pictures: bool) -> bool:
+    """Whether every file of a format is a document of the kind that is wanted."""
+    return form.unit == "file" and form.only_pictures == pictures
+
+
+def _dataset(form: Format, role: _Role, name: str, path: str) -> InputFile:
+    return form.inspect(InputFile(role.name, name, path, form.name, 0, None, ""), role.source, role.limits, b"")
 
 
 def _check_kind(fs: Any, info: dict[str, Any]) -> None:
     """Check that a local path leads to a file. Raises OSError: to nothing, or to what cannot be read to an end."""
-    if _is_local(fs) and (kind := irregular_kind(info["name"])):
+    if is_local(fs) and (kind := irregular_kind(info["name"])):
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", info["name"])
 
 
-def _file(
-    role: Role,
-    source: SourceConfig,
-    key: str,
-    name: str,
-    info: dict[str, Any],
-    fs: Any,
-    limits: LimitsConfig,
-    known: PlannedInputs,
-) -> InputFile:
+def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     path = _address(fs, info["name"])
     _check_kind(fs, info)
-    pictures = source.image is not None
+    pictures = role.source.image is not None
     form = format_of(path, pictures)
     if form is None:
-        raise UserError(f"{key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst)")
+        raise UserError(f"{role.key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst)")
     size = int(info["size"] or 0)
-    mark = "" if _is_local(fs) else _mark_of(info)
-    stamp = _digest(mark) if mark else ""
-    before = known.get((role, path))
+    mark = "" if is_local(fs) else _mark_of(info)
+    stamp = digest_of(mark) if mark else ""
+    before = role.known.get((role.name, path))
     if before is not None and stamp and (before.name, before.size, before.stamp) == (name, size, stamp):
         return before
     head, tail = _ends(fs, info["name"], size)
-    content = _digest(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
-    rows: int | None = None
-    text_bytes = 0
-    if form == "parquet":
-        footer = open_footer(path, name, tail)
-        rows = _check_parquet(source, name, footer, size or sys.maxsize)  # 0: the server does not say
-        text_bytes = text_bytes_of(footer.metadata, source.content)
-    elif form == "txt":
-        if pictures:
-            raise UserError(
-                f"{key}: .txt files hold no pictures, and {name} is to have column {source.image!r} of them"
-            )
-        return InputFile(role, name, path, "txt", size, 1, content, ("",), stamp=stamp)
-    elif form == "picture":
-        return InputFile(role, name, path, "picture", size, 1, content, ("",))
-    elif size == 0:
-        rows = 0
-    elif form == "tar":
-        _check_columns(source, name, tar_columns(path, name, limits.document_bytes))
-    else:
-        _check_columns(source, name, columns_of(form, path, name, source, limits))
-    return InputFile(role, name, path, form, size, rows, content, text_bytes=text_bytes, stamp=stamp)
-
-
-def _check_parquet(source: SourceConfig, name: str, footer: pq.ParquetFile, size: int) -> int:
-    try:
-        check_chunks(footer.metadata, source.columns, size)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
-    schema, rows = footer.schema_arrow, _rows_of_footer(footer.metadata, source.columns, name)
-    _check_columns(source, name, schema.names)
-    if source.image is not None:
-        check_picture_column(schema, source.image, name)
-        return rows
-    kind = schema.field(source.text).type
-    stringlike = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not any(check(kind) for check in stringlike) and str(kind) != "string_view":
-        raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
-    return rows
-
-
-def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str) -> int:
-    """The rows of a Parquet file. Where its footer says fewer in one place than in another, the rest would be lost.
-
-    Raises:
-        UserError: its footer contradicts itself.
-    """
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    total = sum(group.num_rows for group in groups)
-    if total != metadata.num_rows:
+    content = digest_of(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
+    if form.unit == "file" and not _is_document(form, pictures):
         raise UserError(
-            f"{name} is damaged: its footer says {metadata.num_rows} rows, and its row groups have {total} in all"
+            f"{role.key}: .txt files hold no pictures, and {name} is to have column {role.source.image!r} of them"
         )
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    for index in (paths.index(column) for column in columns if column in paths):
-        for number, group in enumerate(groups):
-            if (values := group.column(index).num_values) > group.num_rows:
-                raise UserError(
-                    f"{name} is damaged: its footer says {group.num_rows} rows of row group {number}, and column "
-                    f"{paths[index]!r} has {values} values there"
-                )
-    return int(total)
-
-
-def _check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
-    for column in source.columns:
-        if column not in columns:
-            raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
-        if (times := list(columns).count(column)) > 1:
-            raise UserError(f"column {column!r} stands {times} times in {name}: rename all but one, or leave them out")
-
-
-def _saved_dataset(role: Role, source: SourceConfig, name: str, path: str) -> InputFile:
-    dataset = open_saved_dataset(path, source.split, name)
-    _check_columns(source, name, dataset.column_names)
-    digest = _digest(str(dataset._fingerprint), str(dataset.num_rows))
-    return InputFile(
-        role,
-        name,
-        path,
-        "dataset",
-        int(dataset.dataset_size or dataset.data.nbytes),
-        dataset.num_rows,
-        digest,
-    )
-
-
-def _hub_input(role: Role, source: SourceConfig) -> list[InputFile]:
-    assert source.dataset is not None
-    split = source.split or HUB_SPLIT
-    info = hub_dataset_info(source.dataset, source.subset, split)
-    _check_columns(source, source.dataset, info.columns)
-    digest = _digest(source.dataset, str(source.subset), split, str(info.rows), str(info.size))
-    return [InputFile(role, source.dataset, source.dataset, "hub", info.size, info.rows, digest)]
+    entry = InputFile(role.name, name, path, form.name, size, None, content, stamp="" if form.only_pictures else stamp)
+    if size == 0 and form.estimate is not None:
+        return replace(entry, rows=0)
+    return form.inspect(entry, role.source, role.limits, tail)
 
 
 def _ends(fs: Any, path: str, size: int) -> tuple[bytes, bytes]:
@@ -399,7 +280,3 @@ def _ends(fs: Any, path: str, size: int) -> tuple[bytes, bytes]:
         data = fs.cat_file(path, start=0, end=size) if size else b""
         return data[:_EDGE], data[-_EDGE:]
     return fs.cat_file(path, start=0, end=_EDGE), fs.cat_file(path, start=size - _EDGE, end=size)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

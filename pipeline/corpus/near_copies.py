@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,10 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from pipeline.config.corpus import NEAR_COPIES
-from pipeline.corpus.distinct import different, in_parts
-from pipeline.corpus.runs import run_hashes
 
 SKETCH = 128
 """Bytes of a sketch, one for each of as many random orders of all runs."""
@@ -24,6 +25,17 @@ SKETCH_TYPE = pa.binary(SKETCH)
 
 BLOCK = 1 << 16
 """Sketches that are read at a time."""
+
+_GRAM = 5
+"""Words in a run. A text of fewer words is one run: it has no near copy but its equals."""
+
+_WORD = re.compile(r"\w+")
+_NO_WORD = re.compile(r"\W")
+_CHARACTERS = 1 << 20  # of a text whose words are found together, or some more
+_AT_ONCE = 1 << 10  # runs that are hashed together: what is made of them stays in a cache
+
+PART = 1 << 16
+"""Values that are sorted at a time, about."""
 
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
@@ -52,7 +64,7 @@ def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
     """The `sketch` of each of several texts, which takes a fraction of the time of one after the other."""
     multiplier, summand = (values[:, None] for values in _orders())
     minimum = np.full((len(texts), SKETCH), np.iinfo(np.uint32).max, dtype=np.uint32)
-    for number, hashes in run_hashes(texts):
+    for number, hashes in _run_hashes(texts):
         begins = np.flatnonzero(np.diff(number, prepend=-1))
         values = multiplier * _mixed(hashes)
         values += summand
@@ -251,7 +263,7 @@ def _alike(
     every = _filled(source, lambda block: _keys(block, band, width))
     every = every if first.size == every.size else every[first]
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
-    for places in in_parts(every):  # who shares a band shares its first byte
+    for places in _in_parts(every):  # who shares a band shares its first byte
         keys = every[places]
         rising = np.argsort(keys, kind="stable")
         keys, order = _neighbours(keys[rising], places[rising], width)
@@ -369,3 +381,109 @@ def _of_documents(given: np.ndarray, known: np.ndarray, number: np.ndarray) -> t
     documents = np.repeat(np.arange(number.size), repeat)
     offset = np.arange(int(repeat.sum())) - np.repeat(np.cumsum(repeat) - repeat, repeat)
     return documents, known[np.repeat(begins[number], repeat) + offset]
+
+
+def _run_hashes(texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The hashes of the runs of texts, a bounded number at a time.
+
+    Runs are all sequences of 5 words, normalised (NFKC, case folded, without punctuation and white space).
+
+    Args:
+        texts: none empty.
+
+    Returns:
+        The number of each run's text, int64, ascending, and its hash, uint32; every text has a run.
+    """
+    for first, some in _together(texts):
+        for number, hashes in _hashes("\n".join(map(_normal_words, some)).encode("utf-8", "surrogatepass")):
+            yield first + number, hashes
+
+
+def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Texts in parts of some characters, each with the number of its first."""
+    begin = characters = 0
+    for number, text in enumerate(texts):
+        characters += len(text)
+        if characters >= _CHARACTERS:
+            yield begin, texts[begin : number + 1]
+            begin, characters = number + 1, 0
+    if begin < len(texts):
+        yield begin, texts[begin:]
+
+
+def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same of lines, whose words have a blank between them."""
+    signs = np.frombuffer(lines, dtype=np.uint8)
+    gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n")))
+    last = np.append(np.flatnonzero(signs[gaps] == ord("\n")), gaps.size)  # word of each line
+    begins, ends = np.concatenate([[0], gaps + 1]), np.append(gaps, len(lines))
+    first = np.concatenate([[0], last[:-1] + 1])
+    start = np.cumsum(np.concatenate([[0], np.maximum(1, last - first - _GRAM + 2)]))  # run of each line
+    for begin in range(0, int(start[-1]), _AT_ONCE):
+        run = np.arange(begin, min(begin + _AT_ONCE, int(start[-1])))
+        number = np.searchsorted(start, run, side="right") - 1
+        word = first[number] + run - start[number]
+        spans = zip(begins[word].tolist(), ends[np.minimum(word + _GRAM - 1, last[number])].tolist(), strict=True)
+        hashes = [xxhash.xxh32_intdigest(lines[one:other]) for one, other in spans]
+        yield number, np.array(hashes, dtype=np.uint32)
+
+
+def _normal_words(text: str) -> str:
+    normal = unicodedata.normalize("NFKC", text).casefold()
+    return _words(normal) or " ".join(normal.split())  # a text of signs alone has the runs of its signs
+
+
+def _words(text: str) -> str:
+    """The words of a text with a blank between them, found in a part of a long text at a time."""
+    parts: list[str] = []
+    start = 0
+    while start < len(text):
+        gap = _NO_WORD.search(text, start + _CHARACTERS)
+        stop = len(text) if gap is None else gap.start()
+        parts += [" ".join(words)] if (words := _WORD.findall(text, start, stop)) else []
+        start = stop
+    return " ".join(parts)
+
+
+def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number values in the order in which they first stand.
+
+    Args:
+        values: uint64, (values,), of any distribution; memory is least where first bytes are as frequent as others.
+
+    Returns:
+        The place of the first of each different value, int32, ascending; and for all places the number of their value
+        among these, int32.
+    """
+    earliest = np.arange(values.size, dtype=np.int32)  # the first place of each one's value
+    for places in _in_parts(values):
+        order = np.argsort(values[places], kind="stable")
+        rising = values[places[order]]
+        begins = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1]])[: rising.size])
+        first = places[order[begins]]
+        earliest[places[order]] = np.repeat(first, np.diff(begins, append=rising.size))
+    is_first = earliest == np.arange(values.size, dtype=np.int32)
+    number = np.cumsum(is_first, dtype=np.int32)[earliest]
+    return np.flatnonzero(is_first).astype(np.int32), number - np.int32(1)
+
+
+def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
+    """The places of values, those of equal first byte together, about PART at a time where bytes are spread evenly.
+
+    To sort a part takes memory for that part alone.
+
+    Args:
+        values: uint64, (values,).
+
+    Returns:
+        int32 arrays, each ascending: together every place once.
+    """
+    bits = min(8, max(0, values.size // PART).bit_length())
+    if not bits:
+        yield np.arange(values.size, dtype=np.int32)
+        return
+    part = np.empty(values.size, dtype=np.uint8)
+    for start in range(0, values.size, PART):
+        part[start : start + PART] = values[start : start + PART] >> np.uint64(64 - bits)
+    for name in range(1 << bits):
+        yield np.flatnonzero(part == name).astype(np.int32)

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
-import pyarrow as pa
-
-from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What Pillow may take a file for: formats that run no other program."""
+
+_ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # phones write JPEG files with a second picture in them: no animation
 
 PICTURE_SKETCH = 128
 """Bytes of a picture's sketch, as many as of a text's."""
@@ -40,34 +39,6 @@ _PLAIN = 0.125
 
 Problem = tuple[str, str]
 """Reason and message why a row holds no picture."""
-
-
-def check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
-    """Check that a column of a Parquet file can hold pictures.
-
-    Raises:
-        UserError: its type is neither bytes, nor a record of bytes and path, nor text.
-    """
-    kind = schema.field(column).type
-    if pa.types.is_struct(kind):
-        parts = {kind.field(index).name for index in range(kind.num_fields)}
-        if parts & {"bytes", "path"}:
-            return
-    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
-    if not any(check(kind) for check in checks):
-        raise UserError(
-            f"column {column!r} in {name} holds {kind}: a picture is bytes, a record of bytes and path, or a path; "
-            f"columns: {', '.join(schema.names)}"
-        )
-
-
-def undecoded(dataset: Any, column: str) -> Any:
-    """A dataset of the `datasets` library whose pictures come as the bytes that were written."""
-    import datasets
-
-    if isinstance(dataset.features[column], datasets.Image):
-        return dataset.cast_column(column, datasets.Image(decode=False))
-    return dataset
 
 
 def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
@@ -142,8 +113,7 @@ def picture_problem(data: bytes, pixels: int) -> Problem | None:
                 return "empty", f"{width} x {height} pixels"
             if image.mode in ("I", "F"):  # Pillow would make them white or black altogether
                 return "undecodable", "its pixels are numbers of 32 bits, of which none says what is black or white"
-            # phones write JPEG files with a second picture in them, which is no animation
-            if getattr(image, "is_animated", False) and image.format in ("GIF", "PNG", "WEBP", "TIFF"):
+            if getattr(image, "is_animated", False) and image.format in _ANIMATED:
                 return "animated", f"{getattr(image, 'n_frames', 2)} frames, and one is asked about"
     except Image.DecompressionBombError as error:
         return "too_large", f"{str(error).split(',')[0]}, which Pillow has for all pictures"

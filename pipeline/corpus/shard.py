@@ -1,4 +1,4 @@
-"""The unit of work: a contiguous run of rows of one input file."""
+"""What is read: an input file, and the unit of work, a contiguous run of its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,23 @@ from typing import Any
 
 from pipeline.config.corpus import LIMITS, LimitsConfig, Role, TransformConfig
 from pipeline.config.dialect import PLAIN, Dialect
-from pipeline.corpus.formats import Format, compression_of
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input as planned: a file, a saved dataset, a hub dataset's split, or one folder's text files."""
+
+    role: Role
+    name: str  # as the user wrote it; ids begin with it
+    path: str  # what fsspec opens
+    format: str  # its name
+    size: int  # bytes; 0 where unknown
+    rows: int | None  # None where they are unknown before the file is read
+    content: str  # digest of the size and of both ends of the file, to notice changes
+    files: tuple[str, ...] = ()  # of a folder of text files
+    text_bytes: int = 0  # of the text column, decompressed, where the metadata say
+    stamp: str = ""  # digest of when its files were written last, as the file system says; empty of a dataset's name
+    dialect: Dialect = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +36,7 @@ class Shard:
     role: Role
     name: str
     path: str
-    format: Format
+    format: str  # its name
     start: int
     stop: int | None  # None: to the end
     first_row: int  # number of the first row in the input
@@ -56,7 +72,7 @@ class Shard:
         text_transform = None if transform is None else TransformConfig(**transform)
         limits = LimitsConfig(**value["limits"]) if "limits" in value else LIMITS
         # what the shards of an input share stands in memory once
-        shared = {name: sys.intern(text) for name, text in value.items() if name in _SHARED and text is not None}
+        shared = {name: sys.intern(text) for name, text in value.items() if isinstance(text, str)}
         files = tuple(value["files"])
         return cls(**{**value, **shared, "files": files, "transform": text_transform, "limits": limits})
 
@@ -65,33 +81,12 @@ class Shard:
         """How the file is encoded and separated."""
         return Dialect(self.encoding, self.delimiter)
 
-    @property
-    def by_bytes(self) -> bool:
-        """Whether start and stop count bytes (uncompressed JSONL) and not rows."""
-        return self.format == "jsonl" and compression_of(self.path) is None
-
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
-_SHARED = frozenset(
-    {
-        "role",
-        "name",
-        "path",
-        "format",
-        "content",
-        "text",
-        "id_column",
-        "group_column",
-        "subset",
-        "split",
-        "caption_column",
-        *_DIALECT,
-    }
-)
 
 
 def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:

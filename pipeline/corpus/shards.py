@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import fsspec
-import numpy as np
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, SourceConfig, TransformConfig
 from pipeline.corpus.documents import read_labels, read_shard
-from pipeline.corpus.extent import extent_of
-from pipeline.corpus.inputs import InputFile
+from pipeline.corpus.formats import by_bytes, extent_of
+from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.labels import check_labels
-from pipeline.corpus.rows import lines
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
 SHARDS = 32
@@ -84,15 +81,16 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
     Ranges in which no line begins, as inside a long one, are left out: there is nothing to read in them.
     """
     numbered: list[Shard] = []
-    for (_, path), of_file in itertools.groupby(shards, key=lambda shard: (shard.role, shard.path)):
-        with _LineCounter(path) as lines:
-            for position, shard in enumerate(of_file):
-                if shard.by_bytes and shard.start > 0:
-                    first_row = lines.up_to(shard.start)
-                    if position and numbered[-1].first_row == first_row:
-                        numbered.pop()
-                    shard = replace(shard, first_row=first_row)
-                numbered.append(shard)
+    for (_, path), group in itertools.groupby(shards, key=lambda shard: (shard.role, shard.path)):
+        of_file = list(group)
+        counts = _lines_before(path, [shard.start for shard in of_file if by_bytes(shard) and shard.start > 0])
+        for position, shard in enumerate(of_file):
+            if by_bytes(shard) and shard.start > 0:
+                first_row = next(counts)
+                if position and numbered[-1].first_row == first_row:
+                    numbered.pop()
+                shard = replace(shard, first_row=first_row)
+            numbered.append(shard)
     return numbered
 
 
@@ -148,61 +146,38 @@ def _split_input(
 ) -> Iterator[Shard]:
     if entry.rows == 0:
         return
-    if not entry.splittable:
+    if ranges := by_bytes(whole):
+        step, total = shard_bytes, entry.size
+    elif entry.rows is None:  # nobody can begin inside the file without reading what stands before
         yield whole
         return
-    if entry.format == "jsonl":
-        step, total = shard_bytes, entry.size
     else:
-        total = entry.rows or 0
-        by_bytes = shard_bytes * total // max(1, entry.text_bytes if entry.format == "parquet" else entry.size)
-        step = max(1, min(shard_documents, by_bytes))
+        total = entry.rows
+        step = max(1, min(shard_documents, shard_bytes * total // max(1, entry.text_bytes or entry.size)))
     for start in range(0, total, step):
         stop = min(total, start + step)
-        first = 0 if entry.format == "jsonl" else start
-        yield replace(whole, start=start, stop=stop, first_row=first, files=entry.files[start:stop])
+        yield replace(whole, start=start, stop=stop, first_row=0 if ranges else start, files=entry.files[start:stop])
 
 
 def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
     """The shard cut to at most `left` rows, and how many rows that is."""
-    if shard.by_bytes and shard.label_column is None:
-        rows = min(remaining, _lines_from(shard, remaining))
-        return replace(shard, max_rows=rows), rows
-    if shard.stop is None or shard.label_column is not None:
+    if by_bytes(shard) and shard.label_column is None:
+        rows = sum(1 for _ in lines(replace(shard, max_rows=remaining)))
+    elif shard.stop is None or shard.label_column is not None:
         rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining)))
-        return replace(shard, max_rows=rows), rows
-    rows = min(remaining, shard.stop - shard.start)
-    return replace(shard, stop=shard.start + rows, files=shard.files[:rows]), rows
+    else:
+        rows = min(remaining, shard.stop - shard.start)
+        return replace(shard, stop=shard.start + rows, files=shard.files[:rows]), rows
+    return replace(shard, max_rows=rows), rows
 
 
-def _lines_from(shard: Shard, enough: int) -> int:
-    return sum(1 for _ in lines(replace(shard, max_rows=enough)))
-
-
-class _LineCounter:
-    """Counts the lines of a file from its beginning on; it is opened where there is something to count."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.file: Any = None
-        self.position = self.ends = 0  # bytes read, and ends of lines in them
-        self.block = bytearray(_BLOCK)
-        self.numbers = np.frombuffer(self.block, dtype=np.uint8)
-
-    def __enter__(self) -> _LineCounter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
-
-    def up_to(self, stop: int) -> int:
-        """How many lines begin in bytes [0, stop), for a stop above 0 and none of earlier calls."""
-        if self.file is None:
-            self.file = fsspec.open(self.path, "rb").open()
-        last = stop - 1  # a line that begins at a byte ends before it
-        while self.position < last and (size := self.file.readinto(memoryview(self.block)[: last - self.position])):
-            if self.block.find(b"\n", 0, size) >= 0:  # quicker than to count, and within a long line there is none
-                self.ends += int(np.count_nonzero(self.numbers[:size] == ord("\n")))
-            self.position += size
-        return 1 + self.ends
+def _lines_before(path: str, stops: Sequence[int]) -> Iterator[int]:
+    """How many lines begin in bytes [0, stop) of a file, for ascending stops above 0."""
+    position = ends = 0
+    with fsspec.open(path, "rb") as file:
+        for stop in stops:
+            last = stop - 1  # a line that begins at a byte ends before it
+            while position < last and (block := file.read(min(_BLOCK, last - position))):
+                ends += block.count(b"\n")
+                position += len(block)
+            yield 1 + ends

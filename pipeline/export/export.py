@@ -11,30 +11,17 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.audit.summary import read_summary
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.columns import write_parquet
+from pipeline.corpus.formats.saved import split_of
 from pipeline.errors import UserError
 from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
-from pipeline.export.huggingface import LeftOut, check_features, common_schema, parquet_names, split_of, tables_of
+from pipeline.export.huggingface import LeftOut, check_features, common_schema, parquet_names, tables_of
 from pipeline.export.lists import LIST_FILE, SAMPLES_FILE, find_samples, write_list, write_samples
-from pipeline.export.picture_copies import copy_pictures, copy_tar, picture_names
 from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_outside
 from pipeline.export.request import ExportQuestion, ExportRequest, Form, settle_request
-from pipeline.export.sources import (
-    ExportSource,
-    check_digest,
-    check_names,
-    check_unchanged,
-    check_untouched,
-    sources_of,
-)
-from pipeline.export.tables import (
-    copy_parquet,
-    copy_saved_dataset,
-    dataset_of,
-    dataset_tables,
-    saved_names,
-    write_parquet,
-)
-from pipeline.export.text_files import copy_rows, copy_text
+from pipeline.export.sources import check_digest, check_names, check_unchanged, check_untouched, sources_of
 from pipeline.export.verdicts import AnsweredRun, RowMarks, read_answered
 
 
@@ -142,15 +129,17 @@ def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCoun
 
 
 def _draft_files(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
+    exporters = {source.name: format_named(source.first.format).export for source in sources}
+
     def write(folder: ExportFolder) -> int:
         for source in sources:
             marks = _marks_of(answered, source)
-            _copy(source, marks, folder)
+            exporters[source.name].copy(source, marks, folder.file)
             if marks.unmet():
                 raise UserError(f"{source.name} has fewer rows than the run read: it was changed while it was exported")
         return 0
 
-    return _Draft([name for source in sources for name in _names_of(source)], write)
+    return _Draft([name for source in sources for name in exporters[source.name].names(source)], write)
 
 
 def _draft_list(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
@@ -186,7 +175,7 @@ def _draft_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
 
 def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Draft:
     for source in sources:
-        if source.first.format in ("picture", "tar"):
+        if source.first.pictures and format_named(source.first.format).unit in ("file", "sample"):
             raise UserError(
                 f"{source.name} holds pictures as files, which are no rows: export it without --huggingface"
             )
@@ -200,7 +189,7 @@ def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
                 write_parquet(sink, schema, tables_of(source, _marks_of(answered, source), schema, left_out))
         return left_out.count
 
-    return _Draft(names, write, data_files=[{"split": split_of(sources), "path": names}])
+    return _Draft(names, write, data_files=[{"split": split_of(sources[0].first), "path": names}])
 
 
 _DRAFTS: dict[Form, Callable[[AnsweredRun, Sequence[ExportSource]], _Draft]] = {
@@ -213,48 +202,6 @@ _DRAFTS: dict[Form, Callable[[AnsweredRun, Sequence[ExportSource]], _Draft]] = {
 
 def _marks_of(answered: AnsweredRun, source: ExportSource) -> RowMarks:
     return RowMarks(answered.runs(source.shards), answered.question.keeps_selected)
-
-
-def _names_of(source: ExportSource) -> list[str]:
-    """The files that an input is exported to."""
-    shard = source.first
-    if shard.format == "dataset":
-        return saved_names(shard, source.name)
-    if shard.format == "hub":
-        return [f"{source.name}-{split_of([source])}.parquet"]
-    if shard.format == "txt":
-        return [f"{source.name}/{inner}" if inner else source.name for inner in source.files]
-    if shard.format == "picture":
-        return picture_names(source)
-    return [source.name]
-
-
-def _copy(source: ExportSource, marks: RowMarks, folder: ExportFolder) -> None:
-    """Write what is kept of an input in the format that it has."""
-    shard = source.first
-    if shard.format == "dataset":
-        copy_saved_dataset(shard, source.name, marks, folder.file)
-        return
-    if shard.format == "txt":
-        flags = marks.following(len(source.files)).tolist()
-        for inner, name, kept in zip(source.files, _names_of(source), flags, strict=True):
-            if kept:
-                with folder.file(name) as sink:
-                    copy_text(shard, inner, sink)
-        return
-    if shard.format == "picture":
-        copy_pictures(source, marks, folder)
-        return
-    with folder.file(*_names_of(source)) as sink:
-        if shard.format == "tar":
-            copy_tar(shard, marks, sink)
-        elif shard.format == "parquet":
-            copy_parquet(shard, marks, sink)
-        elif shard.format == "hub":
-            dataset = dataset_of(shard)
-            write_parquet(sink, dataset.features.arrow_schema, dataset_tables(dataset, marks))
-        else:
-            copy_rows(shard, marks, sink)
 
 
 @contextlib.contextmanager

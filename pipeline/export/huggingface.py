@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import io
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.corpus.documents import problem_of
-from pipeline.corpus.formats import open_plain
-from pipeline.corpus.lines import Overlong, csv_columns, csv_records
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.saved import split_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.export.sources import ExportSource
-from pipeline.export.tables import dataset_of, dataset_tables, parquet_schema, parquet_tables
-from pipeline.export.text_files import kept_lines
 from pipeline.export.verdicts import RowMarks
 
-SPLIT = "train"
-"""Where an input names no split."""
-
 _ROWS = 1 << 10
-_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 
 MarksOf = Callable[[ExportSource], RowMarks]
 
@@ -39,15 +29,9 @@ class LeftOut:
     count: int = 0
 
 
-def split_of(sources: Sequence[ExportSource]) -> str:
-    """The split that all documents are exported as."""
-    split = sources[0].first.split or SPLIT
-    return split if _SPLIT_NAME.fullmatch(split) else SPLIT
-
-
 def parquet_names(sources: Sequence[ExportSource]) -> list[str]:
     """A file an input, in the names that a Hugging Face folder has."""
-    split = split_of(sources)
+    split = split_of(sources[0].first)
     return [f"data/{split}-{number:05d}-of-{len(sources):05d}.parquet" for number in range(len(sources))]
 
 
@@ -86,12 +70,13 @@ def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out
         UserError: a value that the column cannot hold.
     """
     shard = source.first
-    if shard.format in ("jsonl", "csv", "txt"):
+    tables = format_named(shard.format).export.tables
+    if tables is None:
         for first, rows in _blocks(_rows(source, marks, left_out)):
-            yield _table(shard, first, rows, schema)
+            arrays = [_array(shard, field.name, first, rows, field.type) for field in schema]
+            yield pa.table(arrays, schema=schema)
         return
-    tables = parquet_tables(shard, marks) if shard.format == "parquet" else dataset_tables(dataset_of(shard), marks)
-    for table in tables:
+    for table in tables(shard, marks):
         columns = [
             table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
             for field in schema
@@ -101,21 +86,13 @@ def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out
 
 def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
     shard = source.first
-    if shard.format == "parquet":
-        return parquet_schema(shard)
-    if shard.format in ("dataset", "hub"):
-        return dataset_of(shard).features.arrow_schema
-    if shard.format == "txt":
-        return pa.schema([("file", pa.string()), (shard.text, pa.string())])
-    if shard.format == "csv":
-        with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-            return pa.schema(
-                [(name, pa.string()) for name in csv_columns(file, shard.limits.document_bytes, shard.dialect)]
-            )
+    stated = format_named(shard.format).export.schema
+    if stated is not None:
+        return stated(shard)
     schema = pa.schema([])
     for first, rows in _blocks(_rows(source, marks_of(source), LeftOut())):
         names = dict.fromkeys(name for row in rows for name in row)
-        fields = [pa.field(name, _type_of(shard, name, first, rows)) for name in names]
+        fields = [pa.field(name, _array(shard, name, first, rows).type) for name in names]
         try:
             schema = pa.unify_schemas([schema, pa.schema(fields)], promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -123,21 +100,14 @@ def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
     return schema if schema.names else pa.schema([(shard.text, pa.string())])  # of no row
 
 
-def _type_of(shard: Shard, name: str, first: int, rows: Sequence[dict[str, Any]]) -> pa.DataType:
+def _array(
+    shard: Shard, name: str, first: int, rows: Sequence[dict[str, Any]], kind: pa.DataType | None = None
+) -> pa.Array:
+    """A column of some rows, of a type or of the one that its values have. Raises UserError: they have none."""
     try:
-        return pa.array([row.get(name) for row in rows]).type
+        return pa.array([row.get(name) for row in rows], kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
         raise _mixed(shard, first, error, name) from None
-
-
-def _table(shard: Shard, first: int, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    columns = []
-    for field in schema:
-        try:
-            columns.append(pa.array([row.get(field.name) for row in rows], field.type))
-        except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
-            raise _mixed(shard, first, error, field.name) from None
-    return pa.table(columns, schema=schema)
 
 
 def _blocks(rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
@@ -157,50 +127,13 @@ def _blocks(rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, l
 
 def _rows(source: ExportSource, marks: RowMarks, left_out: LeftOut) -> Iterator[tuple[int, dict[str, Any]]]:
     """The kept rows of a text format with their numbers, without those that are none."""
-    shard = source.first
-    for number, row in {"jsonl": _jsonl_rows, "csv": _csv_rows, "txt": _text_rows}[shard.format](source, marks):
+    records = format_named(source.first.format).export.records
+    assert records is not None
+    for number, row in records(source, marks):
         if row is None:
             left_out.count += 1
         else:
             yield number, row
-
-
-def _jsonl_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    for number, line in kept_lines(source.first, marks):
-        if line is not None and not line.strip():
-            continue
-        try:
-            data = (line or b"").removeprefix(b"\xef\xbb\xbf" if number == 0 else b"")
-            row = json.loads(data.decode(source.first.encoding, "surrogateescape"))
-        except (ValueError, RecursionError, MemoryError):
-            row = None
-        yield number, row if isinstance(row, dict) else None
-
-
-def _csv_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    shard = source.first
-    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for number, record in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
-            if marks.following(1)[0]:
-                if not isinstance(record, Overlong) and None in record:
-                    raise UserError(f"record {number} of {shard.name} has more fields than the first one names")
-                yield number, None if isinstance(record, Overlong) else dict(record)
-
-
-def _text_rows(source: ExportSource, marks: RowMarks) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    shard = source.first
-    for number, (inner, kept) in enumerate(zip(source.files, marks.following(len(source.files)), strict=True)):
-        if kept:
-            with fsspec.open(f"{shard.path}/{inner}" if inner else shard.path, "rb") as file:
-                data = file.read(shard.limits.document_bytes + 1)
-            try:
-                text = data.decode(shard.dialect.codec)
-            except UnicodeDecodeError:
-                yield number, None
-                continue
-            problem = problem_of(text)
-            readable = (problem is None or problem.reason == "empty") and len(text) <= shard.limits.document_bytes
-            yield number, {"file": inner or source.name, shard.text: text} if readable else None
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -12,8 +12,10 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from pipeline.corpus.documents import read_shard
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.export.sources import ExportSource
 from pipeline.export.verdicts import AnsweredRun
 from pipeline.store.tables import read_filed
 
@@ -80,7 +82,7 @@ def find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> Samp
             kept = set(answered.verdicts(shard).kept(question).tolist())
             for document in read_shard(shard):
                 task = question.task if question.task is not None else document.group
-                if task is None and document.problem is not None and shard.format in _PARSED:
+                if task is None and document.problem is not None and _is_parsed(shard):
                     raise UserError(
                         f"row {document.row} of {shard.name} cannot be read, so nobody knows which task it is an item "
                         "of, and the indices of later ones: mend it and run anew, or export a task by itself"
@@ -98,8 +100,10 @@ def find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> Samp
     return Samples(indices, [task for task in counts if task not in indices], without)
 
 
-_PARSED = ("jsonl", "csv")
-"""Formats of which a row that cannot be read has no group either."""
+def _is_parsed(shard: Shard) -> bool:
+    """Whether a row that cannot be read has no group either."""
+    unit = format_named(shard.format).unit
+    return unit == "line" or (unit == "sample" and not shard.pictures)
 
 
 def write_samples(samples: Samples, sink: BinaryIO) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.config.paths import origin_of, written
+from pipeline.corpus.formats import format_named
 from pipeline.errors import UserError
 from pipeline.export.request import ExportQuestion
 from pipeline.export.sources import place_of
@@ -135,7 +136,7 @@ def check_outside(question: ExportQuestion) -> None:
     if _nested(out, run) or _nested(run, out):
         raise UserError(f"{question.out} and the run directory {question.store.url} lie in one another: name another")
     for entry in question.manifest.inputs:
-        if entry.format != "hub":
+        if format_named(entry.format).has_path:
             place, what = place_of(entry.path), f"corpus.{entry.role}'s {entry.name}"
             if _nested(out, place):
                 raise UserError(f"{question.out} is an input of the run, {what}: an export never changes its input")

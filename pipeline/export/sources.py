@@ -7,14 +7,15 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import fsspec
 
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import InputFile, find_inputs, stamp_of
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.inputs import find_inputs, stamp_of
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 from pipeline.export.request import ExportQuestion
 from pipeline.store.receipts import Receipt
@@ -22,28 +23,10 @@ from pipeline.store.receipts import Receipt
 _AGAIN = "seenset run on the data as they are now, in another run directory, judges them"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportSource:
-    """An input of audited documents."""
-
-    shards: tuple[Shard, ...]  # in their order
-    name: str  # in the export: a path below the folder that all inputs have in common
-
-    @property
-    def first(self) -> Shard:
-        """The shard with which it begins: all of them agree on path, format and columns."""
-        return self.shards[0]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The text files of a folder of them."""
-        return tuple(file for shard in self.shards for file in shard.files)
-
-
 def sources_of(question: ExportQuestion) -> list[ExportSource]:
     """The inputs of a run's audited documents, in their order."""
     groups = [tuple(group) for _, group in itertools.groupby(question.shards, key=lambda shard: shard.path)]
-    places = [place_of(group[0].path, group[0].format == "hub", follow=False) for group in groups]
+    places = [place_of(group[0].path, not format_named(group[0].format).has_path, follow=False) for group in groups]
     names = relative_names(places)
     return [ExportSource(group, name) for group, name in zip(groups, names, strict=True)]
 

@@ -22,13 +22,14 @@ import pyarrow.parquet as pq
 from pipeline import __version__
 from pipeline.config.corpus import LIMITS, CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
+from pipeline.corpus.formats import FORMATS, by_bytes, format_named
+from pipeline.corpus.formats.base import RowEdits, TextEdit
 from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import whole_shard
 from pipeline.errors import UserError
 from pipeline.export.sources import place_of
 from pipeline.mark.commitment import leaf_digest, merkle_root, version_digest
-from pipeline.mark.public import RowEdits, TextEdit, write_edited
 from pipeline.mark.rules import RULES_VERSION, rules_of
 from pipeline.mark.versions import MOST_SEED, MOST_VERSIONS, Versions, derived, drawn_index, versions_of
 from pipeline.store.files import HashedFile, Store
@@ -202,7 +203,11 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
         with archive.writer:
             for shard, names in inputs:
                 edits = _edits(shard, names, archive, draw or _by_rules(request), seen)
-                write_edited(shard, names, RowEdits(edits), open_public)
+                row_edits = RowEdits(edits)
+                write_edited = format_named(shard.format).edit
+                assert write_edited is not None  # others were refused
+                write_edited(shard, names, row_edits, open_public)
+                row_edits.finish()
             archive.flush()
     _write_records(request, archive, store, {VERSIONS_FILE: file.sha256}, public)
     return _marked(request, archive, store.url, sorted(public))
@@ -293,7 +298,7 @@ def _edits(shard: Shard, names: list[str], archive: _Archive, draw: Drawer, seen
     Raises:
         UserError: an id stands twice.
     """
-    files = shard.format == "txt"  # one document each
+    files = format_named(shard.format).unit == "file"  # one document each
     has_ids = shard.id_column is not None and not files
     documents = read_shard(shard)
     while batch := list(itertools.islice(documents, _AT_ONCE)):
@@ -324,10 +329,9 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     folder = path if fs.isdir(path) else posixpath.dirname(path)
     named = []
     for entry in inputs:
-        if entry.format not in ("txt", "jsonl", "csv", "parquet"):
-            raise UserError(
-                f"{entry.name} is a {entry.format}, and only files can be marked: Parquet, JSONL, CSV, .txt"
-            )
+        if format_named(entry.format).edit is None:
+            known = ", ".join(form.name for form in FORMATS.values() if form.edit is not None)
+            raise UserError(f"{entry.name} has the format {entry.format}; formats that can be marked: {known}")
         relative = posixpath.relpath(fs._strip_protocol(entry.path), folder)
         names = [posixpath.normpath(f"{relative}/{inner}") for inner in entry.files] or [relative]
         named.append((replace(_shard_of(entry, source), name=relative), names))
@@ -336,7 +340,7 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
 
 def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:
     shard = whole_shard(entry, source, None, LIMITS)
-    return replace(shard, stop=entry.size) if shard.by_bytes else shard
+    return replace(shard, stop=entry.size) if by_bytes(shard) else shard
 
 
 def _check_outside(request: MarkRequest) -> None:

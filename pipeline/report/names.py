@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from pipeline.audit.manifest import InputRecord
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
+from pipeline.corpus.formats import format_named
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _CACHED = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
@@ -52,7 +53,7 @@ class Folders:
         """The longest folder that the inputs of each role have in common, or where that is the root, each one's own."""
         names: dict[str, list[str]] = {}
         for entry in inputs:
-            if entry.format != "hub":
+            if format_named(entry.format).has_path:
                 names.setdefault(entry.role, []).append(entry.name)
         folders = {folder for group in names.values() for folder in _folders(group)}
         return cls(tuple(sorted(folders - {"", "/"}, key=_longest)))

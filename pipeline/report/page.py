@@ -15,6 +15,7 @@ from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.models import EndpointConfig, display_name
 from pipeline.corpus.documents import fetch_texts
 from pipeline.corpus.excerpts import excerpt_of
+from pipeline.corpus.formats import format_named
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError, visible
@@ -197,7 +198,7 @@ def _texts_of(source: str, rows: Sequence[int], shards: Sequence[Shard]) -> dict
 
 def _unchanged(shard: Shard) -> bool:
     """Whether the input still is what was scored: the text of another document must never be shown as selected."""
-    if shard.format == "hub":
+    if not format_named(shard.format).has_path:
         return True
     settings = {"image" if shard.pictures else "text": shard.text, **shard.dialect.differing()}
     audit = SourceConfig(path=shard.path, id=shard.id_column, group=shard.group_column, split=shard.split, **settings)

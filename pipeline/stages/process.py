@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.corpus.documents import Document, id_key, read_shard
-from pipeline.corpus.rows import Watch, unwatched
+from pipeline.corpus.formats.base import Watch, unwatched
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently

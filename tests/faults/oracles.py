@@ -19,7 +19,7 @@ from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig, SourceConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.extent import extent_of
+from pipeline.corpus.formats import extent_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows, plan_shards

@@ -68,7 +68,8 @@ IMPORTS = """
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.formats import first_columns
+from pipeline.config.dialect import PLAIN
+from pipeline.corpus.formats import format_of
 from pipeline.errors import UserError
 """
 
@@ -91,9 +92,9 @@ def test_files_that_are_one_line_are_refused_with_the_figure(tmp_path: Path) -> 
     write_packed(tmp_path / "one.jsonl.zst", [(b'{"text": "', 1), (MEBIBYTE, 200)])
     (tmp_path / "one.csv.gz").write_bytes(gzip.compress(MEBIBYTE * 80, 1))
     code = f"""
-    for form, name in (("jsonl", "one.jsonl.zst"), ("csv", "one.csv.gz")):
+    for name in ("one.jsonl.zst", "one.csv.gz"):
         try:
-            first_columns(form, {str(tmp_path)!r} + "/" + name, name)
+            format_of(name).columns({str(tmp_path)!r} + "/" + name, name, PLAIN)
         except UserError as error:
             print(error)
     """

@@ -26,8 +26,8 @@ from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import InputFile, find_inputs
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 from pipeline.store.files import Store, to_json

@@ -28,8 +28,7 @@ from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, settled_shards, write_shards
 from pipeline.audit.stages import stages_of
-from pipeline.corpus.distinct import PART, different
-from pipeline.corpus.near_copies import SKETCH, near_families, sketch, stack_sketches
+from pipeline.corpus.near_copies import PART, SKETCH, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.sketch_file import SketchFile
 from pipeline.errors import UserError

@@ -20,7 +20,8 @@ from benchmarks.small_model import WORDS
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import Document, fetch_texts, read_shard, text_key
-from pipeline.corpus.extent import Extent, extent_of
+from pipeline.corpus.files import Extent
+from pipeline.corpus.formats import extent_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows, plan_shards

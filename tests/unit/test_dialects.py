@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from pipeline.audit.starter import audit_starter
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.extent import extent_of
+from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.errors import UserError
-from pipeline.export.text_files import copy_rows
 
 TEXTS = [f"{number} cafés à l\u2019hôtel d'été, en forêt; ¡voilà!" for number in range(60)]
 SETTINGS = {"utf-16": "utf-16", "utf-16-be": "utf-16-be", "cp1252": "windows-1252", "iso8859-1": "latin1"}
@@ -206,7 +208,7 @@ def test_cleaned_files_keep_their_encoding_and_delimiter(tmp_path: Path, encodin
     write_csv(tmp_path / "kept.csv", encoding, delimiter, texts)
     shard = make_plan(config_of(path, encoding=encoding, delimiter=delimiter)).shards[0]
     sink = io.BytesIO()
-    copy_rows(shard, Kept(), sink)  # type: ignore[arg-type]
+    CSV.export.copy(ExportSource((shard,), "a.csv"), Kept(), lambda _: nullcontext(sink))
     whole = io.StringIO(path.read_bytes().decode(encoding), newline="")
     kept = io.StringIO(sink.getvalue().decode(encoding), newline="")
     rows = list(csv.DictReader(whole, delimiter=delimiter))

@@ -8,6 +8,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -25,11 +26,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import sentence
 
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.export import Exported, write_export
 from pipeline.export.request import ExportRequest
-from pipeline.export.text_files import copy_rows
 from pipeline.export.verdicts import RowMarks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
@@ -168,7 +170,8 @@ def test_any_csv_is_cut_between_its_records(rows: list[tuple[str, str]], ending:
         path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
         kept = [i for i in range(len(rows)) if rng.random() < 0.5]
         sink = io.BytesIO()
-        copy_rows(shard_of(path, "csv"), RowMarks([np.array(kept, dtype=np.int64)], True), sink)
+        marks = RowMarks([np.array(kept, dtype=np.int64)], True)
+        CSV.export.copy(ExportSource((shard_of(path, "csv"),), path.name), marks, lambda _: nullcontext(sink))
     whole = list(csv.reader(io.StringIO(buffer.getvalue(), newline="")))
     written = list(csv.reader(io.StringIO(sink.getvalue().decode(), newline="")))
     records = [record for record in whole[1:] if record]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from pipeline.config.corpus import LimitsConfig
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.shard import Shard
-from pipeline.export.text_files import copy_rows
 from pipeline.export.verdicts import RowMarks
 
 SIZE = 160
@@ -25,9 +27,9 @@ PROGRAM = """
 import io, json, os, resource, sys
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.shard import Shard
-from pipeline.export.tables import copy_parquet, copy_saved_dataset
-from pipeline.export.text_files import copy_rows
 from pipeline.export.verdicts import RowMarks
 
 form, path, size, making = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "make"
@@ -63,14 +65,9 @@ values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content":
 kind = {"one line": "jsonl", "saved": "dataset"}.get(form, form)
 shard = Shard(id="a", role="audit", name="a", path=str(path), format=kind, id_column=None, group_column=None, **values)
 marks = RowMarks([np.arange(1, rows, 2)], False)
-sink = open(os.devnull, "wb")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-if form == "parquet":
-    copy_parquet(shard, marks, sink)
-elif form == "saved":
-    copy_saved_dataset(shard, "saved", marks, lambda name: open(os.devnull, "wb"))
-else:
-    copy_rows(shard, marks, sink)
+source = ExportSource((shard,), "a")
+format_named(kind).export.copy(source, marks, lambda name: open(os.devnull, "wb"))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
@@ -89,7 +86,8 @@ def test_a_line_is_copied_in_pieces(tmp_path: Path) -> None:
         written: list[int] = []
         sink = SimpleNamespace(write=lambda data, written=written: written.append(len(data)))
         tracemalloc.start()
-        copy_rows(shard, RowMarks([np.array([1])], False), sink)
+        marks = RowMarks([np.array([1])], False)
+        format_named(form).export.copy(ExportSource((shard,), "a"), marks, lambda _, sink=sink: nullcontext(sink))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert sum(written) == len(head + line) + 1, form

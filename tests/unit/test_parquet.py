@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.corpus import parquet
+from pipeline.corpus.formats import parquet
 
 FILES = 40
 TEXT_BYTES = 200_000  # a file

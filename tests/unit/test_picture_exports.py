@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from picture_models import encoded, random_pictures
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.picture import PICTURE
+from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import plan_shards
-from pipeline.export.picture_copies import copy_pictures, copy_tar, picture_names
 from pipeline.export.place import ExportFolder
-from pipeline.export.sources import ExportSource
 from pipeline.export.verdicts import RowMarks
 from pipeline.store.files import Store
 
@@ -63,7 +65,7 @@ def test_the_kept_samples_of_a_tar_file_have_all_their_files(
     content = write_tar(tmp_path / "shard.tar", names)
     source = source_of(tmp_path / "shard.tar", caption="txt")
     sink = io.BytesIO()
-    copy_tar(source.first, marks_of(rows, keeps), sink)
+    WEBDATASET.export.copy(source, marks_of(rows, keeps), lambda _: nullcontext(sink))
     written = read_tar(sink.getvalue())
     assert written == {name: content[name] for at in kept for name in names[3 * at : 3 * at + 3]}
 
@@ -74,7 +76,7 @@ def test_a_tar_file_that_ends_too_early_is_no_export(tmp_path: Path) -> None:
     whole = (tmp_path / "shard.tar").read_bytes()
     (tmp_path / "shard.tar").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OSError, match=r"not a whole \.tar file"):
-        copy_tar(source.first, marks_of([], False), io.BytesIO())
+        WEBDATASET.export.copy(source, marks_of([], False), lambda _: nullcontext(io.BytesIO()))
 
 
 def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: Path) -> None:
@@ -88,11 +90,11 @@ def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: P
     source = source_of(folder, caption="txt")
     assert sorted(source.files) == names
     place = ExportFolder(Store(str(tmp_path / "out")), "run", [])
-    copy_pictures(source, marks_of([source.files.index("b.png")], False), place)
+    PICTURE.export.copy(source, marks_of([source.files.index("b.png")], False), place.file)
     kept = {f"photos/{name}" for name in names if name != "b.png"} | {"photos/more/c.txt", "photos/more/d.txt"}
     assert set(place.names) == kept
     assert len(place.names) == len(kept)
-    assert kept <= set(picture_names(source))
+    assert kept <= set(PICTURE.export.names(source))
     for name in kept:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / name).read_bytes()
 
@@ -101,6 +103,6 @@ def test_a_single_picture_is_copied_with_its_caption(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PICTURES[0])
     (tmp_path / "a.txt").write_text("words")
     place = ExportFolder(Store(str(tmp_path / "out")), "run", [])
-    copy_pictures(source_of(tmp_path / "a.png", caption="txt"), marks_of([0]), place)
+    PICTURE.export.copy(source_of(tmp_path / "a.png", caption="txt"), marks_of([0]), place.file)
     assert place.names == ["a.png", "a.txt"]
     assert (tmp_path / "out/a.txt").read_text() == "words"

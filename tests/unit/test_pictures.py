@@ -19,7 +19,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, pictures_of, read_shard
-from pipeline.corpus.extent import extent_of
+from pipeline.corpus.formats import extent_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.pictures import open_picture, picture_key, picture_problem, picture_sketches

@@ -1,4 +1,4 @@
-"""Rows from anywhere in a Parquet file: a reader goes on where an earlier one stopped.
+"""Parquet files: rows from anywhere in them, and copies with their schema, metadata and compression.
 
 Rows within a row group can only be reached by decoding those before them. Shards of one file are mostly read in their
 order, so the readers of a process wait where they stopped for whoever wants the rows that follow.
@@ -8,19 +8,40 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import Dialect
+from pipeline.corpus.files import is_local
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.columns import (
+    AT_ONCE,
+    batch_rows,
+    check_schema,
+    edited_tables,
+    kept_rows,
+    sampled_rows,
+    wanted_columns,
+    write_parquet,
+)
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
-BATCH_ROWS = 1024
+_ROWS, _ROWS_BYTES = 1024, 1 << 26  # that are decoded together
+_PACKING = 12  # times that texts are packed at most
+_CODECS = {"SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD"}
+
 BUFFER_BYTES = {True: 1 << 20, False: 1 << 23}
 """Read at a time of each column, by whether the file is local: a request to an object store costs as much as 8 MiB."""
 
@@ -81,12 +102,8 @@ class _Reader:
         return next((end for end in self.ends if row < end), 0)
 
 
-def _usual(metadata: pq.FileMetaData, group: int) -> int:
-    return BATCH_ROWS
-
-
 def parquet_batches(
-    path: str, columns: Sequence[str], start: int, stop: int, at_once: AtOnce = _usual
+    path: str, columns: Sequence[str], start: int, stop: int, at_once: AtOnce
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Rows [start, stop) of some columns in batches, each with the number of its first row.
 
@@ -126,7 +143,7 @@ def parquet_batches(
 def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Reader:
     """A reader of the file that waits before the row, else one that waits elsewhere in it, else a new one."""
     fs, name = fsspec.core.url_to_fs(path)
-    local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
+    local = is_local(fs)
     key = (path, tuple(columns), *_identity(fs, name, local))
     with _lock:
         same = [reader for reader in _idle if reader.key == key]
@@ -139,10 +156,7 @@ def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Read
     parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
     check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
     sizes = (parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
-    ends: list[int] = []
-    for size in sizes:
-        ends.append(size + (ends[-1] if ends else 0))
-    return _Reader(key, file, parquet, ends, at_once)
+    return _Reader(key, file, parquet, list(accumulate(sizes)), at_once)
 
 
 def _leave(reader: _Reader) -> None:
@@ -251,3 +265,130 @@ def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     chunks = chunks_of(metadata, text)
     return sum(group.column(index).total_uncompressed_size for group in groups for index in chunks)
+
+
+def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    footer = open_footer(entry.path, entry.name, tail)
+    metadata, name = footer.metadata, entry.name
+    try:
+        check_chunks(metadata, source.columns, entry.size or sys.maxsize)  # 0: the server does not say
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
+    rows = _rows_of_footer(metadata, source.columns, name)
+    check_schema(footer.schema_arrow, source, name)
+    return replace(entry, rows=rows, text_bytes=text_bytes_of(metadata, source.content))
+
+
+def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str) -> int:
+    """The rows of a Parquet file. Where its footer says fewer in one place than in another, the rest would be lost.
+
+    Raises:
+        UserError: its footer contradicts itself.
+    """
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    total = sum(group.num_rows for group in groups)
+    if total != metadata.num_rows:
+        raise UserError(
+            f"{name} is damaged: its footer says {metadata.num_rows} rows, and its row groups have {total} in all"
+        )
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    for index in (paths.index(column) for column in columns if column in paths):
+        for number, group in enumerate(groups):
+            if (values := group.column(index).num_values) > group.num_rows:
+                raise UserError(
+                    f"{name} is damaged: its footer says {group.num_rows} rows of row group {number}, and column "
+                    f"{paths[index]!r} has {values} values there"
+                )
+    return int(total)
+
+
+def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    assert shard.stop is not None
+    given, at_once = 0, partial(_rows_at_once, column=shard.text)
+    for first, batch in parquet_batches(shard.path, wanted_columns(shard), shard.start, shard.stop, at_once):
+        yield from batch_rows(shard, batch, first, watch)
+        given += len(batch)
+    if given != shard.stop - shard.start:
+        raise UserError(
+            f"{shard.name} is damaged: rows [{shard.start}, {shard.stop}) were planned from its footer, and only "
+            f"{given} of them are in it"
+        )
+
+
+def _rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
+    """How many rows of a row group to decode together: few where the texts of a column are long."""
+    for index in chunks_of(metadata, column)[:1]:
+        chunk = metadata.row_group(group).column(index)
+        return max(1, min(_ROWS, _ROWS_BYTES // max(1, _longest(chunk, chunk.num_values))))
+    return _ROWS
+
+
+def _longest(chunk: pq.ColumnChunkMetaData, rows: int) -> int:
+    """Bytes that a row of a column may have.
+
+    A dictionary may stand for much more text than its own: where a column packs better than texts do, every row may be
+    as long as the whole column is.
+    """
+    size, packed = int(chunk.total_uncompressed_size), max(1, chunk.total_compressed_size)
+    return size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, rows)
+
+
+def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
+    file = pq.ParquetFile(path)
+    batch = next(file.iter_batches(sampled_rows(file.schema_arrow)), None)
+    return [] if batch is None else batch.to_pylist()
+
+
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    shard = source.first
+    footer = open_footer(shard.path, shard.name, b"")
+    with open_file(source.name) as sink:
+        write_parquet(sink, footer.schema_arrow, _tables(shard, marks), _codecs(footer.metadata))
+
+
+def _tables(shard: Shard, marks: base.Marks) -> Iterator[pa.Table]:
+    names = open_footer(shard.path, shard.name, b"").schema_arrow.names
+    for _, batch in parquet_batches(shard.path, names, 0, sys.maxsize, _whole_rows_at_once):
+        yield kept_rows(batch, marks)
+
+
+def _whole_rows_at_once(metadata: pq.FileMetaData, number: int) -> int:
+    """How many rows of a row group to decode together with all their columns."""
+    group = metadata.row_group(number)
+    longest = sum(_longest(group.column(index), group.num_rows) for index in range(group.num_columns))
+    return max(1, min(_ROWS, AT_ONCE // max(1, longest)))
+
+
+def _codecs(metadata: pq.FileMetaData) -> str | dict[str, str]:
+    """How the columns of a file are compressed."""
+    if not metadata.num_row_groups:
+        return "zstd"
+    group = metadata.row_group(0)
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    named = {chunk.path_in_schema: chunk.compression for chunk in chunks}
+    return {path: codec if codec in _CODECS else "NONE" for path, codec in named.items()}
+
+
+def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
+    footer = open_footer(shard.path, shard.name, b"")
+    batches = parquet_batches(shard.path, footer.schema_arrow.names, 0, sys.maxsize, _whole_rows_at_once)
+    with open_file(names[0]) as sink:
+        tables = edited_tables(batches, footer.schema_arrow, shard.text, edits)
+        write_parquet(sink, footer.schema_arrow, tables, _codecs(footer.metadata))
+
+
+def _schema(shard: Shard) -> pa.Schema:
+    return open_footer(shard.path, shard.name, b"").schema_arrow
+
+
+PARQUET = base.Format(
+    "parquet",
+    "row",
+    _inspect,
+    _rows,
+    edit=_edit,
+    export=base.Exporter(_copy, schema=_schema, tables=_tables),
+    columns=lambda path, name, dialect: pq.read_schema(path).names,
+    first_rows=_first_rows,
+    suffixes=(".parquet", ".pq"),
+)

@@ -1,0 +1,106 @@
+"""The formats of input: one file per format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import lru_cache
+
+import pyarrow as pa
+
+from pipeline.config.corpus import SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect
+from pipeline.corpus.files import COMPRESSIONS, Extent, compression_of
+from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats.csv_file import CSV
+from pipeline.corpus.formats.jsonl import JSONL
+from pipeline.corpus.formats.parquet import PARQUET
+from pipeline.corpus.formats.picture import PICTURE
+from pipeline.corpus.formats.saved import HUB, SAVED
+from pipeline.corpus.formats.text import TEXT
+from pipeline.corpus.formats.webdataset import WEBDATASET
+from pipeline.corpus.shard import InputFile, Shard
+from pipeline.errors import UserError, nearest
+
+FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, TEXT, PICTURE, WEBDATASET, SAVED, HUB)}
+_APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}
+
+
+def format_named(name: str) -> Format:
+    """The format of an input or a shard.
+
+    Raises:
+        UserError: no format has this name.
+    """
+    if name not in FORMATS:
+        raise UserError(f"no format {name!r}; {nearest(name, FORMATS, 'formats')}")
+    return FORMATS[name]
+
+
+def format_of(path: str, pictures: bool = False) -> Format | None:
+    """The format that a file name's suffix stands for, or None.
+
+    Args:
+        path: of the file.
+        pictures: whether the documents are pictures, which may be files themselves, or in .tar files.
+    """
+    stem, suffix = os.path.splitext(path)
+    compressed = suffix in COMPRESSIONS
+    suffix = os.path.splitext(stem)[1] if compressed else suffix.lower()
+    for form in FORMATS.values():
+        if suffix in form.suffixes and (pictures or not form.only_pictures) and (form.compressed or not compressed):
+            return form
+    return None
+
+
+def suffixes_of(pictures: bool) -> str:
+    """The endings of files that hold documents, for messages.
+
+    Args:
+        pictures: whether the documents are pictures.
+    """
+    return ", ".join(
+        suffix for form in FORMATS.values() if pictures or not form.only_pictures for suffix in form.suffixes
+    )
+
+
+def by_bytes(shard: Shard) -> bool:
+    """Whether start and stop of a shard count bytes (uncompressed JSONL) and not rows."""
+    return format_named(shard.format).byte_ranges and compression_of(shard.path) is None
+
+
+def dialect_of(form: Format, dialect: Dialect) -> Dialect:
+    """The part of a dialect that applies to files of a format."""
+    return Dialect(*(getattr(dialect if name in form.settings else PLAIN, name) for name in ("encoding", "delimiter")))
+
+
+def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> None:
+    """Check that encoding and delimiter apply to some file of a role.
+
+    Raises:
+        UserError: one is set that applies to none.
+    """
+    present = {form.name: form for form in formats}
+    for name, files in _APPLY.items():
+        if getattr(source, name) != getattr(PLAIN, name) and not any(
+            name in form.settings for form in present.values()
+        ):
+            raise UserError(
+                f"{key}: {name} applies to {files}, and these are {', '.join(sorted(present))}; leave it out"
+            )
+
+
+@lru_cache(maxsize=1024)
+def extent_of(entry: InputFile) -> Extent:
+    """How much an input holds: counted, where its metadata say so or it is small; else estimated.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    estimate = format_named(entry.format).estimate
+    if entry.rows is not None or estimate is None:
+        return Extent(entry.rows or 0, True, entry.size)
+    try:
+        return estimate(entry)
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise UserError(f"{entry.name} is damaged: {' '.join(str(error).split())}") from None

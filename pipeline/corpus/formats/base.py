@@ -1,0 +1,199 @@
+"""What a format of input is: a record of functions that read, plan, discover and export its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import Dialect
+from pipeline.corpus.files import Extent
+from pipeline.corpus.lines import Overlong
+from pipeline.corpus.shard import InputFile, Shard
+from pipeline.errors import UserError, nearest
+
+Watch = Callable[[int, bool], bool]
+"""Called with the number of a row before it is read, and once more, with True, before whatever leads to the next one;
+says whether that must not be done, because it kills the reader."""
+
+SAMPLED_ROWS = 200
+SAMPLED_PICTURES = 8
+"""Rows that `init` looks at; of a table or of a .tar file that may hold pictures."""
+
+_AHEAD = 1 << 12  # rows whose marks are looked up together
+_Piece = TypeVar("_Piece")
+
+
+def unwatched(row: int, between: bool) -> bool:
+    """Every row may be read."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In the place of a text: why the row has none."""
+
+    reason: str
+    message: str
+
+
+DEADLY = Unreadable("model_error", "it was being read when its worker was killed, again and again")
+
+
+def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
+    """In the place of a text that is longer than the limits allow.
+
+    Args:
+        length: of it.
+        unit: of its size: "bytes" or "characters".
+        shard: that holds it.
+    """
+    limit = f"limits.document_bytes, which is {shard.limits.document_bytes:,}"
+    return Unreadable("too_large", f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}")
+
+
+Row = tuple[int, Any, Any, Any, Any, Any]  # number, text or picture, id, group, label and caption
+NOTHING = (None, None, None, None)
+"""Id, group, label and caption of a row that cannot be read."""
+
+
+def other_columns(shard: Shard) -> tuple[str | None, ...]:
+    """The columns of id, group, label and caption; None without such a column."""
+    return shard.id_column, shard.group_column, shard.label_column, shard.caption_column
+
+
+def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
+    """Id, group, label and caption of a row; None without such a column."""
+    identity, group, label, caption = (value.get(name) if name is not None else None for name in other_columns(shard))
+    return identity, group, label, caption
+
+
+def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
+    """Check that an input has the columns of a source, each once.
+
+    Raises:
+        UserError: one is missing, or stands there several times.
+    """
+    for column in source.columns:
+        if column not in columns:
+            raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
+        if (times := list(columns).count(column)) > 1:
+            raise UserError(f"column {column!r} stands {times} times in {name}: rename all but one, or leave them out")
+
+
+class Marks(Protocol):
+    """Which rows of an input an export keeps, gone through once and in order."""
+
+    def following(self, count: int) -> np.ndarray:
+        """Whether each of the next rows is kept, bool, (count,)."""
+        ...
+
+
+OpenFile = Callable[[str], AbstractContextManager[BinaryIO]]
+"""Opens a file of an export by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextEdit:
+    """The text of a row, and the one in its place; None: the row stays as it is."""
+
+    row: int
+    before: str
+    after: str | None
+
+
+class RowEdits:
+    """Edits in the order of their rows, looked up by rows in the same order."""
+
+    def __init__(self, edits: Iterator[TextEdit]) -> None:
+        """Take the edits of a file; they are made while its copy is written."""
+        self._edits = edits
+        self._next = next(edits, None)
+
+    def of(self, row: int) -> TextEdit | None:
+        """The edit of a row; None where it stays as it is."""
+        while self._next is not None and self._next.row < row:
+            self._next = next(self._edits, None)
+        edit = self._next
+        return edit if edit is not None and edit.row == row and edit.after is not None else None
+
+    def finish(self) -> None:
+        """Make the edits of rows that were not looked up."""
+        for _ in self._edits:
+            pass
+
+
+Records = Iterator[tuple[int, dict[str, Any] | None]]
+"""Numbers and fields of rows; None for one that can be no row of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSource:
+    """An input of audited documents."""
+
+    shards: tuple[Shard, ...]  # in their order
+    name: str  # in the export: a path below the folder that all inputs have in common
+
+    @property
+    def first(self) -> Shard:
+        """The shard with which it begins: all of them agree on path, format and columns."""
+        return self.shards[0]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The text files of a folder of them."""
+        return tuple(file for shard in self.shards for file in shard.files)
+
+
+def kept_numbered(pieces: Iterable[tuple[int, _Piece]], marks: Marks) -> Iterator[tuple[int, _Piece]]:
+    """The pieces of kept rows, and of row -1, which is what stands before them."""
+    start, flags = 0, list[bool]()
+    for row, piece in pieces:
+        while row >= start + len(flags):
+            start += len(flags)
+            flags = marks.following(_AHEAD).tolist()
+        if row < 0 or flags[row - start]:
+            yield row, piece
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """How what is kept of an input is written. The last three make rows of a dataset folder, None where there are none.
+
+    An input has the schema that it states, or the one that its records have; it gives tables or records.
+    """
+
+    copy: Callable[[ExportSource, Marks, OpenFile], None]  # in the format that it has; raises OSError, ArrowException
+    names: Callable[[ExportSource], list[str]] = lambda source: [source.name]  # of the files of the copy
+    schema: Callable[[Shard], pa.Schema] | None = None
+    tables: Callable[[Shard, Marks], Iterator[pa.Table]] | None = None
+    records: Callable[[ExportSource, Marks], Records] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format of input. Its functions raise what its library does where a file is damaged."""
+
+    name: str  # in manifests and tables of shards
+    unit: Literal["row", "line", "file", "sample"]  # what a document is
+    inspect: Callable[[InputFile, SourceConfig, LimitsConfig, bytes], InputFile]
+    """Completes an input, given the last bytes of a file; raises UserError for a missing column."""
+    rows: Callable[[Shard, Watch], Iterator[Row]]
+    export: Exporter
+    edit: Callable[[Shard, Sequence[str], RowEdits, OpenFile], None] | None = None
+    """Copies an input, given the names of its copies, with edited texts and all else as it is; None: it cannot."""
+    columns: Callable[[str, str, Dialect], Sequence[str]] | None = None  # of path and name, for `init`
+    first_rows: Callable[[str, str, Dialect], list[Any]] | None = None
+    suffixes: tuple[str, ...] = ()  # of files
+    estimate: Callable[[InputFile], Extent] | None = None  # of inputs whose rows are unknown
+    has_path: bool = True  # in a file system; False of a name on the hub
+    is_folder: bool = False  # whether that leads to one dataset in a folder
+    settings: frozenset[str] = frozenset()  # of a dialect, that apply
+    compressed: bool = False  # whether its files may be
+    only_pictures: bool = False
+    byte_ranges: bool = False  # whether shards of its uncompressed files are ranges of bytes

@@ -1,0 +1,169 @@
+"""CSV files: the first record names the columns. What is kept is copied byte for byte."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import IO, Any
+
+import pyarrow as pa
+
+from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
+from pipeline.config.dialect import Dialect, mark_of
+from pipeline.corpus.dialects import columns_in_dialect, delimiter_of, head_of, shown_delimiter
+from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.jsonl import Numbered, copy_pieces, line_ends
+from pipeline.corpus.lines import Overlong, csv_columns, csv_pieces, csv_records
+from pipeline.corpus.shard import InputFile, Shard
+from pipeline.errors import UserError
+
+_BLANK = re.compile(r"[\r\n]*")
+_ENDING = re.compile(r"[\r\n]*\Z")
+
+_LONGEST_MARK = 4
+
+
+def _columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
+    """The column names of a file. Raises UserError: its first record is too long, or no CSV."""
+    try:
+        with open_plain(path, limits.unpacked_bytes) as file:
+            return csv_columns(file, limits.document_bytes, dialect)
+    except (ValueError, OSError, EOFError, csv.Error) as error:
+        raise UserError(f"{name} is not a readable CSV file: {' '.join(str(error).split())}") from None
+
+
+def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    dialect, columns = source.dialect, columns_in_dialect(_columns, entry.path, entry.name, source, limits)
+    if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
+        delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
+        if delimiter not in (None, dialect.delimiter):
+            raise UserError(
+                f"no column {missing[0]!r} in {entry.name}, whose single column is {columns[0]!r}; set delimiter: "
+                f"{shown_delimiter(delimiter)}"
+            )
+    base.check_columns(source, entry.name, columns)
+    return entry
+
+
+def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        for row, value in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
+            if isinstance(value, Overlong):
+                yield row, base.overlong(value, "characters", shard), *base.NOTHING
+            else:
+                yield row, base.DEADLY if watch(row, False) else value.get(shard.text), *base.other_fields(value, shard)
+
+
+def _estimate(entry: InputFile) -> Extent:
+    dialect = entry.dialect
+
+    def count(data: bytes) -> int | None:
+        """Rows below the first; None where they cannot be told apart."""
+        text = io.StringIO(data.decode(dialect.codec, "replace"), newline="")
+        try:
+            return sum(1 for _ in csv.DictReader(text, delimiter=dialect.delimiter))
+        except csv.Error:
+            return None
+
+    def ends(part: bytes, head: bytes) -> int:
+        first = head.decode(dialect.codec, "replace").split("\n")[0]
+        return _row_ends(part, len(next(csv.reader([first], delimiter=dialect.delimiter), [])), dialect)
+
+    return estimated_extent(entry, count, ends)
+
+
+def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
+    """Rows that end in a part of a CSV file. It may begin inside quotes: the reading with more whole rows is taken."""
+    text = data.decode(dialect.encoding, "replace")
+    readings = []
+    for start in ("", '"') if '"' in text else ("",):
+        try:
+            lines = io.StringIO(start + text, newline="")
+            rows = [len(row) for row in csv.reader(lines, delimiter=dialect.delimiter) if row]
+        except csv.Error:
+            continue
+        readings.append((-rows[1:-1].count(columns) / max(1, len(rows) - 2), len(rows)))
+    return min(readings)[1] - 1 if readings else line_ends(data)
+
+
+def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
+    with open_plain(path) as file:
+        records = itertools.islice(csv_records(file, LIMITS.document_bytes, dialect), base.SAMPLED_ROWS)
+        return [record for record in records if not isinstance(record, Overlong)]
+
+
+def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as other:
+        encoding, mark = mark_of(other.read(_LONGEST_MARK)) or ("", b"")
+    if encoding != shard.encoding:
+        mark = b""
+    elif mark:
+        yield -1, file.read(len(mark))
+    yield from csv_pieces(file, shard.limits.document_bytes, shard.dialect.reversible(mark))
+
+
+def _schema(shard: Shard) -> pa.Schema:
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        names = csv_columns(file, shard.limits.document_bytes, shard.dialect)
+        return pa.schema([(name, pa.string()) for name in names])
+
+
+def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+    shard = source.first
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        for number, record in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
+            if marks.following(1)[0]:
+                if not isinstance(record, Overlong) and None in record:
+                    raise UserError(f"record {number} of {shard.name} has more fields than the first one names")
+                yield number, None if isinstance(record, Overlong) else dict(record)
+
+
+def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
+    position = list(_columns(shard.path, shard.name, shard.limits, shard.dialect)).index(shard.text)
+    with (
+        open_plain(shard.path, shard.limits.unpacked_bytes) as file,
+        open_file(names[0]) as sink,
+        packed_file(sink, compression_of(shard.path)) as out,
+    ):
+        for row, piece in _pieces(shard, file):
+            edit = edits.of(row) if row >= 0 else None
+            out.write(piece if edit is None else _edited_record(piece, position, shard.delimiter, edit))
+
+
+def _edited_record(piece: bytes, position: int, delimiter: str, edit: base.TextEdit) -> bytes:
+    """A CSV record with another text: only the quoted field changes where it stands there once."""
+    text = piece.decode("utf-8", "surrogateescape")
+    start, end = _BLANK.match(text).end(), _ENDING.search(text).start()  # type: ignore[union-attr]
+    fields = _fields_of(text[start:], delimiter)
+    fields[position] = str(edit.after)
+    before, after = ('"{}"'.format(str(value).replace('"', '""')) for value in (edit.before, edit.after))
+    if text.count(before) == 1 and _fields_of((edited := text.replace(before, after))[start:], delimiter) == fields:
+        return edited.encode("utf-8", "surrogateescape")
+    record = io.StringIO(newline="")
+    csv.writer(record, delimiter=delimiter, lineterminator="").writerow(fields)
+    return f"{text[:start]}{record.getvalue()}{text[end:]}".encode("utf-8", "surrogateescape")
+
+
+def _fields_of(record: str, delimiter: str) -> list[str]:
+    return next(csv.reader(io.StringIO(record, newline=""), delimiter=delimiter))
+
+
+CSV = base.Format(
+    "csv",
+    "line",
+    _inspect,
+    _rows,
+    columns=lambda path, name, dialect: _columns(path, name, LIMITS, dialect),
+    first_rows=_first_rows,
+    export=base.Exporter(partial(copy_pieces, pieces=_pieces), schema=_schema, records=_records),
+    edit=_edit,
+    suffixes=(".csv",),
+    estimate=_estimate,
+    settings=frozenset({"encoding", "delimiter"}),
+    compressed=True,
+)

@@ -1,0 +1,58 @@
+"""Pictures that are files: each is a document, with its caption beside it, and those of a folder are one input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.text import TEXT, file_of
+from pipeline.corpus.pictures import file_beside
+from pipeline.corpus.shard import Shard
+
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file's name says that it is a picture."""
+    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+
+
+def beside_pictures(fs: Any, pictures: Sequence[str]) -> list[str]:
+    """The files that share a picture's name and differ in its ending, in order.
+
+    Args:
+        fs: the file system.
+        pictures: paths in it.
+    """
+    stems = {os.path.splitext(path)[0] for path in pictures}
+    folders = sorted({stem.rpartition("/")[0] for stem in stems})
+    names = (str(name) for folder in folders for name in fs.ls(folder, detail=False))
+    return sorted(name for name in names if os.path.splitext(name)[0] in stems and not is_picture(name))
+
+
+def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    most = shard.limits.document_bytes
+    for row, inner in enumerate(shard.files, shard.first_row):
+        if watch(row, False):
+            yield row, base.DEADLY, *base.NOTHING
+            continue
+        path = file_of(shard.path, inner)
+        place, name = path.rsplit("/", 1) if "/" in path else (".", path)
+        caption: Any = None
+        if shard.caption_column is not None:
+            caption = file_beside(f"{os.path.splitext(name)[0]}.{shard.caption_column}", place, most)
+        words = caption.decode("utf-8", "surrogateescape").strip() if isinstance(caption, bytes) else None
+        yield row, file_beside(name, place, most), None, None, None, words
+
+
+PICTURE = base.Format(
+    "picture",
+    "file",
+    TEXT.inspect,
+    _rows,
+    base.Exporter(TEXT.export.copy, TEXT.export.names),
+    suffixes=PICTURE_SUFFIXES,
+    only_pictures=True,
+)

@@ -1,0 +1,251 @@
+"""Datasets of the `datasets` library: folders that `save_to_disk` wrote, and datasets of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import fsspec
+import pyarrow as pa
+
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import Dialect
+from pipeline.corpus.files import digest_of
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.columns import gathered, kept_rows, sampled_rows, write_parquet
+from pipeline.corpus.shard import InputFile, Shard
+from pipeline.errors import UserError, nearest
+
+HUB_SPLIT = "train"
+"""The split of a dataset on the hub whose configuration names none."""
+
+_ROWS = 1 << 10
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
+SAVED_MARKS = (_INFO, _SPLITS)
+"""Files by which a saved dataset, and a dictionary of them, are told."""
+
+
+def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
+    """Open a dataset that `save_to_disk` wrote; of a dictionary of splits, the split named `split`, or its only one.
+
+    Raises:
+        UserError: not such a folder, no such split, or several and none is named.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        dataset = datasets.load_from_disk(path)
+    except (OSError, ValueError, pa.ArrowException, FileNotFoundError) as error:
+        raise UserError(f"{name} is not a readable saved dataset: {' '.join(str(error).split())}") from None
+    if isinstance(dataset, datasets.DatasetDict):
+        if split is None and len(dataset) > 1:
+            rows = ", ".join(f"{key} ({part.num_rows} rows)" for key, part in dataset.items())
+            raise UserError(
+                f"{name} holds several splits, {rows}: say which beside its path, as in split: {next(iter(dataset))}"
+            )
+        split = split or next(iter(dataset), "")
+        if split not in dataset:
+            raise UserError(f"no split {split!r} in {name}; {nearest(split, dataset, 'splits')}")
+        return dataset[split]
+    return dataset
+
+
+def hub_dataset_info(name: str, subset: str | None, split: str) -> tuple[list[str], int, int]:
+    """Ask the hub (or its local cache) for one split's columns, rows and bytes.
+
+    Raises:
+        UserError: no such dataset or split, or the hub cannot be reached.
+    """
+    import datasets
+
+    try:
+        info = datasets.load_dataset_builder(name, subset).info
+        if not info.splits or not info.features:
+            dataset = datasets.load_dataset(name, subset, split=split)
+            return list(dataset.column_names), dataset.num_rows, int(dataset.dataset_size or 0)
+    except Exception as error:  # the library raises a dozen kinds, all about a name or a connection
+        raise UserError(f"cannot open dataset {name}: {' '.join(str(error).split())[:300]}") from None
+    if split not in info.splits:
+        raise UserError(f"no split {split!r} in dataset {name}; {nearest(split, info.splits, 'splits')}")
+    return list(info.features), int(info.splits[split].num_examples), int(info.splits[split].num_bytes or 0)
+
+
+def _inspect_saved(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    dataset = open_saved_dataset(entry.path, source.split, entry.name)
+    base.check_columns(source, entry.name, dataset.column_names)
+    size = int(dataset.dataset_size or dataset.data.nbytes)
+    content = digest_of(str(dataset._fingerprint), str(dataset.num_rows))
+    return replace(entry, size=size, rows=dataset.num_rows, content=content)
+
+
+def _inspect_hub(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    split = source.split or HUB_SPLIT
+    columns, rows, size = hub_dataset_info(entry.path, source.subset, split)
+    base.check_columns(source, entry.name, columns)
+    content = digest_of(entry.path, str(source.subset), split, str(rows), str(size))
+    return replace(entry, size=size, rows=rows, content=content)
+
+
+def _open(shard: Shard) -> Any:
+    """A saved dataset. Raises UserError: it cannot be opened."""
+    return open_saved_dataset(shard.path, shard.split, shard.name)
+
+
+def _load(shard: Shard) -> Any:
+    """A dataset of the hub."""
+    import datasets
+
+    return datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
+
+
+def _rows(dataset: Any, shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    import datasets
+
+    assert shard.stop is not None
+    if shard.pictures and isinstance(
+        dataset.features[shard.text], datasets.Image
+    ):  # a picture comes as the bytes that were written
+        dataset = dataset.cast_column(shard.text, datasets.Image(decode=False))
+    if len(dataset) < shard.stop:
+        raise UserError(f"{shard.name} has {len(dataset)} rows now; [{shard.start}, {shard.stop}) were planned")
+    for row in range(shard.start, shard.stop):
+        if watch(row, False):
+            yield row, base.DEADLY, *base.NOTHING
+            continue
+        value = dataset[row]
+        yield row, value.get(shard.text), *base.other_fields(value, shard)
+
+
+def _columns(path: str, name: str, dialect: Dialect) -> list[str]:
+    return list(open_saved_dataset(path, None, name).column_names)
+
+
+def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
+    dataset = open_saved_dataset(path, None, name)
+    count = min(sampled_rows(dataset.features.arrow_schema), dataset.num_rows)
+    return list(dataset.select(range(count)).to_list())
+
+
+def _names(source: base.ExportSource) -> list[str]:
+    inner, split = _split_of(source.first)
+    folder = f"{source.name}/{inner}".rstrip("/")
+    state = _json(f"{source.first.path}/{inner}".rstrip("/") + f"/{_STATE}")
+    names = [f"{folder}/{file}" for file in (*(entry["filename"] for entry in state["_data_files"]), _STATE, _INFO)]
+    return names if split is None else [*names, f"{source.name}/{_SPLITS}"]
+
+
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Write the kept rows of a saved dataset, or of one split of a dictionary, in as many files as it has."""
+    shard, name = source.first, source.name
+    inner, split = _split_of(shard)
+    place = f"{shard.path}/{inner}".rstrip("/")
+    folder = f"{name}/{inner}".rstrip("/")
+    state, info = _json(f"{place}/{_STATE}"), _json(f"{place}/{_INFO}")
+    rows = 0
+    for entry in state["_data_files"]:
+        with open_file(f"{folder}/{entry['filename']}") as sink:
+            rows += _copy_arrow(f"{place}/{entry['filename']}", marks, sink)
+    digest = hashlib.sha256(f"{state['_fingerprint']} {rows}".encode()).hexdigest()[:16]
+    for key in ("splits", "dataset_size", "size_in_bytes", "download_size", "download_checksums"):
+        if key in info:  # of what it was made from
+            info[key] = None
+    _write_json(open_file, f"{folder}/{_STATE}", {**state, "_fingerprint": digest})
+    _write_json(open_file, f"{folder}/{_INFO}", info)
+    if split is not None:
+        _write_json(open_file, f"{name}/{_SPLITS}", {"splits": [split]})
+
+
+def _split_of(shard: Shard) -> tuple[str, str | None]:
+    """The folder inside a saved dataset that is read, and the split that it is; none where it is no dictionary."""
+    try:
+        splits = _json(f"{shard.path}/{_SPLITS}")["splits"]
+    except FileNotFoundError:
+        return "", None
+    split = shard.split or splits[0]
+    return split, split
+
+
+def _copy_arrow(path: str, marks: base.Marks, sink: BinaryIO) -> int:
+    """Copy the kept rows of an Arrow stream, and say how many they are; the file begins where the last one ended."""
+    kept = 0
+    with (
+        fsspec.open(path, "rb") as file,
+        pa.ipc.open_stream(pa.PythonFile(file, "r")) as reader,
+        pa.ipc.new_stream(sink, reader.schema) as writer,
+    ):
+        for table in gathered((kept_rows(batch, marks) for batch in reader), _ROWS):
+            writer.write_table(table.combine_chunks())
+            kept += len(table)
+    return kept
+
+
+def _json(path: str) -> Any:
+    with fsspec.open(path, "rb") as file:
+        data = file.read()
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise UserError(f"{path} is damaged: not JSON") from None
+
+
+def _write_json(open_file: base.OpenFile, name: str, value: Any) -> None:
+    with open_file(name) as sink:
+        sink.write(json.dumps(value, indent=2).encode())
+
+
+def _tables(dataset: Any, marks: base.Marks) -> Iterator[pa.Table]:
+    for table in dataset.with_format("arrow").iter(_ROWS):
+        yield table.filter(pa.array(marks.following(len(table))))
+
+
+def split_of(shard: Shard) -> str:
+    """The split that an input is exported as."""
+    split = shard.split or HUB_SPLIT
+    return split if _SPLIT_NAME.fullmatch(split) else HUB_SPLIT
+
+
+def _hub_names(source: base.ExportSource) -> list[str]:
+    return [f"{source.name}-{split_of(source.first)}.parquet"]
+
+
+def _copy_hub(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    with open_file(*_hub_names(source)) as sink:
+        dataset = _load(source.first)
+        write_parquet(sink, dataset.features.arrow_schema, _tables(dataset, marks))
+
+
+SAVED = base.Format(
+    "dataset",
+    "row",
+    _inspect_saved,
+    lambda shard, watch: _rows(_open(shard), shard, watch),
+    base.Exporter(
+        _copy,
+        _names,
+        schema=lambda shard: _open(shard).features.arrow_schema,
+        tables=lambda shard, marks: _tables(_open(shard), marks),
+    ),
+    columns=_columns,
+    first_rows=_first_rows,
+    is_folder=True,
+)
+
+HUB = base.Format(
+    "hub",
+    "row",
+    _inspect_hub,
+    lambda shard, watch: _rows(_load(shard), shard, watch),
+    base.Exporter(
+        _copy_hub,
+        _hub_names,
+        schema=lambda shard: _load(shard).features.arrow_schema,
+        tables=lambda shard, marks: _tables(_load(shard), marks),
+    ),
+    has_path=False,
+)

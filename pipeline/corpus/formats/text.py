@@ -1,0 +1,116 @@
+"""Text files: each is a document, and those of a folder are one input."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from codecs import BOM_UTF8 as _MARK
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import fsspec
+import pyarrow as pa
+
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.corpus.formats import base
+from pipeline.corpus.lines import Overlong
+from pipeline.corpus.shard import InputFile, Shard
+
+
+def file_of(place: str, inner: str) -> str:
+    """The path of a file of a folder, or of the one that the place is."""
+    return f"{place}/{inner}" if inner else place
+
+
+def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    return replace(entry, rows=1, files=("",))
+
+
+def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    for row, inner in enumerate(shard.files, shard.first_row):
+        yield row, base.DEADLY if watch(row, False) else _text(shard, inner), *base.NOTHING
+
+
+def _text(shard: Shard, inner: str) -> str | base.Unreadable:
+    most = shard.limits.document_bytes
+    with fsspec.open(file_of(shard.path, inner), "rb") as file:
+        data = file.read(most + 1)
+        if len(data) > most:
+            size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
+            return base.overlong(Overlong(size), "bytes", shard)
+    try:
+        return str(data.decode(shard.dialect.codec))
+    except UnicodeDecodeError as error:
+        return base.Unreadable("undecodable", f"byte {error.start} is not {shard.dialect.label}")
+
+
+def _names(source: base.ExportSource) -> list[str]:
+    """The files that the copy may have: documents, and the captions of pictures."""
+    return list(dict.fromkeys(name for files in _files_of(source) for name, _ in files))
+
+
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Copy the kept files, each with that of its caption, if it is a picture that has one."""
+    copied: set[str] = set()
+    flags = marks.following(len(source.files)).tolist()
+    for (document, *captions), kept in zip(_files_of(source), flags, strict=True):
+        if kept:
+            present = [caption for caption in captions if caption[0] not in copied and _is_there(caption[1])]
+            for name, path in [document, *present]:
+                copied.add(name)
+                with fsspec.open(path, "rb") as file, open_file(name) as sink:
+                    shutil.copyfileobj(file, sink, 1 << 20)
+
+
+def _files_of(source: base.ExportSource) -> list[list[tuple[str, str]]]:
+    """Of each document its file, and that of its caption: name in the export and address."""
+    shard, files = source.first, []
+    for inner in source.files:
+        places = [file_of(each, inner) for each in (source.name, shard.path)]
+        files.append([(places[0], places[1])])
+        if shard.caption_column is not None:
+            name, path = (f"{os.path.splitext(place)[0]}.{shard.caption_column}" for place in places)
+            files[-1].append((name, path))
+    return files
+
+
+def _is_there(path: str) -> bool:
+    fs, place = fsspec.core.url_to_fs(path)
+    return bool(fs.isfile(place))
+
+
+def _schema(shard: Shard) -> pa.Schema:
+    return pa.schema([("file", pa.string()), (shard.text, pa.string())])
+
+
+def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+    shard = source.first
+    for number, (inner, kept) in enumerate(zip(source.files, marks.following(len(source.files)), strict=True)):
+        if kept:
+            text = _text(shard, inner)
+            yield (
+                number,
+                None if isinstance(text, base.Unreadable) else {"file": inner or source.name, shard.text: text},
+            )
+
+
+def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
+    for row, (inner, name) in enumerate(zip(shard.files, names, strict=True)):
+        edit = edits.of(row)
+        with fsspec.open(file_of(shard.path, inner), "rb") as file, open_file(name) as sink:
+            if edit is None or edit.after is None:
+                shutil.copyfileobj(file, sink, 1 << 20)
+            else:
+                sink.write((_MARK if file.read(len(_MARK)) == _MARK else b"") + edit.after.encode())
+
+
+TEXT = base.Format(
+    "txt",
+    "file",
+    _inspect,
+    _rows,
+    export=base.Exporter(_copy, _names, _schema, records=_records),
+    edit=_edit,
+    suffixes=(".txt",),
+    settings=frozenset({"encoding"}),
+)

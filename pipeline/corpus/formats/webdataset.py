@@ -1,0 +1,222 @@
+"""The .tar files of WebDataset: files whose names agree up to the first dot are one sample, of pictures or of texts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # which its stubs leave out
+from typing import IO, Any, Literal, Self, cast
+
+import fsspec
+
+from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
+from pipeline.config.dialect import Dialect
+from pipeline.corpus.files import Extent
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.picture import is_picture
+from pipeline.corpus.pictures import Problem
+from pipeline.corpus.shard import InputFile, Shard
+from pipeline.errors import UserError
+
+IMAGE = "image"
+"""The column of a sample's picture, whatever its file is called."""
+
+KEY = "__key__"
+"""The column of a sample's name."""
+
+_KNOWN_BY = 64
+"""Samples of a .tar file from which the number of all is estimated."""
+
+Sample = dict[str, Any]
+
+
+def _samples_of(path: str, most: int) -> Iterator[Sample]:
+    """The samples of a .tar file, in order: files whose names agree up to the first dot are one.
+
+    A sample has the column `image`, its first picture's bytes (or why it has none); a column of each other file by its
+    ending, as text; the fields of its .json file; and `__key__`. Memory holds one sample.
+
+    Args:
+        path: of the file, local or an fsspec URL.
+        most: bytes that are read of a file in it, and twice as many of all files of a sample.
+
+    Raises:
+        OSError: the file is damaged, or ends too early.
+    """
+    with _open_tar(path, "r|") as archive:
+        sample: Sample = {}
+        size = 0
+        for member in _members_of(archive):
+            key, ending = _key_and_ending(member.name)
+            if sample and sample[KEY] != key:
+                yield sample
+                sample, size = {}, 0
+            sample = sample or {KEY: key}
+            size += member.size if member.size <= most else 0  # the others are not read
+            _add(sample, ending.lower(), _content(archive, member, most, size))
+        if sample:
+            yield sample
+
+
+class _Member(tarfile.TarInfo):
+    """The head of a file in an archive. A damaged one is no end of the archive, for which `tarfile` takes it."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile)
+        except EOFHeaderError:  # the mark at the end
+            raise
+        except HeaderError as error:
+            raise OSError(f"not a whole .tar file: {error} at byte {tarfile.offset}") from None
+
+
+@contextmanager
+def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator[tarfile.TarFile]:
+    """An archive to be read.
+
+    Args:
+        path: of the file, local or an fsspec URL.
+        mode: `r|` from its beginning to its end, `r:` from head to head.
+        shown: what a message begins with.
+
+    Raises:
+        OSError: it is damaged, or more follows its end.
+    """
+    try:
+        with fsspec.open(path, "rb") as file:
+            with tarfile.open(fileobj=cast(IO[bytes], file), mode=mode, tarinfo=_Member) as archive:
+                yield archive
+                end = archive.offset if archive._loaded else None  # type: ignore[attr-defined]  # read to its end
+            if end is not None:
+                file.seek(end)
+                while block := file.read(1 << 20):
+                    if block.count(0) < len(block):
+                        raise OSError(
+                            f"more follows the end of the archive at byte {end}: give every archive as a file"
+                        )
+    except tarfile.TarError as error:
+        raise OSError(f"{shown}not a whole .tar file: {error}") from None
+
+
+def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files of an archive, and the links, which stand for files. Memory holds one."""
+    for member in archive:
+        archive.members = []  # type: ignore[attr-defined]  # which keeps them all
+        if member.isfile() or member.islnk() or member.issym():
+            yield member
+
+
+def _key_and_ending(name: str) -> tuple[str, str]:
+    """The name of the sample that a file belongs to, and the rest of the file's name, behind the first dot."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    return f"{folder}{slash}{stem}", ending
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size: int) -> bytes | Problem:
+    if not member.isfile():
+        return "not_picture", f"a link in the archive, to {member.linkname[:200]!r}: links are not followed"
+    if size > 2 * most:
+        return "too_large", f"with it, its sample has {size:,} bytes: more than twice limits.document_bytes"
+    if member.size > most:
+        return "too_large", f"{member.size:,} bytes, more than limits.document_bytes, which is {most:,}"
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
+
+
+def _add(sample: Sample, ending: str, content: bytes | Problem) -> None:
+    """Put a file of a sample into its columns."""
+    if is_picture(f"x.{ending}"):
+        if not isinstance(sample.get(IMAGE), bytes | tuple):  # a field of the same name says less
+            sample[IMAGE] = content
+        sample[ending] = content
+    elif isinstance(content, bytes):
+        if ending == "json":
+            try:
+                fields = json.loads(content)
+            except (ValueError, RecursionError):
+                fields = None
+            if isinstance(fields, dict):
+                for name, value in fields.items():
+                    sample.setdefault(name, value)
+        else:
+            sample.setdefault(ending, content.decode("utf-8", "surrogateescape").strip())
+
+
+def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    try:
+        sample = next(_samples_of(entry.path, limits.document_bytes), None)
+    except OSError as error:
+        raise UserError(f"{entry.name} is not a readable .tar file: {' '.join(str(error).split())}") from None
+    if sample is None:
+        raise UserError(f"{entry.name} holds no files")
+    base.check_columns(source, entry.name, list(sample))
+    return entry
+
+
+def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    for row, sample in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
+        identity, group, label, caption = base.other_fields(sample, shard)
+        value = base.DEADLY if watch(row, False) else sample.get(shard.text)
+        yield row, value, sample[KEY] if identity is None else identity, group, label, caption
+
+
+def _estimate(entry: InputFile) -> Extent:
+    """The number of samples; more than a few are estimated by the size of the file."""
+    keys: list[str] = []
+    with _open_tar(entry.path, "r:") as archive:
+        for member in _members_of(archive):
+            key, _ = _key_and_ending(member.name)
+            if not keys or keys[-1] != key:
+                if len(keys) == _KNOWN_BY:
+                    rows = max(len(keys), entry.size * len(keys) // max(1, member.offset))
+                    return Extent(rows, False, entry.size)
+                keys.append(key)
+    return Extent(len(keys), True, entry.size)
+
+
+def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
+    return list(itertools.islice(_samples_of(path, LIMITS.document_bytes), base.SAMPLED_PICTURES))
+
+
+def _columns(path: str, name: str, dialect: Dialect) -> list[str]:
+    names = dict.fromkeys(key for sample in _first_rows(path, name, dialect) for key in sample)
+    return [key for key in names if key != KEY]
+
+
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Copy the kept samples byte for byte, each with all its files, in their order."""
+    with (
+        _open_tar(source.first.path, "r|", f"{source.first.name} is ") as archive,
+        open_file(source.name) as sink,
+        tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as copy,
+    ):
+        for _, member in base.kept_numbered(_members(archive), marks):
+            copy.addfile(member, archive.extractfile(member) if member.isfile() else None)
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
+    """The files of an archive, with the number of the sample that each belongs to."""
+    row, last = -1, None
+    for member in _members_of(archive):
+        key, _ = _key_and_ending(member.name)
+        row += key != last
+        last = key
+        yield row, member
+
+
+WEBDATASET = base.Format(
+    "tar",
+    "sample",
+    _inspect,
+    _rows,
+    base.Exporter(_copy),
+    columns=_columns,
+    first_rows=_first_rows,
+    suffixes=(".tar",),
+    estimate=_estimate,
+)
