@@ -11,6 +11,7 @@ import pyarrow as pa
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.files import COMPRESSIONS, Extent, compression_of
+from pipeline.corpus.formats.arrow import ARROW
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.jsonl import JSONL
@@ -22,7 +23,7 @@ from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
-FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, TEXT, PICTURE, WEBDATASET, SAVED, HUB)}
+FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, TEXT, ARROW, PICTURE, WEBDATASET, SAVED, HUB)}
 _APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}
 
 

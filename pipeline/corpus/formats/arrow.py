@@ -1,0 +1,314 @@
+"""Arrow IPC files, of the stream format and of the file format (Feather): rows by record batches.
+
+A file is the stream of its messages between two marks, so both are read from message to message. The head of each is
+read here too: it tells the rows of a batch, which is then passed over unread, and what it unpacks to.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import Dialect
+from pipeline.corpus.files import BLOCK_BYTES, Extent, is_local
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.columns import (
+    batch_rows,
+    check_schema,
+    gathered,
+    kept_rows,
+    sampled_rows,
+    wanted_columns,
+)
+from pipeline.corpus.shard import InputFile, Shard
+from pipeline.errors import UserError
+
+BATCH_BYTES = 1 << 30
+"""Bytes that a record batch may take in memory: one that is compressed, or in an object store, is held as a whole."""
+
+_FILE, _OLD_FILE = b"ARROW1", b"FEA1"
+_CONTINUES = b"\xff\xff\xff\xff"
+_DICTIONARY, _BATCH = 2, 3  # kinds of messages
+_CODECS = {0: "lz4", 1: "zstd"}
+_MOST_HEAD = 1 << 26  # bytes
+_ROWS, _ROWS_BYTES = 1024, 1 << 26  # that are decoded together
+_KNOWN_BY = 16  # batches from which the rows of a file in an object store are estimated
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """The head of a message."""
+
+    kind: int
+    stop: int  # byte of the file behind its body
+    rows: int  # of a record batch
+    unpacked: int  # bytes; 0 where it is not compressed
+    codec: str | None
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[pa.NativeFile, bool]]:
+    """A file at the first of its messages, and whether it is of the file format. A local one is mapped into memory."""
+    fs, name = fsspec.core.url_to_fs(path)
+    raw = None if is_local(fs) else fs.open(name, "rb", block_size=BLOCK_BYTES)
+    try:
+        with pa.memory_map(name) if raw is None else pa.PythonFile(raw, "r") as file:
+            mark = file.read(8)
+            if mark.startswith(_OLD_FILE):
+                raise pa.ArrowInvalid("Feather of version 1: write it again with a later version of its library")
+            in_file = mark.startswith(_FILE)
+            file.seek(8 if in_file else 0)
+            yield file, in_file
+    finally:
+        if raw is not None:
+            raw.close()
+
+
+def _message_at(file: pa.NativeFile, start: int, in_file: bool) -> _Message | None:
+    """The message that begins at a byte; None at the end. Raises EOFError, ArrowInvalid: the file is damaged."""
+    file.seek(start)
+    head = file.read(8)
+    continues = head.startswith(_CONTINUES)  # before Arrow 0.15 the length came first
+    if len(head) < (8 if continues else 4):
+        raise EOFError(f"it ends at byte {start} without the mark of its end")
+    size = int.from_bytes(head[4:] if continues else head[:4], "little")
+    begin, whole = start + (8 if continues else 4), file.size()
+    if size == 0:
+        if not in_file and begin < whole:
+            raise pa.ArrowInvalid(f"more follows the end of the stream at byte {begin}: give every stream as a file")
+        return None
+    if size > min(_MOST_HEAD, whole - begin):
+        raise EOFError(f"the head of the message at byte {start} goes on behind the end of the file")
+    file.seek(begin)
+    try:
+        message = _parsed(file.read(size), file, begin + size)
+    except (struct.error, KeyError) as error:
+        raise pa.ArrowInvalid(f"the head of the message at byte {start} is damaged: {error}") from None
+    if not begin + size <= message.stop <= whole:
+        raise EOFError(f"the message at byte {start} goes on to byte {message.stop}, and the file ends at {whole}")
+    if not 0 <= message.rows <= max(message.stop - start, message.unpacked):  # a text has an offset of 4 bytes at least
+        raise pa.ArrowInvalid(f"the message at byte {start} says that it has {message.rows} rows")
+    return message
+
+
+def _parsed(data: bytes, file: pa.NativeFile, body: int) -> _Message:
+    """The head of a message, a flatbuffer as Arrow's Message.fbs and Schema.fbs describe it."""
+    root = _number(data, 0, "I")
+    kind, length = _field(data, root, 1, "B"), _field(data, root, 3, "q")
+    table = _table(data, root, 2)
+    if kind == _DICTIONARY:
+        table = _table(data, table, 1)
+    if kind not in (_DICTIONARY, _BATCH):
+        return _Message(kind, body + length, 0, 0, None)
+    compression = _table(data, table, 3)
+    if not compression:
+        return _Message(kind, body + length, _field(data, table, 0, "q"), 0, None)
+    buffers, unpacked = _table(data, table, 2), 0
+    for number in range(_number(data, buffers, "I") if buffers else 0):
+        offset, size = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
+        if size >= 8:  # each begins with its size when it is unpacked, or -1
+            file.seek(body + max(0, min(offset, length)))
+            unpacked += max(size, struct.unpack("<q", file.read(8))[0])
+    codec = _CODECS[_field(data, compression, 0, "b")]
+    return _Message(kind, body + length, _field(data, table, 0, "q"), unpacked, codec)
+
+
+def _number(data: bytes, place: int, kind: str) -> int:
+    return int(struct.unpack_from(f"<{kind}", data, place)[0])
+
+
+def _place(data: bytes, table: int, field: int) -> int:
+    """Where a field of a table stands; 0 where it is absent."""
+    names = table - _number(data, table, "i")
+    offset = _number(data, names + 4 + 2 * field, "H") if 4 + 2 * field < _number(data, names, "H") else 0
+    return table + offset if offset else 0
+
+
+def _field(data: bytes, table: int, field: int, kind: str) -> int:
+    place = _place(data, table, field)
+    return _number(data, place, kind) if place else 0
+
+
+def _table(data: bytes, table: int, field: int) -> int:
+    """Where the table or vector of a field begins; 0 where it is absent."""
+    place = _place(data, table, field) if table else 0
+    return place + _number(data, place, "I") if place else 0
+
+
+def _messages(path: str, file: pa.NativeFile, in_file: bool) -> Iterator[_Message]:
+    """The messages behind the schema, from where the file stands.
+
+    Raises:
+        EOFError: it ends too early.
+        pyarrow.ArrowInvalid: it is damaged.
+        UserError: a batch takes too much memory.
+    """
+    position = file.tell()
+    while (message := _message_at(file, position, in_file)) is not None:
+        if message.kind not in (_DICTIONARY, _BATCH):
+            raise pa.ArrowInvalid(f"the message at byte {position} is no record batch")
+        read = 0 if isinstance(file, pa.MemoryMappedFile) else message.stop - position
+        if (size := max(message.unpacked, read)) > BATCH_BYTES:
+            raise UserError(
+                f"{path}: a record batch takes {size:,} bytes, more than the {BATCH_BYTES:,} that are held at once: "
+                "write the file with smaller ones"
+            )
+        position = message.stop
+        yield message
+
+
+def _batches(
+    path: str, columns: list[str] | None = None, start: int = 0, stop: int = sys.maxsize
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Rows [start, stop) of some columns, or of all, in checked batches of bounded size, each with its first row.
+
+    Batches before them are passed over unread, unless dictionaries stand between them.
+    """
+    with _opened(path) as (file, in_file):
+        begin = file.tell()
+        schema = pa.ipc.open_stream(file).schema
+        file.seek(begin)
+        fields = None if columns is None else [schema.names.index(name) for name in dict.fromkeys(columns)]
+        reader = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+        row, resume, coded = 0, file.tell(), False
+        for message in _messages(path, file, in_file):
+            coded = coded or message.kind == _DICTIONARY
+            if message.kind == _DICTIONARY:
+                continue  # it is read with the batch behind it
+            first, row = row, row + message.rows
+            if first >= stop:
+                return
+            if row > start or coded:
+                file.seek(resume)
+                batch = reader.read_next_batch()
+                if len(batch) != message.rows or file.tell() != message.stop:
+                    raise pa.ArrowInvalid(f"the record batch of rows [{first}, {row}) has other rows")
+                for column in batch.columns if row > start else ():
+                    _check(column)
+                skipped = max(start - first, 0)
+                for offset, part in _parts(batch.slice(skipped, max(0, min(stop, row) - first - skipped))):
+                    yield first + skipped + offset, part
+            resume = message.stop
+
+
+def _check(column: pa.Array) -> None:
+    """Refuse a column whose offsets lead out of it. Bytes that are not UTF-8 are the matter of their row."""
+    if pa.types.is_dictionary(column.type):
+        _check(column.dictionary)
+        indices = column.indices
+        indices.validate(full=True)
+        highest = pc.max(indices.cast(pa.int64())).as_py()
+        lowest = pc.min(indices.cast(pa.int64())).as_py()
+        if highest is not None and not 0 <= lowest <= highest < len(column.dictionary):
+            raise pa.ArrowInvalid("an index leads out of its dictionary")
+    else:
+        column.view(_as_bytes(column.type)).validate(full=True)
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind.fields])
+    return kind
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """A batch in parts that may be decoded together, each with its first row. Texts may stand in a dictionary."""
+    size = batch.nbytes // max(1, len(batch))
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            words = column.dictionary
+            size += words.nbytes // max(1, len(words))
+            if pa.types.is_string(words.type) or pa.types.is_large_string(words.type):
+                size += pc.max(pc.binary_length(words)).as_py() or 0
+    rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, size)))
+    for offset in range(0, len(batch), rows):
+        yield offset, batch.slice(offset, rows)
+
+
+def _schema(path: str) -> pa.Schema:
+    with _opened(path) as (file, _):
+        return pa.ipc.open_stream(file).schema
+
+
+def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    try:
+        schema = _schema(entry.path)
+        extent = _extent(entry, sys.maxsize if is_local(fsspec.core.url_to_fs(entry.path)[0]) else 1)
+        with _opened(entry.path) as (_, in_file):
+            if in_file and not tail.endswith(_FILE):
+                raise EOFError("it ends without the mark of its end")
+        check_schema(schema, source, entry.name)
+    except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(f"{entry.name} is not a readable Arrow file: {' '.join(str(error).split())}") from None
+    return replace(entry, rows=extent.rows if extent.exact else None)
+
+
+def _extent(entry: InputFile, most: int = _KNOWN_BY) -> Extent:
+    """The rows of a file: counted, or estimated from some of its batches."""
+    rows = batches = 0
+    with _opened(entry.path) as (file, in_file):
+        pa.ipc.open_stream(file)
+        for message in _messages(entry.path, file, in_file):
+            rows, batches = rows + message.rows * (message.kind == _BATCH), batches + 1
+            if batches == most:
+                return Extent(max(1, rows * entry.size // message.stop), False, entry.size)
+    return Extent(rows, True, entry.size)
+
+
+def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+    given, stop = 0, sys.maxsize if shard.stop is None else shard.stop
+    for first, batch in _batches(shard.path, wanted_columns(shard), shard.start, stop):
+        yield from batch_rows(shard, batch, first, watch)
+        given += len(batch)
+    if shard.stop is not None and given != shard.stop - shard.start:
+        raise EOFError(f"rows [{shard.start}, {shard.stop}) were planned, and {given} of them are in it")
+
+
+def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
+    for _, batch in _batches(path):
+        return list(batch.slice(0, sampled_rows(batch.schema)).to_pylist())
+    return []
+
+
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Write the kept rows with the schema, the metadata, the compression and the kind of the file."""
+    path = source.first.path
+    with _opened(path) as (file, in_file):
+        schema = pa.ipc.open_stream(file).schema
+        codec = next((message.codec for message in _messages(path, file, in_file) if message.kind == _BATCH), None)
+    options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=True)
+    begin = pa.ipc.new_file if in_file else pa.ipc.new_stream
+    with open_file(source.name) as sink, begin(sink, schema, options=options) as writer:
+        for table in gathered(_tables(source.first, marks), 1 << 16):
+            writer.write_table(table.combine_chunks())
+
+
+def _tables(shard: Shard, marks: base.Marks) -> Iterator[pa.Table]:
+    for _, batch in _batches(shard.path):
+        yield kept_rows(batch, marks)
+
+
+ARROW = base.Format(
+    "arrow",
+    "row",
+    _inspect,
+    _rows,
+    base.Exporter(_copy, schema=lambda shard: _schema(shard.path), tables=_tables),
+    columns=lambda path, name, dialect: _schema(path).names,
+    first_rows=_first_rows,
+    suffixes=(".arrow", ".arrows", ".feather"),
+    estimate=_extent,
+)

@@ -1,0 +1,214 @@
+"""Arrow IPC files of both formats are read by record batches, and exported as they came."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pytest
+import yaml
+
+from pipeline.audit.starter import audit_starter
+from pipeline.config.audit import ResourcesConfig
+from pipeline.config.corpus import CorpusConfig
+from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats.arrow import ARROW
+from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.shards import plan_shards
+from pipeline.errors import UserError
+from pipeline.export.verdicts import RowMarks
+
+TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(60)]
+KINDS = [(kind, codec) for kind in ("stream", "file") for codec in (None, "lz4", "zstd")]
+
+
+def table_of(texts: Sequence[str | None]) -> pa.Table:
+    ids = pa.array([f"d{number}" for number in range(len(texts))])
+    topics = pa.array([["a", "b"][number % 2] for number in range(len(texts))]).dictionary_encode()
+    return pa.table({"id": ids, "text": pa.array(texts, pa.string()), "topic": topics}).replace_schema_metadata(
+        {"a": "b"}
+    )
+
+
+def packed(table: pa.Table, kind: str = "stream", codec: str | None = None, rows: int = 7) -> bytes:
+    sink, begin = io.BytesIO(), pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with begin(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return sink.getvalue()
+
+
+def shards_of(path: str, documents: int = 10, **source: Any) -> list[Shard]:
+    corpus = CorpusConfig.model_validate({"audit": {"path": path, "id": "id", **source}})
+    return plan_shards(corpus, find_inputs(corpus), ResourcesConfig(shard_documents=documents))
+
+
+def documents_of(shards: Sequence[Shard]) -> list[Document]:
+    return [document for shard in shards for document in read_shard(shard)]
+
+
+@pytest.mark.parametrize(("kind", "codec"), KINDS)
+@pytest.mark.parametrize("group", [None, "topic"])
+def test_every_row_is_in_one_shard_wherever_batches_begin(
+    tmp_path: Path, kind: str, codec: str | None, group: str | None
+) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(packed(table_of(TEXTS) if group else table_of(TEXTS).drop_columns("topic"), kind, codec))
+    shards = shards_of(str(path), group=group)
+    assert [(shard.start, shard.stop) for shard in shards] == [(start, start + 10) for start in range(0, 60, 10)]
+    documents = documents_of(list(reversed(shards)))
+    assert sorted((document.row, document.doc_id, document.text) for document in documents) == [
+        (number, f"d{number}", text) for number, text in enumerate(TEXTS)
+    ]
+    assert {document.group for document in documents} == ({"a", "b"} if group else {None})
+
+
+def test_feather_files_of_other_libraries_are_read(tmp_path: Path) -> None:
+    feather.write_feather(table_of(TEXTS), str(tmp_path / "a.feather"))
+    assert [document.text for document in documents_of(shards_of(str(tmp_path / "a.feather")))] == TEXTS
+    feather.write_feather(table_of(TEXTS).drop_columns("topic"), str(tmp_path / "b.feather"), version=1)
+    with pytest.raises(UserError, match="Feather of version 1"):
+        shards_of(str(tmp_path / "b.feather"))
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+def test_texts_have_any_type_of_arrow(tmp_path: Path, kind: str) -> None:
+    texts = pa.array(TEXTS)
+    column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(pa.type_for_alias(kind))
+    (tmp_path / "a.arrow").write_bytes(packed(pa.table({"id": table_of(TEXTS)["id"], "text": column})))
+    assert [document.text for document in documents_of(shards_of(str(tmp_path / "a.arrow")))] == TEXTS
+
+
+def test_a_bad_row_is_one_quarantined_document(tmp_path: Path) -> None:
+    data = packed(table_of([None, "  ", "first of two", "second of two"]))
+    (tmp_path / "a.arrow").write_bytes(data.replace(b"first", b"fi\xffst"))
+    problems = [document.problem for document in documents_of(shards_of(str(tmp_path / "a.arrow")))]
+    assert [problem[0] if problem else None for problem in problems] == ["not_text", "empty", "undecodable", None]
+
+
+@pytest.mark.parametrize(("kind", "codec"), KINDS)
+def test_a_truncated_file_is_an_error_in_one_line_and_never_a_shorter_file(
+    tmp_path: Path, kind: str, codec: str | None
+) -> None:
+    data, path = packed(table_of(TEXTS), kind, codec), tmp_path / "a.arrow"
+    for size in {*range(1, len(data), 97), *range(len(data) - 24, len(data))}:
+        path.write_bytes(data[:size])
+        with pytest.raises(UserError) as raised:
+            shards_of(str(path))
+        assert "a.arrow" in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_shrank_since_the_plan_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(packed(table_of(TEXTS)))
+    shards = shards_of(str(path))
+    path.write_bytes(packed(table_of(TEXTS[:55])))
+    with pytest.raises(UserError, match=r"a\.arrow is damaged.*5 of them"):
+        documents_of(shards)
+
+
+@pytest.mark.parametrize(("kind", "codec"), KINDS)
+def test_damaged_bytes_never_end_the_process(tmp_path: Path, kind: str, codec: str | None) -> None:
+    data, path, rng = packed(table_of(TEXTS), kind, codec), tmp_path / "a.arrow", random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
+        path.write_bytes(damaged)
+        with suppress(UserError):
+            documents_of(shards_of(str(path), group="topic"))
+
+
+def test_a_batch_that_unpacks_to_all_of_memory_is_refused_unread(tmp_path: Path) -> None:
+    data = bytearray(packed(table_of(["x" * 100_000]), codec="zstd"))
+    place = data.rindex(b"\x28\xb5\x2f\xfd", 0, data.index(b"\xff\xff\xff\xff\0\0\0\0", 400)) - 8
+    data[place : place + 8] = (1 << 45).to_bytes(8, "little")
+    (tmp_path / "a.arrow").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.arrow: a record batch takes 35,184,37\d,\d{3},\d{3} bytes"):
+        shards_of(str(tmp_path / "a.arrow"))
+
+
+def test_rows_of_a_dictionary_of_long_texts_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int8()), pa.array(["y" * (4 << 20)]))
+    (tmp_path / "a.arrow").write_bytes(packed(pa.table({"text": column}), rows=3000))
+    corpus = CorpusConfig.model_validate({"audit": {"path": str(tmp_path / "a.arrow")}})
+    (shard,) = plan_shards(corpus, find_inputs(corpus), ResourcesConfig(shard_bytes=1 << 30))
+    before = pa.total_allocated_bytes()
+    documents = read_shard(shard)
+    assert len(next(documents).text) == 4 << 20
+    assert pa.total_allocated_bytes() - before < 200 << 20
+    documents.close()
+
+
+def test_what_follows_the_end_of_a_stream_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(2 * packed(table_of(TEXTS)))
+    with pytest.raises(UserError, match="more follows the end of the stream"):
+        shards_of(str(tmp_path / "a.arrow"))
+
+
+def test_columns_and_their_types_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(packed(table_of(TEXTS)))
+    with pytest.raises(UserError, match=r"no column 'txt' in .*a\.arrow; did you mean 'text'"):
+        shards_of(str(tmp_path / "a.arrow"), text="txt")
+    (tmp_path / "b.arrow").write_bytes(packed(pa.table({"id": ["a"], "text": [1]})))
+    with pytest.raises(UserError, match=r"column 'text' in .*b\.arrow holds int64, not text"):
+        shards_of(str(tmp_path / "b.arrow"))
+
+
+@pytest.mark.parametrize(("kind", "codec"), KINDS)
+def test_a_file_of_an_object_store_is_one_shard_whose_rows_are_estimated(kind: str, codec: str | None) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/arrow/a.arrow", packed(table_of(TEXTS * 10), kind, codec, rows=5))
+    corpus = CorpusConfig.model_validate({"audit": {"path": "memory://arrow/a.arrow", "id": "id"}})
+    (entry,) = find_inputs(corpus)
+    extent = extent_of(entry)
+    assert not extent.exact
+    assert 450 < extent.rows < 750
+    shards = plan_shards(corpus, [entry], ResourcesConfig(shard_documents=10))
+    assert [document.text for shard in shards for document in read_shard(shard)] == TEXTS * 10
+    assert len(shards) == 1
+
+
+@pytest.mark.parametrize(("kind", "codec"), KINDS)
+def test_an_export_has_the_kept_rows_and_the_kind_of_the_file(tmp_path: Path, kind: str, codec: str | None) -> None:
+    table, path = table_of(TEXTS), tmp_path / "a.arrow"
+    path.write_bytes(packed(table, kind, codec))
+    source = ExportSource(tuple(shards_of(str(path))), "a.arrow")
+    copies = []
+    for _ in range(2):
+        sink = io.BytesIO()
+        marks = RowMarks([np.array([0, 1, 20, 59])], False)
+        ARROW.export.copy(source, marks, lambda _, sink=sink: nullcontext(sink))
+        copies.append(sink.getvalue())
+    assert copies[0] == copies[1]
+    read = (pa.ipc.open_stream if kind == "stream" else pa.ipc.open_file)(copies[0]).read_all()
+    kept = [number for number in range(60) if number not in (0, 1, 20, 59)]
+    assert read.schema.equals(table.schema, check_metadata=True)
+    assert read.to_pylist() == table.take(kept).to_pylist()
+    assert (
+        copies[0].count({"zstd": b"\x28\xb5\x2f\xfd", "lz4": b"\x04\x22\x4d\x18"}.get(codec or "", b"-")) > 0
+    ) or not codec
+    assert ARROW.export.schema is not None
+    assert ARROW.export.tables is not None
+    assert ARROW.export.schema(source.first).equals(table.schema)
+    tables = ARROW.export.tables(source.first, RowMarks([np.array(kept)], True))
+    assert pa.concat_tables(tables).to_pylist() == read.to_pylist()
+
+
+def test_init_takes_arrow_files_by_their_names(tmp_path: Path) -> None:
+    for name, kind in (("audit-0.arrow", "stream"), ("audit-1.arrow", "stream"), ("unseen.feather", "file")):
+        (tmp_path / name).write_bytes(packed(table_of(TEXTS), kind))
+    corpus = yaml.safe_load(audit_starter(str(tmp_path)).text)["corpus"]
+    assert corpus["audit"] == {"path": "audit-*.arrow", "text": "text", "id": "id"}
+    assert corpus["unseen"] == {"path": "unseen.feather", "text": "text", "id": "id"}
