@@ -188,7 +188,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     doc_id = _encodable(str(identity)) if identity is not None else _encodable(f"{default}#{0 if shard.files else row}")
     label = None if group is None else _encodable(str(group))
     picture: bytes | None = None
-    if isinstance(text, bytes):
+    if shard.pictures and isinstance(text, bytes):
         picture, text = text, _caption(shard, caption)
         if not isinstance(text, Unreadable):
             return Document(row, doc_id, text, label, picture=picture)

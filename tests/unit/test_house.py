@@ -41,7 +41,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_560,
-    "pipeline.corpus": 5_180,
+    "pipeline.corpus": 5_220,
     "pipeline.store": 1_980,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,

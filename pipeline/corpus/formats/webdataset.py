@@ -30,14 +30,18 @@ KEY = "__key__"
 _KNOWN_BY = 64
 """Samples of a .tar file from which the number of all is estimated."""
 
+_LOOKED_AT = 8  # samples that together have the columns of a text
+
 Sample = dict[str, Any]
+Problems = dict[str, Problem]
 
 
-def _samples_of(path: str, most: int) -> Iterator[Sample]:
+def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
     """The samples of a .tar file, in order: files whose names agree up to the first dot are one.
 
     A sample has the column `image`, its first picture's bytes (or why it has none); a column of each other file by its
-    ending, as text; the fields of its .json file; and `__key__`. Memory holds one sample.
+    ending, as text; the fields of its .json file; and `__key__`. Beside it stands why other files are no columns, by
+    their endings. Memory holds one sample.
 
     Args:
         path: of the file, local or an fsspec URL.
@@ -48,17 +52,20 @@ def _samples_of(path: str, most: int) -> Iterator[Sample]:
     """
     with _open_tar(path, "r|") as archive:
         sample: Sample = {}
+        problems: Problems = {}
         size = 0
         for member in _members_of(archive):
             key, ending = _key_and_ending(member.name)
             if sample and sample[KEY] != key:
-                yield sample
-                sample, size = {}, 0
+                yield sample, problems
+                sample, problems, size = {}, {}, 0
             sample = sample or {KEY: key}
             size += member.size if member.size <= most else 0  # the others are not read
-            _add(sample, ending.lower(), _content(archive, member, most, size))
+            content = _content(archive, member, most, size)
+            if (problem := _add(sample, ending.lower(), content)) is not None:
+                problems[ending.lower()] = problem
         if sample:
-            yield sample
+            yield sample, problems
 
 
 class _Member(tarfile.TarInfo):
@@ -128,41 +135,60 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size:
     return b"" if file is None else file.read()
 
 
-def _add(sample: Sample, ending: str, content: bytes | Problem) -> None:
-    """Put a file of a sample into its columns."""
+def _add(sample: Sample, ending: str, content: bytes | Problem) -> Problem | None:
+    """Put a file of a sample into its columns, or say why it is none of them."""
     if is_picture(f"x.{ending}"):
         if not isinstance(sample.get(IMAGE), bytes | tuple):  # a field of the same name says less
             sample[IMAGE] = content
         sample[ending] = content
-    elif isinstance(content, bytes):
-        if ending == "json":
-            try:
-                fields = json.loads(content)
-            except (ValueError, RecursionError):
-                fields = None
-            if isinstance(fields, dict):
-                for name, value in fields.items():
-                    sample.setdefault(name, value)
-        else:
-            sample.setdefault(ending, content.decode("utf-8", "surrogateescape").strip())
+    elif not isinstance(content, bytes):
+        return content
+    elif ending == "json":
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            return "undecodable", f"its .json file is not JSON: {error}"
+        except MemoryError:
+            return "out_of_memory", f"the {len(content):,} bytes of its .json file take too much"
+        if not isinstance(fields, dict):
+            return "not_text", f"its .json file holds a {type(fields).__name__}, not an object"
+        for name, value in fields.items():
+            sample.setdefault(name, value)
+    else:
+        sample.setdefault(ending, content.decode("utf-8", "surrogateescape").strip())
+    return None
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
+    columns: dict[str, Any] = {}
+    count = 1 if source.image is not None else _LOOKED_AT  # the .json file of a text may be damaged
     try:
-        sample = next(_samples_of(entry.path, limits.document_bytes), None)
+        for sample, _ in itertools.islice(_samples_of(entry.path, limits.document_bytes), count):
+            columns |= sample
+            if columns.keys() >= set(source.columns):
+                break
     except OSError as error:
         raise UserError(f"{entry.name} is not a readable .tar file: {' '.join(str(error).split())}") from None
-    if sample is None:
+    if not columns:
         raise UserError(f"{entry.name} holds no files")
-    base.check_columns(source, entry.name, list(sample))
+    base.check_columns(source, entry.name, list(columns))
     return entry
 
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
-    for row, sample in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
+    for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
         identity, group, label, caption = base.other_fields(sample, shard)
-        value = base.DEADLY if watch(row, False) else sample.get(shard.text)
+        value = base.DEADLY if watch(row, False) else _value(sample, problems, shard)
         yield row, value, sample[KEY] if identity is None else identity, group, label, caption
+
+
+def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
+    """The picture or the text of a sample, or why it has no text."""
+    if shard.pictures or shard.text in sample:
+        return sample.get(shard.text)
+    missing = "not_text", f"no file or field {shard.text!r}"
+    reason, message = problems.get(shard.text) or problems.get("json") or missing
+    return base.Unreadable("not_text" if reason == "not_picture" else reason, message)
 
 
 def _estimate(entry: InputFile) -> Extent:
@@ -180,7 +206,8 @@ def _estimate(entry: InputFile) -> Extent:
 
 
 def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    return list(itertools.islice(_samples_of(path, LIMITS.document_bytes), base.SAMPLED_PICTURES))
+    samples = itertools.islice(_samples_of(path, LIMITS.document_bytes), base.SAMPLED_PICTURES)
+    return [sample for sample, _ in samples]
 
 
 def _columns(path: str, name: str, dialect: Dialect) -> list[str]:
@@ -209,12 +236,19 @@ def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
         yield row, member
 
 
+def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+    shard = source.first
+    samples = enumerate(sample for sample, _ in _samples_of(shard.path, shard.limits.document_bytes))
+    for number, sample in base.kept_numbered(samples, marks):
+        yield number, {name: value for name, value in sample.items() if not isinstance(value, tuple)}
+
+
 WEBDATASET = base.Format(
     "tar",
     "sample",
     _inspect,
     _rows,
-    base.Exporter(_copy),
+    base.Exporter(_copy, records=_records),
     columns=_columns,
     first_rows=_first_rows,
     suffixes=(".tar",),
