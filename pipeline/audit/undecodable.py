@@ -47,10 +47,11 @@ class DecodingTally:
     def readable(self, shard: Shard) -> Iterator[Document]:
         """The documents of a shard that have no problem; all are counted."""
         _, counts = self._counts.setdefault(shard.path, (shard, [0, 0]))
+        encoded = "encoding" in format_named(shard.format).settings
         for document in read_shard(shard):
             counts[0] += 1
             if document.problem is None:
-                counts[1] += _is_encoded(shard) and "\0" in document.text  # as UTF-16 has that is read as UTF-8
+                counts[1] += encoded and "\0" in document.text  # as UTF-16 has that is read as UTF-8
                 yield document
             elif document.problem[0] == "undecodable":
                 counts[1] += 1
@@ -72,12 +73,8 @@ def check_decodable(inputs: Sequence[Undecodable]) -> None:
             raise UserError(one.sentence)
 
 
-def _is_encoded(shard: Shard) -> bool:
-    return "encoding" in format_named(shard.format).settings
-
-
 def _described(shard: Shard, documents: int, undecodable: int) -> Undecodable | None:
-    if not _is_encoded(shard):
+    if "encoding" not in format_named(shard.format).settings:
         return None
     path = f"{shard.path}/{shard.files[0]}" if shard.files and shard.files[0] else shard.path
     encoding = suggested_encoding(path, shard.dialect)

@@ -123,11 +123,6 @@ def columns_in_dialect(
     return columns
 
 
-def shown_delimiter(delimiter: str | None) -> str:
-    """A delimiter as a configuration has it."""
-    return '"\\t"' if delimiter == "\t" else f'"{delimiter}"'
-
-
 def single_column_note(columns: Sequence[str]) -> str:
     """A warning of a CSV file with one column whose name holds a delimiter; empty where it is not so."""
     if len(columns) != 1 or not any(delimiter in columns[0] for delimiter in _DELIMITERS):

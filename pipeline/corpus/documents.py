@@ -85,9 +85,8 @@ def _rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
 
 def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
     """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
-    for row, text, identity, group, label, caption in format_named(shard.format).rows(
-        replace(shard, max_rows=None), watch
-    ):
+    rows = format_named(shard.format).rows(replace(shard, max_rows=None), watch)
+    for row, text, identity, group, label, caption in rows:
         role = role_of_label(label, shard.name)
         if role == shard.role:
             yield row, text, identity, group, label, caption

@@ -41,7 +41,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_560,
-    "pipeline.corpus": 5_220,
+    "pipeline.corpus": 5_210,
     "pipeline.store": 1_980,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
@@ -53,7 +53,7 @@ BUDGETS = {
     "pipeline.audit": 11_630,
     "pipeline.report": 2_900,
     "pipeline.compare": 2_180,
-    "pipeline.export": 1_370,
+    "pipeline.export": 1_360,
     "pipeline.mark": 1_050,
     "pipeline.series": 1_580,
     "pipeline.trial": 2_910,

@@ -38,11 +38,7 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
 
 
 def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
-    """Check that a column of a Parquet file can hold pictures.
-
-    Raises:
-        UserError: its type is neither bytes, nor a record of bytes and path, nor text.
-    """
+    """Check that a column holds bytes, records of bytes and path, or text. Raises UserError."""
     kind = schema.field(column).type
     if pa.types.is_struct(kind):
         parts = {kind.field(index).name for index in range(kind.num_fields)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
 from pipeline.config.dialect import Dialect, mark_of
-from pipeline.corpus.dialects import columns_in_dialect, delimiter_of, head_of, shown_delimiter
+from pipeline.corpus.dialects import columns_in_dialect, delimiter_of, head_of
 from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import Numbered, copy_pieces, line_ends
@@ -44,7 +45,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
         if delimiter not in (None, dialect.delimiter):
             raise UserError(
                 f"no column {missing[0]!r} in {entry.name}, whose single column is {columns[0]!r}; set delimiter: "
-                f"{shown_delimiter(delimiter)}"
+                f"{json.dumps(delimiter)}"
             )
     base.check_columns(source, entry.name, columns)
     return entry
