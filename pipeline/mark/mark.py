@@ -10,7 +10,7 @@ import os
 import posixpath
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Any, BinaryIO
@@ -53,10 +53,11 @@ SCHEMA = pa.schema(
     ]
 )
 SAMPLED = 10
-_AT_ONCE, _ROWS = 16, 1000
+_AT_ONCE = 16  # documents that a model gets together
+_CHARACTERS = 1 << 25  # of versions that are held before they are written
 _CONTEXT = 4  # words around an edit that is shown
 
-Drawer = Callable[[Sequence[tuple[str, str]]], Sequence[Versions | str]]
+Drawer = Callable[[Sequence[tuple[str, str]]], Iterable[Versions | str]]
 """From (id, text) of some documents to the versions of each, or why there are none."""
 
 
@@ -123,6 +124,7 @@ class _Archive:
         self.seed = seed
         self.writer = pq.ParquetWriter(file, SCHEMA, compression="zstd")
         self.rows: list[dict[str, Any]] = []
+        self.waiting = 0  # characters of them
         self.leaves: list[tuple[str, bytes]] = []
         self.sites: list[int] = []
         self.unmarked: list[tuple[str, str]] = []
@@ -139,7 +141,8 @@ class _Archive:
         self.sites.append(len(versions.kinds))
         values = (doc_id, versions.texts, index, len(versions.kinds), salt, versions.kinds, versions.choices)
         self.rows.append(dict(zip(SCHEMA.names, values, strict=True)))
-        if len(self.rows) == _ROWS:
+        self.waiting += sum(map(len, versions.texts))
+        if self.waiting > _CHARACTERS:
             self.flush()
         published = versions.texts[index]
         rank = -int.from_bytes(derived(self.seed, "sample", doc_id), "big")
@@ -152,6 +155,7 @@ class _Archive:
         if self.rows:
             self.writer.write_table(pa.Table.from_pylist(self.rows, SCHEMA))
             self.rows.clear()
+            self.waiting = 0
 
     def root(self) -> str:
         """The Merkle root over all marked documents, hexadecimal."""
@@ -216,8 +220,9 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
 def _by_rules(request: MarkRequest) -> Drawer:
     rules = rules_of(request.language)
 
-    def draw(documents: Sequence[tuple[str, str]]) -> list[Versions | str]:
-        return [versions_of(text, doc_id, request.versions, request.seed, rules) for doc_id, text in documents]
+    def draw(documents: Sequence[tuple[str, str]]) -> Iterator[Versions | str]:
+        for doc_id, text in documents:
+            yield versions_of(text, doc_id, request.versions, request.seed, rules)
 
     return draw
 

@@ -23,20 +23,20 @@ _PROTECTED = re.compile(
     r"""
     \A---\n.*?\n---(?=\n)                                     # front matter
     | ^[ ]{0,3}(```+|~~~+).*?(?:^[ ]{0,3}\1|\Z)               # fenced code
-    | (`+)(?!`).+?(?<!`)\2(?!`)                               # inline code
+    | (?<!`)(`{1,3})(?!`).+?(?<!`)\2(?!`)                     # inline code
     | ^(?:[ ]{4}|\t|[ ]{0,3}>)[^\n]*                          # indented code, quoted lines
     | <!--.*?(?:-->|\Z) | <(code|pre|script|style|q|blockquote|math)\b.*?(?:</\3\s*>|\Z) | </?[A-Za-z][^<>]*>
-    | &\#?\w+;
+    | &\#?\w{1,31};
     | \\begin\{(equation|align|gather|verbatim|lstlisting|quote|math)(\*?)\}.*?(?:\\end\{\4\5\}|\Z)
     | \\\(.*?(?:\\\)|\Z) | \\\[.*?(?:\\\]|\Z) | \$\$.*?(?:\$\$|\Z) | (?<!\\)\$(?=\S)[^$\n]*?(?<=[^\s\\])\$(?!\d)
-    | \\[A-Za-z]+\*?(?:\[[^\]\n]*\])?(?:\{[^{}]*\})*
-    | \b[A-Za-z][A-Za-z0-9+.-]*://\S+ | \bwww\.\S+ | \b(?:doi|mailto|urn):\S+
-    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+ | (?<!\w)[@\#][\w-]+
-    | \b[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|edu|gov|io|uk|de|fr|eu|info|dev|ai)\b(?:/\S*)?
-    | (?<!\w)(?:\.{0,2}/)?(?:[\w.-]+/)+[\w.-]*
+    | \\[A-Za-z]+\*?(?:\[[^\]\n]{0,200}\])?(?:\{[^{}]*\})*
+    | (?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+ | \bwww\.\S+ | \b(?:doi|mailto|urn):\S+
+    | (?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+ | (?<!\w)[@\#][\w-]+
+    | (?<![\w.-])[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.(?:com|org|net|edu|gov|io|uk|de|fr|eu|info|dev|ai)\b(?:/\S*)?
+    | (?<![\w./-])[\w.-]*+(?:/[\w.-]*+)++
     | "[^"]*?(?:"|\n\s*\n|\Z) | “[^”]*?(?:”|\n\s*\n|\Z) | „[^“”]*?(?:[“”]|\n\s*\n|\Z) | «[^»]*?(?:»|\n\s*\n|\Z)
     | (?<![\w'])'(?=\S)(?:[^'\n]|(?<=\w)'(?=\w))*(?<=\S)'(?!\w)
-    | (?<!\w)\u2018(?:[^\u2019\n]|(?<=\w)\u2019(?=\w))*\u2019
+    | (?<!\w)\u2018(?:[^\u2018\u2019\n]|(?<=\w)\u2019(?=\w))*\u2019
     """,
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
@@ -346,7 +346,7 @@ _INTRODUCED = re.compile(r"\b(?:such as|including|include|includes|of|between|am
 _CLOSED = re.compile(
     r"[.;:)]|,\s|\n|\Z| (?:is|are|was|were|in|on|at|that|which|who|can|will|would|have|has|had|may|must|should)\b"
 )
-_ORDERED = re.compile(r"[^.\n]*?\b(?:respectively|order|ordered|then|followed|latter|former|first|last)\b")
+_ORDERED = re.compile(r"[^.\n]{0,300}?\b(?:respectively|order|ordered|then|followed|latter|former|first|last)\b")
 
 
 def _lists(prose: Prose) -> Iterator[Site]:

@@ -15,6 +15,9 @@ FEWEST_SITES = 5
 """Of a document that is marked; one with fewer is published as it is."""
 
 MOST_VERSIONS = 1000
+MOST_CHARACTERS = 1 << 28
+"""Of all versions of a document."""
+
 SEED_BYTES = 32
 MOST_SEED = (1 << 8 * SEED_BYTES) - 1
 
@@ -76,6 +79,8 @@ def versions_of(text: str, doc_id: str, k: int, seed: int, rules: Sequence[MarkR
         seed: of the collection.
         rules: of its language.
     """
+    if k * len(text) > MOST_CHARACTERS:
+        return f"more than {MOST_CHARACTERS:,} characters in {k:,} versions"
     settled = canonical(text, rules)
     if settled is None:
         return "its edits exclude one another"

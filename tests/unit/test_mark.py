@@ -280,3 +280,30 @@ def test_edits_are_shown_with_the_words_around_them() -> None:
         ("two three four five color six seven eight nine", "two three four five colour six seven eight nine")
     ]
     assert shown_edits(before, before) == []
+
+
+def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(4))
+    (tmp_path / "p.yaml").write_text(f"path: {tiny_t5_folder}\n")
+    for name in ("one", "two"):
+        arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--id", "id", "--seed", "3"]
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--versions", "2", "--with", str(tmp_path / "p.yaml")])
+        assert not ended.value.code
+    assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "two")
+    rows = versions_in(tmp_path / "one")
+    unmarked = pq.read_table(tmp_path / "one/private/unmarked.parquet").to_pylist()
+    assert rows
+    assert sorted(row["id"] for row in rows + unmarked) == ["d0", "d1", "d2", "d3"]
+    assert all(len(set(row["versions"])) == 2 and row["sites"] == 0 for row in rows)
+    check_private(str(tmp_path / "one"))
+
+
+def test_an_unknown_setting_of_a_paraphraser_is_one_line(tmp_path: Path, capsys) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(4))
+    (tmp_path / "p.yaml").write_text("pth: x\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--with", str(tmp_path / "p.yaml")])
+    assert ended.value.code == 2
+    assert "unknown key 'pth'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
