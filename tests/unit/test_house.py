@@ -54,7 +54,7 @@ BUDGETS = {
     "pipeline.report": 2_900,
     "pipeline.compare": 2_180,
     "pipeline.export": 1_360,
-    "pipeline.mark": 1_050,
+    "pipeline.mark": 1_060,
     "pipeline.series": 1_580,
     "pipeline.trial": 2_910,
     "ray_jobs": 4_850,
