@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -28,7 +29,9 @@ def mark(
     language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en",
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None,
     with_: Annotated[str | None, typer.Option("--with", metavar="CONFIG.YAML", help=WITH_HELP)] = None,
-    date: Annotated[str | None, typer.Option("--date", metavar="YYYY-MM-DD", help=DATE_HELP)] = None,
+    date: Annotated[
+        datetime | None, typer.Option("--date", metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help=DATE_HELP)
+    ] = None,
     json_: AsJson = False,
 ) -> None:
     """Write documents in versions and publish one of each, drawn at random, so that training on them can be shown."""
@@ -36,7 +39,8 @@ def mark(
     from pipeline.mark.versions import new_seed
 
     seed = new_seed() if seed is None else seed
-    request, draw = MarkRequest(source, out, versions, text, id_, seed, language, None, date), None
+    created = None if date is None else date.date().isoformat()
+    request, draw = MarkRequest(source, out, versions, text, id_, seed, language, None, created), None
     check_request(request)
     if with_ is not None:
         from pipeline.mark.paraphrases import paraphraser_of, paraphrasing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
 import heapq
 import itertools
@@ -12,7 +13,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from typing import Any, BinaryIO
 
 import fsspec
@@ -166,16 +166,14 @@ def check_request(request: MarkRequest) -> None:
     """Check what can be checked before a model is loaded.
 
     Raises:
-        UserError: fewer than 2 versions or more than 1,000; a seed beyond 256 bits; a language without rules; a date
-            that is none; an output folder that holds anything or lies in the input.
+        UserError: fewer than 2 versions or more than 1,000; a seed beyond 256 bits; a language without rules; an
+            output folder that holds anything or lies in the input.
     """
     if not 2 <= request.versions <= MOST_VERSIONS:
         raise UserError(f"--versions must be between 2 and {MOST_VERSIONS:,}, got {request.versions}")
     if not 0 <= request.seed <= MOST_SEED:
         raise UserError(f"--seed must be between 0 and 2**256 - 1, got {request.seed}")
     rules_of(request.language)
-    if request.created is not None and not _is_date(request.created):
-        raise UserError(f"--date must be a date such as 2026-01-31, got {request.created!r}")
     _check_outside(request)
 
 
@@ -193,6 +191,16 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
     inputs, store = _named_inputs(request), Store(request.out)
     if store.local:
         os.makedirs(store.path(PRIVATE), mode=0o700, exist_ok=True)
+    try:
+        return _written(request, draw or _by_rules(request), inputs, store)
+    except BaseException:  # what stands there is incomplete, and all of it is of this call
+        for folder in (PUBLIC, PRIVATE):
+            store.remove_folder(folder)
+        raise
+
+
+def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[str]]], store: Store) -> Marked:
+    """Write all files into an empty folder, the commitment last."""
     public: dict[str, str] = {}
 
     @contextlib.contextmanager
@@ -206,15 +214,26 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
         archive = _Archive(request.seed, file)
         with archive.writer:
             for shard, names in inputs:
-                edits = _edits(shard, names, archive, draw or _by_rules(request), seen)
-                row_edits = RowEdits(edits)
+                edits = RowEdits(_edits(shard, names, archive, draw, seen))
                 write_edited = format_named(shard.format).edit
                 assert write_edited is not None  # others were refused
-                write_edited(shard, names, row_edits, open_public)
-                row_edits.finish()
+                with _reading(shard):
+                    write_edited(shard, names, edits, open_public)
+                edits.finish()
             archive.flush()
     _write_records(request, archive, store, {VERSIONS_FILE: file.sha256}, public)
     return _marked(request, archive, store.url, sorted(public))
+
+
+@contextlib.contextmanager
+def _reading(shard: Shard) -> Iterator[None]:
+    """Let what a reader raises be said in one line; errors of the system, which have a number, are those of a disk."""
+    try:
+        yield
+    except (EOFError, csv.Error, pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
 def _by_rules(request: MarkRequest) -> Drawer:
@@ -355,10 +374,3 @@ def _check_outside(request: MarkRequest) -> None:
         raise UserError(f"{request.out} lies in {request.input}, whose files are marked: name a folder outside of it")
     if names := Store(request.out).names(""):
         raise UserError(f"{request.out} holds {', '.join(names[:3])}: mark overwrites nothing, name a new folder")
-
-
-def _is_date(value: str) -> bool:
-    try:
-        return date.fromisoformat(value).isoformat() == value
-    except ValueError:
-        return False

@@ -25,6 +25,8 @@ _PROTECTED = re.compile(
     | ^[ ]{0,3}(```+|~~~+).*?(?:^[ ]{0,3}\1|\Z)               # fenced code
     | (?<!`)(`{1,3})(?!`).+?(?<!`)\2(?!`)                     # inline code
     | ^(?:[ ]{4}|\t|[ ]{0,3}>)[^\n]*                          # indented code, quoted lines
+    | ^(?=[^\n]{0,200}$)[^\n]*?(?:[=!]=|->|=>|\w\(\)|\w\[\w+\]|[;{}]$)[^\n]*     # a line of code outside of fences
+    | ^[ ]*(?:def|class|import|from|return|if|elif|else|for|while|try|except|with)\b[^\n]{0,160}:$
     | <!--.*?(?:-->|\Z) | <(code|pre|script|style|q|blockquote|math)\b.*?(?:</\3\s*>|\Z) | </?[A-Za-z][^<>]*>
     | &\#?\w{1,31};
     | \\begin\{(equation|align|gather|verbatim|lstlisting|quote|math)(\*?)\}.*?(?:\\end\{\4\5\}|\Z)
@@ -41,11 +43,6 @@ _PROTECTED = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 """Where nothing is edited: code, addresses, commands, formulas, names of accounts, tags and quotations."""
-
-_MARKS = re.compile(
-    r"[`~\"“„«\u2018'<\\$@#&/>]|://|www\.|^---|^(?: {4}|\t)|\.(?:com|org|net|edu|gov|io|uk|de|fr|eu|info|dev|ai)\b",
-    re.M,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ def find_sites(text: str, rules: Sequence[MarkRule], apostrophe: str | None = No
     """
     prose = prose_of(text, apostrophe or apostrophe_of(text))
     sites = sorted((site for rule in rules for site in rule.sites(prose)), key=lambda site: (site.start, -site.stop))
-    spans = [match.span() for match in _PROTECTED.finditer(text)] if _MARKS.search(text) else []
+    spans = [match.span() for match in _PROTECTED.finditer(text)]
     starts = [start for start, _ in spans]
     kept: list[Site] = []
     for site in sites:
@@ -359,7 +356,10 @@ def _lists(prose: Prose) -> Iterator[Site]:
             all(re.fullmatch("[a-z]{2,}[^siu]s", i) for i in items),
         )
         introduced = bool(_INTRODUCED.search(text, max(0, match.start() - 12), match.start()))
-        if any(item.lower() in SETS["NO_ITEMS"] or item.endswith("ly") or item in SETS["STATES"] for item in items):
+        if any(
+            len(item) < 3 or item.lower() in SETS["NO_ITEMS"] or item.endswith("ly") or item in SETS["STATES"]
+            for item in items
+        ):
             continue
         if not ((len(items) > 3 and (names or all(map(str.islower, items)))) or (plural and introduced)):
             continue

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -182,6 +183,27 @@ def test_rows_without_a_text_are_copied_and_named(tmp_path: Path) -> None:
     assert (tmp_path / "out/public/a.jsonl").read_bytes().splitlines()[:4] == lines[:4]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet", "a.csv.gz"])
+def test_a_damaged_file_is_one_line_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    rng = random.Random(0)
+    if name == "a.parquet":
+        write_parquet(tmp_path / name, texts(600))
+    else:
+        (write_csv if "csv" in name else write_jsonl)(
+            tmp_path / "plain", [f"{text} {rng.randbytes(99).hex()}" for text in texts(9000)]
+        )
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    data = bytearray((tmp_path / name).read_bytes())
+    if name == "a.parquet":
+        data[len(data) // 3 : len(data) // 3 + 40] = b"x" * 40
+    else:
+        del data[len(data) // 2 :]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=f"{name} is (damaged|not a readable)"):
+        mark_file(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
 def test_a_text_that_stands_twice_in_its_line_changes_once(tmp_path: Path) -> None:
     line = {"title": texts()[0], "text": texts()[0]}
     (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
@@ -215,16 +237,15 @@ def test_private_files_that_do_not_match_the_commitment_are_refused(tmp_path: Pa
         ({"versions": 1001}, "--versions must be between 2 and 1,000, got 1001"),
         ({"seed": -1}, "--seed must be between 0 and 2"),
         ({"language": "de"}, "--language 'de' has no rules of marking"),
-        ({"created": "31.1.2026"}, "--date must be a date such as 2026-01-31, got '31.1.2026'"),
         ({"text": "txt"}, "no column 'txt' in .*; did you mean 'text'"),
         ({"id": "x"}, "id '1.5' stands twice in a.jsonl"),
     ],
 )
-def test_bad_settings_are_one_line_and_write_nothing_public(tmp_path: Path, settings: dict, message: str) -> None:
+def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path, settings: dict, message: str) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts())
     with pytest.raises(UserError, match=message):
         mark_file(tmp_path / "a.jsonl", tmp_path / "out", **settings)
-    assert not list((tmp_path / "out").glob("public/*"))
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) -> None:
@@ -297,6 +318,19 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     assert sorted(row["id"] for row in rows + unmarked) == ["d0", "d1", "d2", "d3"]
     assert all(len(set(row["versions"])) == 2 and row["sites"] == 0 for row in rows)
     check_private(str(tmp_path / "one"))
+
+
+def test_a_date_is_stated_as_it_is_given_or_refused(tmp_path: Path, capsys) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(4))
+    arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--json", "--date"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "31.1.2026"])
+    assert ended.value.code == 2
+    assert "'31.1.2026' does not match the format" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "2026-01-31"])
+    assert not ended.value.code
+    assert json.loads((tmp_path / "out/commitment.json").read_text())["created"] == "2026-01-31"
 
 
 def test_an_unknown_setting_of_a_paraphraser_is_one_line(tmp_path: Path, capsys) -> None:
