@@ -364,6 +364,11 @@ def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise(
         assert answer == (decision if finite else decide("storey", GOLDEN, TENTH))
 
 
+def test_a_procedure_is_the_same_record_in_another_process() -> None:
+    for procedure in PROCEDURES.values():
+        assert pickle.loads(pickle.dumps(procedure)) is procedure
+
+
 def test_every_procedure_of_the_config_exists_and_says_what_it_promises() -> None:
     assert list(get_args(ProcedureName)) == list(PROCEDURES)
     for procedure in (*count_procedures(), "known_members"):

@@ -37,10 +37,6 @@ def _ebh(given: Given) -> Decision:
     return decision("ebh", counts, alpha, rank, ONE, {"dependence_factor": float(factor)}, factor)
 
 
-def _harmonic(rule: Rule, n: int, m: int) -> Fraction:
-    return harmonic_bound(m)
-
-
 def _dependence(rule: Rule, n: int, m: int) -> Fraction:
     return harmonic_bound(m) if n > MOST_COUNTED else dependence_factor(rule.grid(n), m, rule.alpha)
 
@@ -56,7 +52,7 @@ BY = Procedure(
     "by",
     Terms("finite-sample", ONE_BY_ONE, f"{_KEPT} and any dependence between them. {ON_AVERAGE}"),
     _by,
-    factor=Factor(_harmonic),
+    factor=Factor(lambda rule, n, m: harmonic_bound(m)),
     curve=exact_curve,
 )
 EBH = Procedure(

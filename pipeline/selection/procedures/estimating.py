@@ -15,7 +15,6 @@ from pipeline.selection.procedures.record import (
     Factor,
     Given,
     Procedure,
-    Rule,
     adaptive,
     curve_at_factor,
     decision,
@@ -102,10 +101,6 @@ def _storey(given: Given) -> Decision:
     return adaptive("storey", given, storey(given.counts, cut), {"lambda": float(cut)})
 
 
-def _least_of_storey(rule: Rule, n: int, m: int) -> Fraction:
-    return least_storey(rule.grid(n), m, rule.lambda_)
-
-
 def strict(decision: Decision, counts: RankCounts, lambda_: Fraction | None = None) -> Decision:
     """The answer that holds in finite samples: the decision itself if it does, otherwise Storey's.
 
@@ -125,7 +120,7 @@ STOREY = Procedure(
         f"audit itself. {ON_AVERAGE}",
     ),
     _storey,
-    factor=Factor(least=_least_of_storey, uncapped=True),
+    factor=Factor(least=lambda rule, n, m: least_storey(rule.grid(n), m, rule.lambda_), uncapped=True),
     curve=exact_curve,
 )
 MIN_BANDWIDTH = 1e-3
@@ -252,10 +247,6 @@ def _kernel(given: Given) -> Decision:
     return adaptive("kernel", given, Fraction(min(1.0, estimate)), {"null_proportion_unclipped": estimate})
 
 
-def _least_kernel(rule: Rule, n: int, m: int) -> Fraction:
-    return min(ONE, (1 / Fraction(repr(KERNEL_BANDWIDTH)) + 1) / m)
-
-
 PTDI = Procedure(
     "ptdi",
     Terms("asymptotic", MANY, f"{IN_THE_LIMIT}; {NO_PROMISE} {ON_AVERAGE}"),
@@ -272,7 +263,7 @@ KERNEL = Procedure(
         f"it does elsewhere; {NO_PROMISE} {ON_AVERAGE}",
     ),
     _kernel,
-    factor=Factor(least=_least_kernel),
+    factor=Factor(least=lambda rule, n, m: min(ONE, (1 / Fraction(repr(KERNEL_BANDWIDTH)) + 1) / m)),
     curve=curve_at_factor,
 )
 
@@ -292,14 +283,6 @@ def _bky(given: Given) -> Decision:
     return decision("bky", counts, alpha, rank, pi0, {"first_stage": first}, pi0 * (1 + alpha))
 
 
-def _at_one_of_bky(rule: Rule, n: int, m: int) -> Fraction:
-    return 1 + rule.alpha
-
-
-def _least_of_bky(rule: Rule, n: int, m: int) -> Fraction:
-    return (1 + rule.alpha) / m
-
-
 BKY = Procedure(
     "bky",
     Terms(
@@ -308,7 +291,7 @@ BKY = Procedure(
         f"{IN_THE_LIMIT}, with the share of nulls estimated by a first selection; {NO_PROMISE} {ON_AVERAGE}",
     ),
     _bky,
-    factor=Factor(_at_one_of_bky, _least_of_bky),
+    factor=Factor(lambda rule, n, m: 1 + rule.alpha, lambda rule, n, m: (1 + rule.alpha) / m),
     curve=exact_curve,
 )
 

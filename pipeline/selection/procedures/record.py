@@ -160,6 +160,9 @@ class Procedure:
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> why, in words that follow its name
     schedule: ScheduleRule | None = None  # the rule of a schedule that is proved for it alone
 
+    def __reduce__(self) -> tuple[Callable[[str], Procedure], tuple[str]]:
+        return procedure_of, (self.name,)  # another process has its own record
+
     @property
     def estimates(self) -> bool:
         """Whether the share of nulls is estimated."""
