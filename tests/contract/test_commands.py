@@ -23,7 +23,7 @@ import seenset as interface
 
 Audit = Callable[..., Path]
 COMMANDS = {
-    "compare", "evaluate", "export", "init", "joint", "plan", "rank", "report", "retry", "run", "schema", "select",
+    "compare", "evaluate", "export", "init", "joint", "mark", "plan", "rank", "report", "retry", "run", "schema", "select",
     "series", "status", "trial", "verdict",
 }  # fmt: skip
 
