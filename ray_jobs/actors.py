@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gzip
+import io
 import itertools
 import json
 import logging
@@ -11,7 +13,6 @@ import os
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -171,7 +172,7 @@ class ShardActor:
 
         They are taken from the end of the order in which they were dispatched, where no other actor may be for long.
         """
-        (shards,) = groups_in(self.store.read(_todo_file(self.stage)))
+        shards = [shard for (shard,) in groups_in(self.store.read(_todo_file(self.stage)))]
         shards.reverse()
         tried: set[str] = set()
         seen: dict[str, tuple[Any, float]] = {}  # attempt logs that show a death, and since when they are as they are
@@ -239,12 +240,17 @@ def _node_here() -> str:
 
 def packed(groups: Sequence[Sequence[Shard]]) -> bytes:
     """Groups of shards in few bytes: shards of one input differ in a number or two."""
-    return zlib.compress(json.dumps([[shard.to_dict() for shard in group] for group in groups]).encode(), 1)
+    data = io.BytesIO()
+    with gzip.GzipFile(fileobj=data, mode="wb", compresslevel=1, mtime=0) as file:
+        for group in groups:
+            file.write(json.dumps([shard.to_dict() for shard in group]).encode() + b"\n")
+    return data.getvalue()
 
 
 def groups_in(data: bytes) -> list[list[Shard]]:
     """The inverse of `packed`."""
-    return [[Shard.from_dict(row) for row in group] for group in json.loads(zlib.decompress(data))]
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        return [[Shard.from_dict(row) for row in json.loads(line)] for line in file]
 
 
 def bundles(shards: Sequence[Shard], sizes: Mapping[str, float], most: float) -> list[list[Shard]]:
@@ -414,7 +420,7 @@ class _Wave:
         tails = IN_FLIGHT * self.most
         rows = [{"bundle": packed(bundle), "tail": 0, "tails": 0} for bundle in made]
         rows += [{"bundle": b"", "tail": number, "tails": tails} for number in range(tails)]
-        self.store.write(_todo_file(self.stage), packed([list(_shards(made))]))
+        self.store.write(_todo_file(self.stage), packed([[shard] for shard in _shards(made)]))
         with DataContext.current(context):
             return ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 cast(Any, ShardActor),

@@ -30,7 +30,8 @@ CONNECTED = "supervisor.note_cluster('10.0.0.7:6379', {})\n"
 WORKING = """
 try:
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    for _ in range(600):  # a signal just before a sleep is handled after it
+        time.sleep(0.1)
 except KeyboardInterrupt:
     supervisor.fail('stopped', 130)
 """
@@ -125,7 +126,8 @@ def test_a_lost_cluster_ends_a_command_that_goes_on_without_it() -> None:
         LISTEN
         + """
 try:
-    time.sleep(60)
+    for _ in range(600):  # a signal just before a sleep is handled after it
+        time.sleep(0.1)
 except supervisor.IncompleteError as error:
     supervisor.fail(str(error), 3)
 """

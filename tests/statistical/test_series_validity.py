@@ -18,6 +18,7 @@ from pipeline.config.series import Rule
 from pipeline.errors import UserError
 from pipeline.selection import RankCounts, decide
 from pipeline.selection.bounds import wrong_in_list
+from pipeline.selection.engine import refuse_uncovered
 from pipeline.selection.evalues import dependence_factor, largest_e_rank
 from pipeline.selection.grid import Grid
 from pipeline.selection.ranked import decide_in_slot
@@ -151,7 +152,7 @@ def test_bounds_of_a_slot_take_its_part_of_the_allowed_failure_and_all_hold_at_o
 def test_a_rule_refuses_what_it_is_not_proved_for(rule: Rule, changes: dict[str, str], line: str) -> None:
     selection = SelectionConfig(name="s", detectors=["loss"]).model_copy(update=changes)
     with pytest.raises(UserError, match=line):
-        Level.of(selection, Slot(1, rule, ALPHA, Fraction(1, 2), 0))
+        refuse_uncovered(selection, rule)
 
 
 def test_the_levels_of_prds_are_those_of_an_independent_implementation() -> None:

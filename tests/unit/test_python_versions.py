@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 from made_up import sentence
 
 import seenset
+from ray_jobs.cli import main
 from seenset.versions import Versions
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 COUNT, EACH = 60, 10
 
@@ -94,6 +98,28 @@ def test_natural_preference_for_a_form_is_removed_where_the_file_states_the_form
         for name in ("with", "without")
     }
     assert selected["with"] > selected["without"] + 50
+
+
+def test_marked_documents_are_read_scored_and_judged(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """From `seenset mark` to the answer, on text that people wrote."""
+    texts = [
+        text for page in sorted(DOCS.glob("*.md")) for text in page.read_text("utf-8").split("\n\n") if len(text) > 300
+    ]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with pytest.raises(SystemExit, match="0"):
+        main(
+            ["mark", str(tmp_path / "pages.jsonl"), "--out", str(tmp_path / "marked"), "--versions", "8", "--seed", "5"]
+        )
+    versions = seenset.read_versions(tmp_path / "marked/private/versions.parquet")
+    public = [json.loads(line)["text"] for line in (tmp_path / "marked/public/pages.jsonl").read_text().splitlines()]
+    assert len(public) == len(texts)
+    published = {one[index] for one, index in zip(versions.texts, versions.published, strict=True)}
+    assert published <= set(public)
+    assert versions.forms is not None
+    answer = seenset.audit_versions(str(tiny_model_folder), versions, "loss", max_tokens=2048)
+    assert len(answer.documents) + len(answer.left_out) == len(versions.ids) > 20
+    assert set(answer.documents["versions"].to_pylist()) == {8}
+    assert answer.p_collection > 0.001, "a random model has learnt nothing"
 
 
 @pytest.mark.parametrize(
