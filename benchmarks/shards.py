@@ -32,6 +32,7 @@ from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_receipt
 from ray_jobs import actors
+from ray_jobs.cluster import connect
 from ray_jobs.maps import fold_of
 
 LINE = '{{"text": "words of document {number:09d}"}}\n'
@@ -123,6 +124,8 @@ def _measured(step: str, folder: Path) -> dict[str, float]:
         assert sum(isinstance(event, Receipt) for event in events) == len(plan.shards)
     if step == "resume":
         store = Store(plan.config.run)
+        connect()  # as a run on a cluster has, whatever the number of its shards
+        began = time.perf_counter()
         fold = fold_of(store, True)
         plan = settle(plan, {stage.name: stage.fingerprint}, store, each=fold)
         assert not list(withdraw_damaged([stage], plan.shards, store, fold))

@@ -51,13 +51,12 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
     needed = set(by_id)
     pending: set[str] = set()
     for stage in reversed(stages):
-        intact: set[str] = set()
         filed = (receipt for receipt in read_receipts(store, stage.name) if receipt.shard in needed)
         while receipts := list(islice(filed, AT_ONCE)):
             problems: dict[str, str | None] = dict(each(receipts, partial(_problem, store)))
             for receipt in receipts:
                 if (problem := problems[receipt.shard]) is None:
-                    intact.add(receipt.shard)
+                    needed.discard(receipt.shard)
                     continue
                 if receipt.spent is not None:  # the budget does not forget it
                     shard = by_id[receipt.shard]
@@ -65,7 +64,7 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
                     answers.add(Usage(**receipt.spent))
                 withdraw_receipt(store, stage.name, receipt.shard)
                 yield problem
-        pending |= needed - intact
+        pending |= needed  # what is left: without a receipt, or with a damaged one
         needed = set(pending)
 
 

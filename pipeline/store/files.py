@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -135,7 +135,14 @@ class Store:
 
     def names(self, folder: str, suffix: str = "") -> list[str]:
         """File names (without the folder) in a folder, sorted; empty if the folder does not exist."""
-        names = map(_base, self._entries(folder))
+        names: Iterable[str]
+        if self.local and not os.path.isfile(self.path(folder)):
+            try:
+                names = os.listdir(self.path(folder))  # fsspec would take a kilobyte of memory for each
+            except FileNotFoundError:
+                return []
+        else:
+            names = map(_base, self._entries(folder))
         return sorted(name for name in names if name.endswith(suffix) and not name.startswith("."))
 
     def listing(self, folder: str) -> dict[str, list[str]]:
