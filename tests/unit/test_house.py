@@ -42,7 +42,7 @@ PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_560,
     "pipeline.corpus": 5_210,
-    "pipeline.store": 1_980,
+    "pipeline.store": 1_990,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.detectors": 1_410,
     "pipeline.stages": 2_810,
     "pipeline.selection": 5_830,
-    "pipeline.audit": 11_630,
+    "pipeline.audit": 11_620,
     "pipeline.report": 2_900,
     "pipeline.compare": 2_180,
     "pipeline.export": 1_360,

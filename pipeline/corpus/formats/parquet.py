@@ -174,7 +174,8 @@ def _identity(fs: Any, name: str, local: bool) -> tuple[Any, ...]:
         state = os.stat(name)
         return state.st_ino, state.st_size, state.st_mtime_ns
     info = fs.info(name)
-    return tuple(str(info.get(key)) for key in ("size", "ETag", "etag", "generation", "LastModified", "created"))
+    keys = ("size", "ETag", "etag", "generation", "LastModified", "created")
+    return id(fs), *(str(info.get(key)) for key in keys)  # of another connection it may be another file
 
 
 def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
