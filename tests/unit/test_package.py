@@ -96,3 +96,11 @@ def test_the_wheel_holds_all_that_it_runs_with(tmp_path: Path) -> None:
     code = "import pathlib, pipeline.report, ray_jobs.audit, seenset; p = pathlib.Path(pipeline.report.__file__)\n"
     code += "assert 'env' in p.parts and list(p.parent.glob('*.html')) and list(p.parent.glob('*.css'))"
     run(python, "-c", code)
+
+
+def test_the_wheel_names_every_package() -> None:
+    """One that is missing works from the sources, and nowhere else."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
+    roots = ("cluster", "pipeline", "ray_jobs", "seenset")
+    found = {".".join(path.parent.relative_to(ROOT).parts) for root in roots for path in (ROOT / root).rglob("*.py")}
+    assert set(named) == found
