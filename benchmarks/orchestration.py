@@ -22,7 +22,7 @@ from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
-from pipeline.audit.settle import settle
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
@@ -91,7 +91,7 @@ def _config(root: Path, corpus: str, run: str) -> AuditConfig:
 
 def _planned(config: AuditConfig, store: Store) -> tuple[Stage, tuple[Shard, ...]]:
     (stage,) = stages_of(config)
-    return stage, settle(make_plan(config), {stage.name: stage.fingerprint}, store).shards
+    return stage, reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards
 
 
 def _job(root: Path, corpus: str, run: str) -> float:

@@ -21,9 +21,9 @@ from pathlib import Path
 from benchmarks.small_model import save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
-from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
-from pipeline.audit.settle import settle
+from pipeline.audit.reconcile import reconcile
+from pipeline.audit.repair import withdraw_damaged
 from pipeline.audit.stages import stages_of
 from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement
@@ -86,7 +86,7 @@ def _prepare(root: Path, count: int) -> None:
     plan = _plan(root / str(count))
     store = Store(plan.config.run)
     (stage,) = stages_of(plan.config)
-    plan = settle(plan, {stage.name: stage.fingerprint}, store)
+    plan = reconcile(plan, {stage.name: stage.fingerprint}, store)
     first = process(stage, stage.make(stage, Placement()), plan.shards[0], store)
     assert len(read_rows(stage, plan.shards[0], store)) == 1
     for shard in plan.shards[1:]:
@@ -127,7 +127,7 @@ def _measured(step: str, folder: Path) -> dict[str, float]:
         connect()  # as a run on a cluster has, whatever the number of its shards
         began = time.perf_counter()
         fold = fold_of(store, True)
-        plan = settle(plan, {stage.name: stage.fingerprint}, store, each=fold)
+        plan = reconcile(plan, {stage.name: stage.fingerprint}, store, each=fold)
         assert not list(withdraw_damaged([stage], plan.shards, store, fold))
         assert not pending(plan, stage.name, store)
     seconds = time.perf_counter() - began

@@ -19,7 +19,7 @@ from benchmarks.small_model import save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
-from pipeline.audit.settle import settle
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.stages import stages_of
 from pipeline.stages.events import Failure
 from pipeline.store.files import Store
@@ -99,7 +99,7 @@ def _vs_ideal(root: Path, run: str, shard_bytes: int, seconds: float) -> float:
         os.environ["RAY_ADDRESS"] = cluster.address
         store = Store(config.run)
         (stage,) = stages_of(config)
-        shards = settle(make_plan(config), {stage.name: stage.fingerprint}, store).shards
+        shards = reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards
         began = documents = 0.0
         for event in map_shards(stage, config.resources, shards, store, "benchmark"):
             assert not isinstance(event, Failure), event

@@ -64,7 +64,7 @@ LISTING_SECONDS = 10.0
 
 OVERTAKEN_SECONDS = 2.0
 STALE_SECONDS = 20.0
-"""An attempt log that shows a death and has not changed for so long is nobody's."""
+"""An attempt log that shows a death and has not changed for so long is abandoned."""
 
 GIVING_BACK = 8
 """Shards after which an actor gives back memory: otherwise the C library keeps 150 MB that nobody uses."""

@@ -12,20 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.audit.against import settled_judged
+from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
 from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine, actor_shape
-from pipeline.audit.mend import withdraw_damaged
 from pipeline.audit.plan import Plan, make_plan, pending
+from pipeline.audit.reconcile import check_inputs_since, note_gradient, reconcile
 from pipeline.audit.records import KEYS_FILE
+from pipeline.audit.repair import withdraw_damaged
 from pipeline.audit.retry import withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
-from pipeline.audit.settle import check_inputs_since, note_gradient, settle
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
 from pipeline.audit.strongest import Reread
 from pipeline.audit.summary import Summary, exit_code_of
@@ -164,7 +164,7 @@ def _damaged(store: Store, finished: FinishedRecord) -> list[str]:
 
 def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
     """What a finished run would be scored by now, in types that are decided."""
-    settled = None if config.against is None else settled_judged(config, store)  # else no request for it
+    settled = None if config.against is None else reconciled_judged(config, store)  # else no request for it
     judged = None if settled is None else settled[1]
     return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
 
@@ -234,7 +234,7 @@ def _scoring(
         if machine is not None and not device.gpus and types.types and (line := flags_differ(types.flags)):
             reporter.say(f"warning: this machine: {line}")
         heartbeat.phase("counting rows and checking what is there")
-        plan = settle(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
+        plan = reconcile(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
         note_device(store, device)
         if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
             reporter.say(f"documents of {count} shards are tried again: {', '.join(retried)}")
@@ -246,19 +246,7 @@ def _scoring(
         models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
         driver = _Driver(store, lock, status, reporter, machine, models, checks)
         try:
-            *before, scoring = work.stages
-            jobs = _finetuning(driver, config, work)
-            if jobs or before:
-                checks.wait()  # before what takes hours; scoring begins beside it
-            _prepare(driver, jobs, before, plan)
-            _finish(driver, scoring, plan)
-            checks.wait()
-            if unscored:
-                check_inputs_since(plan, work.stages, store, fold)
-            heartbeat.phase("reading the scores")
-            scored = read_scored(store, plan.shards, plan.config.near_copies)
-            note_gradient(store, scored)
-            check_budget(config, scored)
+            scored = _scored(driver, config, work, plan, fold if unscored else None)
             reread = token_reader(store, config.resources, machine, models, reporter.say, driver.check)
             yield scored, status, fold, reread
         except KeyboardInterrupt:
@@ -275,6 +263,35 @@ def _scoring(
         except BaseException as error:
             status.end("failed", 1, f"{type(error).__name__}: {error}")
             raise
+
+
+def _scored(driver: _Driver, config: AuditConfig, work: Work, plan: Plan, fold: Each | None) -> Scored:
+    """Run all stages and read the scores.
+
+    Args:
+        driver: of the run.
+        config: of the audit.
+        work: its stages and trainings.
+        plan: its shards.
+        fold: by which inputs are checked that were read in this run; None: no shard was scored.
+
+    Raises:
+        UserError: as a stage, `check_inputs_since` and `check_budget`.
+    """
+    *before, scoring = work.stages
+    jobs = _finetuning(driver, config, work)
+    if jobs or before:
+        driver.checks.wait()  # before what takes hours; scoring starts while they run
+    _prepare(driver, jobs, before, plan)
+    _finish(driver, scoring, plan)
+    driver.checks.wait()
+    if fold is not None:
+        check_inputs_since(plan, work.stages, driver.store, fold)
+    heartbeat.phase("reading the scores")
+    scored = read_scored(driver.store, plan.shards, plan.config.near_copies)
+    note_gradient(driver.store, scored)
+    check_budget(config, scored)
+    return scored
 
 
 def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[AdapterJob]:

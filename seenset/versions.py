@@ -168,6 +168,8 @@ def audit_versions(
     Raises:
         UserError: as `seenset.score`, or no document can be scored.
     """
+    if not versions.ids:
+        raise UserError("versions: there is no document; seenset mark leaves out those with fewer than 5 sites")
     texts = [text for one in versions.texts for text in one]
     values = np.zeros(len(texts))
     problems = [""] * len(texts)

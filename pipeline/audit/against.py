@@ -100,7 +100,7 @@ class ScoringTerms:
         return None
 
 
-def settled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, JudgedTexts] | None:
+def reconciled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, JudgedTexts] | None:
     """What a run directory says that its run leaves out; None where it has not begun, or audits all documents.
 
     Raises:
@@ -118,7 +118,7 @@ def settled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, Jud
     return record, JudgedTexts(store.url, record.sha256, record.texts)
 
 
-def settle_judged(
+def reconcile_judged(
     config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, runs: Iterable[str], strict: bool, say: Say
 ) -> JudgedTexts:
     """Write down once which texts a run leaves out. The run's lock must be held.

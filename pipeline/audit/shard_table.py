@@ -40,7 +40,7 @@ def read_shards(store: Store) -> list[Shard] | None:
         return None
 
 
-def settled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ...] | None:
+def reconciled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ...] | None:
     """The planned shards as the table numbers their rows; None where there is no table, or one of other shards.
 
     Raises:

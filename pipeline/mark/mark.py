@@ -227,7 +227,7 @@ def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[
 
 @contextlib.contextmanager
 def _reading(shard: Shard) -> Iterator[None]:
-    """Let what a reader raises be said in one line; errors of the system, which have a number, are those of a disk."""
+    """Turn an error of a reader into a user error of one line; those of the operating system pass."""
     try:
         yield
     except (EOFError, csv.Error, pa.ArrowException, OSError) as error:

@@ -16,7 +16,7 @@ from pipeline.audit.sentences import condition
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
-from pipeline.report.wording import documents, null_share, percent
+from pipeline.report.wording import documents, null_share, percent, share_text
 from pipeline.selection.procedures import procedure_of
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
     reached = np.concatenate(([0], np.cumsum(ranks.count)))
     counts = np.diff(reached[np.searchsorted(ranks.rank, cuts, side="right")])
     edges = cuts / (n + 1)
-    null = f"null share {'estimated as' if estimated else 'taken as'} {pi0:.3g}"
+    null = f"null share {'estimated as' if estimated else 'taken as'} {share_text(pi0)}"
 
     def paint(figure: Figure, axes: Axes) -> None:
         axes.stairs(counts / (m * np.diff(edges)), edges, fill=True, color=BLUE, alpha=0.35)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.audit.against import settle_judged, settled_judged
+from pipeline.audit.against import reconcile_judged, reconciled_judged
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
@@ -31,11 +31,11 @@ def begin_against(
         UserError: `against` is no run and no ledger, or is this run; or a run that scored otherwise, or is damaged.
         IncompleteError: a run that is not complete.
     """
-    if (settled := settled_judged(config, store)) is None:
+    if (settled := reconciled_judged(config, store)) is None:
         if config.against is None:
             return None
         runs, strict = earlier_runs(config, store.url)
-        judged = settle_judged(config, fingerprint, store, runs, strict, say)
+        judged = reconcile_judged(config, fingerprint, store, runs, strict, say)
         say(f"against {config.against}: {judged.count:,} texts were judged before, and are not audited again")
         return judged
     _, judged = settled

@@ -196,7 +196,7 @@ def file_rows(
     )
     filed = write_receipt(store, stage.name, receipt)
     output.filed = filed.data == data
-    if not output.filed:  # another attempt was quicker: nobody reads these
+    if not output.filed:  # another attempt was quicker: these files are not read
         store.remove(data)
         if quarantine is not None:
             store.remove(quarantine)

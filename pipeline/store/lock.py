@@ -3,10 +3,10 @@
 Every acquisition of the lock has a number and a file of its own, `lock/000007.json`, which only its driver writes. The
 highest number holds the lock. A takeover creates the next number, which a store lets only one of several drivers do. No
 number is used twice, so a driver that was suspended never writes over its successor's file. Clocks are not compared:
-the holder changes its file at every heartbeat, and whoever waits for the lock watches whether the file changes.
+the holder changes its file at every heartbeat, and a waiting driver watches whether the file changes.
 
 On a local file system of a known type the holder also locks `lock/flock`, which the kernel releases when its process
-ends, so that nobody has to watch there. Other file systems may grant such a lock on two machines at once.
+ends, so that no driver has to watch there. Other file systems may grant such a lock on two machines at once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from datasets import Dataset
 
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.shard_table import settled_shards, write_shards
+from pipeline.audit.shard_table import reconciled_shards, write_shards
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard, shard_fingerprint
@@ -248,10 +248,10 @@ def test_a_long_line_is_read_once_however_many_shards_it_spans(tmp_path: Path) -
     assert len(numbered) <= 3, "byte ranges inside the line are no shards"
     store = Store(str(tmp_path))
     write_shards(store, numbered)
-    assert settled_shards(store, shards) == tuple(numbered)
+    assert reconciled_shards(store, shards) == tuple(numbered)
     for others in (shards[:-1], [*shards, shards[-1]], [*shards, replace(shards[-1], id="audit-9")], shards[1:]):
-        assert settled_shards(store, others) is None
-    assert settled_shards(store, [*shards[:-1], replace(shards[-1], stop=9)]) is None
+        assert reconciled_shards(store, others) is None
+    assert reconciled_shards(store, [*shards[:-1], replace(shards[-1], stop=9)]) is None
 
 
 @pytest.mark.parametrize("line", ["\n", "word\n", 'a quotation "" mark\n', "\r\n", '""'])

@@ -26,7 +26,7 @@ from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
-from pipeline.audit.shard_table import SHARDS_FILE, read_shards, settled_shards, write_shards
+from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
 from pipeline.audit.stages import stages_of
 from pipeline.corpus.near_copies import PART, SKETCH, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import Shard
@@ -197,14 +197,14 @@ def test_a_bundle_holds_its_shards_in_few_bytes() -> None:
 def test_a_settled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     shards = [replace(SHARD, id=f"audit-{number:06d}", start=number, stop=number + 1) for number in range(50)]
-    assert settled_shards(store, shards) is None
+    assert reconciled_shards(store, shards) is None
     write_shards(store, shards)
-    settled = settled_shards(store, shards)
+    settled = reconciled_shards(store, shards)
     assert settled is not None
     assert all(one is other for one, other in zip(settled, shards, strict=True))
     assert json.loads(store.read(SHARDS_FILE)) == [{**shard.to_dict(), "files": []} for shard in shards]
-    assert settled_shards(store, shards[:-1]) is None
-    assert settled_shards(store, [*shards, SHARD]) is None
+    assert reconciled_shards(store, shards[:-1]) is None
+    assert reconciled_shards(store, [*shards, SHARD]) is None
     filed = read_shards(store)
     assert filed == shards
     assert filed[0].path is filed[1].path, "what shards share is held once"

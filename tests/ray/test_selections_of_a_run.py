@@ -21,7 +21,7 @@ from signed import file_blind_test, sign
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.settle import settle
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import excerpts
@@ -66,7 +66,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
     )
     store = Store(config.run)
     (stage,) = stages_of(config)
-    plan = settle(make_plan(config), {stage.name: stage.fingerprint}, store)
+    plan = reconcile(make_plan(config), {stage.name: stage.fingerprint}, store)
     scorer = stage.make(stage, Placement())
     for shard in plan.shards:
         process(stage, scorer, shard, store)

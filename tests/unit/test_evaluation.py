@@ -22,9 +22,9 @@ from pipeline.audit.description import build_evaluation
 from pipeline.audit.detection import Estimate
 from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation, about_words, evaluate_scores
 from pipeline.audit.plan import make_plan
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.records import read_record
 from pipeline.audit.scored import Scored, read_scored
-from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
@@ -70,7 +70,7 @@ def score(tmp_path: Path, tiny_model_folder: Path) -> Score:
         )
         store = Store(config.run)
         (stage,) = stages_of(config)
-        plan = settle(make_plan(config, limit), {stage.name: stage.fingerprint}, store)
+        plan = reconcile(make_plan(config, limit), {stage.name: stage.fingerprint}, store)
         worker = stage.make(stage, Placement())
         for shard in plan.shards:
             process(stage, worker, shard, store)

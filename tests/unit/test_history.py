@@ -19,7 +19,7 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.history import count_questions, read_history, several_questions
 from pipeline.audit.plan import make_plan
-from pipeline.audit.settle import settle
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.stages import stages_of
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
@@ -68,7 +68,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     store = Store(config.run)
     (stage,) = stages_of(config)
     scorer = stage.make(stage, Placement())
-    for shard in settle(make_plan(config), {stage.name: stage.fingerprint}, store).shards:
+    for shard in reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards:
         process(stage, scorer, shard, store)
     set_words(store, ALIKE)
     return root

@@ -137,6 +137,11 @@ def test_versions_that_cannot_be_compared_are_refused(
         Versions(("x",), texts, published)
 
 
+def test_no_document_is_an_error(tiny_model_folder: Path) -> None:
+    with pytest.raises(seenset.UserError, match=r"^versions: there is no document; seenset mark leaves out those"):
+        seenset.audit_versions(str(tiny_model_folder), Versions((), (), ()))
+
+
 def test_a_public_file_is_no_file_of_versions(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"], "text": ["b"]}), tmp_path / "public.parquet")
     with pytest.raises(seenset.UserError, match=r"has no column versions .* its public files hold no versions$"):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pipeline import __version__
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.settle import settle
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.stages import stages_of
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
@@ -354,7 +354,7 @@ def test_the_work_of_another_version_is_refused_by_its_name(
     corpus = {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}}
     plan = make_plan(build_config({"run": store.url, "model": {"path": "none"}, "corpus": corpus}))
     with pytest.raises(UserError, match=f"holds the work of seenset 0.1.0, and this is {__version__}"):
-        settle(plan, {"score": stage.fingerprint}, store)
+        reconcile(plan, {"score": stage.fingerprint}, store)
 
 
 @given(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.audit.plan import make_plan
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
-from pipeline.audit.settle import settle
 from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
@@ -33,7 +33,7 @@ def audit_here(config: AuditConfig) -> Ended:
     """Score and select in this process."""
     store = Store(config.run)
     (stage,) = stages_of(config)
-    plan = settle(make_plan(config), {stage.name: stage.fingerprint}, store)
+    plan = reconcile(make_plan(config), {stage.name: stage.fingerprint}, store)
     worker = stage.make(stage, Placement())
     for shard in plan.shards:
         process(stage, worker, shard, store)

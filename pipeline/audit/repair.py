@@ -1,4 +1,4 @@
-"""Mend a run directory before it goes on: what is not as it was filed, and inputs that are not as they were read."""
+"""Repair a run directory before it is resumed: files that differ from their receipts, and inputs that have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settle what a run directory holds: written for a new run, and checked against the plan for one that goes on."""
+"""Reconcile a run directory with its configuration: written for a new run, compared with the plan for a resumed one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.audit.manifest import (
     versions,
     write_manifest,
 )
-from pipeline.audit.mend import Stamps, check_documents_read
 from pipeline.audit.plan import Plan, describe_model
 from pipeline.audit.records import MANIFEST_FILE
+from pipeline.audit.repair import Stamps, check_documents_read
 from pipeline.audit.scored import Each, Scored, each_in_turn
-from pipeline.audit.shard_table import SHARDS_FILE, settled_shards, write_shards
+from pipeline.audit.shard_table import SHARDS_FILE, reconciled_shards, write_shards
 from pipeline.corpus.inputs import stamp_of
 from pipeline.corpus.shard import InputFile, Shard, shard_fingerprint
 from pipeline.corpus.shards import number_rows
@@ -35,7 +35,7 @@ from pipeline.store.receipts import intact_receipts
 _log = logging.getLogger(__name__)
 
 
-def settle(
+def reconcile(
     plan: Plan,
     fingerprints: Mapping[str, Mapping[str, Any]],
     store: Store,
@@ -104,7 +104,7 @@ def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, .
     """The planned shards as the shard table numbers their rows; None where there is no table, or a damaged one."""
     try:
         check_shard_table(store, before)
-        return settled_shards(store, plan.shards)
+        return reconciled_shards(store, plan.shards)
     except DamagedError as error:
         _log.warning("%s; it is written again", str(error).partition("; seenset ")[0])
         return None
