@@ -116,10 +116,12 @@ def connect() -> None:
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
-    from ray._private import worker
+    from ray._private import utils, worker
 
     # What a raylet reports of a dead worker would stand on the standard output, beside the answer.
     worker.print_to_stdstream = lambda *lines, **settings: None
+    if supervisor.is_listening():  # Ray would take SIGTERM itself, and exit wherever it happens to be
+        utils.set_sigterm_handler = lambda handler: None
     if is_connected():
         _note_cluster()
         return
@@ -128,20 +130,17 @@ def connect() -> None:
     address, reason = shared_address(), ""
     for attempt in range(1 if address else STARTS):
         time.sleep(attempt)
+        supervisor.check()
         try:
-            with _quiet():
+            with supervisor.deferred(), _quiet():
                 if address:
                     ray.init(log_to_driver=False, logging_level=logging.ERROR)
                 else:
                     _start_private_cluster()
-            supervisor.listen_again()
-            supervisor.check()  # a signal that came while Ray called back
             _note_cluster()
             return
         except UserError:
             raise
-        except SystemExit:  # Ray takes SIGTERM itself while it starts
-            raise KeyboardInterrupt from None
         except Exception as error:  # of many kinds: a port, a time limit, a process that died
             ray.shutdown()
             reason = one_line(str(error))[:REASON_CHARACTERS] or type(error).__name__

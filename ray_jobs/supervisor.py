@@ -37,9 +37,6 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 ONCE_SECONDS = 1.0
 """In which signals count as one: Ctrl-C reaches the child from the terminal and from its parent."""
 
-REPEAT_SECONDS = 10.0
-"""After which a signal is sent again to a child that still starts Ray."""
-
 GRACE = 4.0
 """Seconds that a child has to end by itself after its cluster was lost."""
 
@@ -90,7 +87,7 @@ _may_supervise = False
 _decided: int | None = None
 _as_zero: frozenset[int] = frozenset()
 _deciding = threading.Lock()
-_listening = _stop_requested = _hurried = False
+_listening = _deferring = _stop_requested = _hurried = False
 _last_signal = -ONCE_SECONDS
 
 
@@ -104,7 +101,9 @@ def begin_command(whole_process: bool) -> None:
     _decided, _may_supervise = None, whole_process and sys.platform == "linux"
     _listening, _stop_requested, _hurried = True, False, False
     reset_codes()
-    listen_again()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
 
 
 def reset_codes() -> None:
@@ -187,13 +186,6 @@ def _given(code: int, message: str) -> tuple[int, str]:
     return 0, f"{lines}seenset: exit code {code} is given as 0, for --exit-zero-on names it\n"
 
 
-def listen_again() -> None:
-    """Take SIGINT and SIGTERM where this process is a command: Ray's start handles SIGTERM by itself."""
-    if _listening and threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _interrupt)
-
-
 def check() -> None:
     """Raise what a signal asked for once more: Python ignores an exception that is raised inside a callback.
 
@@ -210,10 +202,33 @@ def check() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     global _stop_requested, _last_signal
-    again = _stop_requested and time.monotonic() - _last_signal < ONCE_SECONDS
+    first, again = not _stop_requested, _stop_requested and time.monotonic() - _last_signal < ONCE_SECONDS
     _stop_requested, _last_signal = True, time.monotonic()
-    if not again:
+    if not (again or (first and _deferring)):
         check()
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Raise what a first signal asks for when the block ends: raised inside Ray's start it may leave a lock held.
+
+    A second signal, a second later or more, is raised at once.
+
+    Raises:
+        KeyboardInterrupt: the command was interrupted.
+    """
+    global _deferring
+    _deferring = True
+    try:
+        yield
+    finally:
+        _deferring = False
+    check()
+
+
+def is_listening() -> bool:
+    """Whether this process is a command, which handles SIGINT and SIGTERM."""
+    return _listening
 
 
 def note_cluster(address: str, nodes: dict[str, float]) -> None:
@@ -323,7 +338,6 @@ class _Parent:
         self.facts = _Facts()
         self.unread = b""
         self.forwarded = 0  # the last signal
-        self.repeat_at = 0.0  # when it is sent again, if Ray still starts
         self.silence = _Silence()
         self.lost = ""  # why the cluster is
         self.killed_at = float("inf")
@@ -343,7 +357,7 @@ class _Parent:
             self._probe()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.forwarded, self.repeat_at = number, time.monotonic() + REPEAT_SECONDS
+        self.forwarded = number
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.child, number)
 
@@ -357,13 +371,7 @@ class _Parent:
         return bool(data)
 
     def _probe(self) -> None:
-        """Interrupt a child whose cluster is lost, and kill it if that does not end it: it waits for Ray.
-
-        A signal that comes while Ray starts may be lost in one of its callbacks: it is sent again.
-        """
-        starting = bool(self.facts.folder) and not self.facts.cluster
-        if self.forwarded and starting and time.monotonic() > self.repeat_at:
-            self._forward(self.forwarded, None)
+        """Interrupt a child whose cluster is lost, and kill it if that does not end it: it waits for Ray."""
         if not self.lost and (reason := self.silence.reason(self.facts)):
             self.lost, self.killed_at = reason, time.monotonic() + GRACE
             os.kill(self.child, signal.SIGTERM)
