@@ -101,7 +101,12 @@ def begin_command(whole_process: bool) -> None:
     _decided, _may_supervise = None, whole_process and sys.platform == "linux"
     _listening, _stop_requested, _hurried = True, False, False
     reset_codes()
-    if threading.current_thread() is threading.main_thread():
+    listen_again()
+
+
+def listen_again() -> None:
+    """Handle SIGINT and SIGTERM where this process is a command: Ray's C++ code installs a handler of its own."""
+    if _listening and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
 
