@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -74,7 +74,7 @@ class Choice:
 OWN = "the checkpoint's own"
 
 
-def choose(stored: str, size: int, processor: Processor) -> Choice:
+def choose(stored: str, size: int, processor: Processor, measure: Callable[[str], float] | None = None) -> Choice:
     """The type that `dtype: auto` opens weights in.
 
     A GPU of compute capability 8.0 or higher takes the type of the checkpoint; an older one float16 where the
@@ -86,6 +86,7 @@ def choose(stored: str, size: int, processor: Processor) -> Choice:
         stored: type of the weights in the files, from `stored_type`.
         size: bytes of the weights in the files, of all copies that the machine opens.
         processor: of the workers.
+        measure: how many times longer than in float32 a product takes in a type; None: `slowdown`, on this machine.
     """
     halves = ("bfloat16", "float16")
     gpu = processor.capability is not None
@@ -98,13 +99,13 @@ def choose(stored: str, size: int, processor: Processor) -> Choice:
         stored,
         f"{OWN}: float32 does not fit into memory",
         f"dtype auto keeps {stored}: in float32 the weights take {needed / 2**30:.1f} GiB, and "
-        f"{processor.free / 2**30:.1f} GiB of memory are free{_cost(stored, processor)}",
+        f"{processor.free / 2**30:.1f} GiB of memory are free{_cost(stored, processor, measure or slowdown)}",
     )
 
 
-def _cost(dtype: str, processor: Processor) -> str:
+def _cost(dtype: str, processor: Processor, measure: Callable[[str], float]) -> str:
     """The end of a sentence that states how much slower than float32 a type is on this CPU; empty where it is not."""
-    factor = 1.0 if processor.native and dtype == "bfloat16" else slowdown(dtype)
+    factor = 1.0 if processor.native and dtype == "bfloat16" else measure(dtype)
     return f"; products in {dtype} take {factor:.1f} times as long here as in float32" if factor > 1 else ""
 
 
