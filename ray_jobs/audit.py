@@ -442,6 +442,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
                 counts.answers = event.requests
             elif isinstance(event, Ready):
                 counts.began = time.monotonic()
+                heartbeat.phase(stage.name)
             elif isinstance(event, Remark):
                 reporter.say(event.text)
             status.tick()

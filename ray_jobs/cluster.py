@@ -137,7 +137,7 @@ def connect() -> None:
                     ray.init(log_to_driver=False, logging_level=logging.ERROR)
                 else:
                     _start_private_cluster()
-                supervisor.listen_again()
+                supervisor.handle_signals()
             _note_cluster()
             return
         except UserError:

@@ -101,10 +101,10 @@ def begin_command(whole_process: bool) -> None:
     _decided, _may_supervise = None, whole_process and sys.platform == "linux"
     _listening, _stop_requested, _hurried = True, False, False
     reset_codes()
-    listen_again()
+    handle_signals()
 
 
-def listen_again() -> None:
+def handle_signals() -> None:
     """Handle SIGINT and SIGTERM where this process is a command: Ray's C++ code installs a handler of its own."""
     if _listening and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -18,7 +18,7 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
 SHARDS = 32
-_BLOCK = 1 << 20  # bytes that are read together where lines are counted
+_BLOCK = 1 << 18  # bytes that are read together where lines are counted
 LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
 """Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
 
@@ -174,10 +174,12 @@ def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
 def _lines_before(path: str, stops: Sequence[int]) -> Iterator[int]:
     """How many lines begin in bytes [0, stop) of a file, for ascending stops above 0."""
     position = ends = 0
-    with fsspec.open(path, "rb") as file:
+    block = bytearray(_BLOCK)
+    with fsspec.open(path, "rb") as file, memoryview(block) as view:
         for stop in stops:
             last = stop - 1  # a line that begins at a byte ends before it
-            while position < last and (block := file.read(min(_BLOCK, last - position))):
-                ends += block.count(b"\n")
-                position += len(block)
+            while position < last and (read := file.readinto(view[: min(_BLOCK, last - position)])):
+                if block.find(b"\n", 0, read) >= 0:  # several times faster than to count, where a line is very long
+                    ends += block.count(b"\n", 0, read)
+                position += read
             yield 1 + ends
