@@ -442,6 +442,8 @@ class _Wave:
                 ),
                 num_cpus=self.shape.cpus,
                 num_gpus=self.shape.gpus,
+                # A tail row that overtakes a bundle at its actor finishes its shards one by one, none read ahead.
+                ray_remote_args_fn=lambda: {"allow_out_of_order_execution": False},
                 **task_environment(self.resources, self.shape.gpus),
             )
 
