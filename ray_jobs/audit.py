@@ -17,13 +17,15 @@ from pipeline.audit.allocation import allocation_record, write_document_keys
 from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.budgets import device_on_file, note_device
+from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine, actor_shape
+from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.reconcile import check_inputs_since, note_gradient, reconcile
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repair import withdraw_damaged
-from pipeline.audit.retry import withdraw_refused
+from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
@@ -39,6 +41,7 @@ from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import CPU, Device
 from pipeline.models.sharing import SharedModels
 from pipeline.report import write_report
+from pipeline.report.evaluation_page import write_evaluation
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages.base import Stage
@@ -80,6 +83,14 @@ class Outcome:
     def selections(self) -> list[Summary]:
         """The answers, in the order of the configuration."""
         return self.status.selections
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOutcome:
+    """The figures of an evaluation, and the address of its page."""
+
+    evaluation: Evaluation
+    page: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,53 @@ def run_audit(
             file_result(config, scored, limit, summaries, reporter.say)
         note_finished(plan, flags, scored, ended, report)
     return Outcome(ended, report)
+
+
+def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool = True) -> Outcome | None:
+    """Try documents in quarantine again, of any stage, and answer the run's questions anew.
+
+    Args:
+        run: the run directory.
+        reasons: why they are there; none for all that another attempt may not meet.
+        reporter: shows progress.
+        texts: whether the report shows texts.
+
+    Returns:
+        How the run ended; None where it is complete and has no such documents.
+
+    Raises:
+        UserError: not a run directory, a reason that no attempt changes, or as `run_audit`.
+    """
+    tried = check_reasons(reasons)
+    store = Store(run)
+    manifest, _ = read_run(store)
+    status = read_status(store)
+    if status is not None and status.state == "complete" and not count_refused(store, STAGE, tried):
+        reporter.say(f"no document of {run} is in quarantine for {' or '.join(tried)}: nothing to try again")
+        return None
+    config = manifest.config.model_copy(update={"run": store.url})
+    return run_audit(config, reporter, manifest.limit, texts, retried=tried)
+
+
+def run_evaluation(
+    config: AuditConfig, reporter: Reporter, limit: int | None = None, plan: Plan | None = None
+) -> EvaluationOutcome:
+    """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
+
+    Args:
+        config: from `pipeline.audit.description.load_evaluation`.
+        reporter: shows progress.
+        limit: only the first documents of each role.
+        plan: of the same configuration and limit, where it has been made.
+
+    Raises:
+        UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
+    """
+    with scoring(config, reporter, limit, plan) as (scored, status, *_):
+        evaluated = evaluate_scores(config, scored, limit)
+        page = write_evaluation(scored.store, evaluated)
+        status.write("complete", ExitCode.DONE)
+    return EvaluationOutcome(evaluated.evaluation, page)
 
 
 def _damaged(store: Store, finished: FinishedRecord) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | evaluate | trial | schema; the others are in `finished` and `comparing`."""
+"""The command: seenset init | plan | run | evaluate | trial | schema; the others are in `commands`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage, message_of_storage
-from ray_jobs import comparing, finished, heartbeat, marking, series, supervisor, terminal
-from ray_jobs.options import (
-    AsJson,
-    ConfigPath,
-    ExitZeroOn,
-    FailIfSelected,
-    Limit,
-    MatchedFolder,
-    NoText,
-    Overrides,
-    TrialPath,
-)
+from ray_jobs import heartbeat, supervisor, terminal
+from ray_jobs.commands import COMMANDS
+from ray_jobs.options import AsJson, ConfigPath, ExitZeroOn, FailIfSelected, Limit, NoText, Overrides
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -40,8 +31,6 @@ app = typer.Typer(
     help="Which documents was this language model trained on, with at most a fraction alpha of the answer wrong on "
     "average?",
 )
-
-MAX_REPORTS = 8
 
 
 @app.callback(invoke_without_command=True)
@@ -60,7 +49,15 @@ def plan(
     set_: Overrides = None,
     json_: AsJson = False,
     limit: Limit = None,
-    matched: MatchedFolder = None,
+    matched: Annotated[
+        str | None,
+        typer.Option(
+            "--matched",
+            metavar="FOLDER",
+            help="Write the calibration documents whose words resemble the audited to FOLDER, as Parquet to calibrate "
+            "on.",
+        ),
+    ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
@@ -103,10 +100,7 @@ def plan(
         subsets = write_matched(planned, matched)
         facts["matched"] = [subset.facts() for subset in subsets]
         facts["checks"]["lines"] += [f"matched: {subset.sentence()}" for subset in subsets]
-    if json_:
-        terminal.print_json(facts)
-    else:
-        terminal.print_plan(facts)
+    terminal.show(json_, facts, terminal.print_plan, facts)
 
 
 @app.command()
@@ -141,34 +135,21 @@ def evaluate(
 ) -> None:
     """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
-    from ray_jobs.evaluate import run_evaluation
+    from ray_jobs.audit import run_evaluation
     from ray_jobs.progress import Reporter
 
     outcome = run_evaluation(planned.config, Reporter(terminal.console(errors=json_)), limit, planned)
-    if json_:
-        terminal.print_json({**outcome.evaluation.plain(), "page": outcome.page})
-    else:
-        terminal.print_evaluation(outcome.evaluation)
-        terminal.print_line(f"page: {outcome.page}")
+    facts = {**outcome.evaluation.plain(), "page": outcome.page}
+    terminal.show(json_, facts, terminal.print_evaluation, outcome.evaluation, outcome.page)
 
 
-for command in (
-    finished.retry,
-    finished.status,
-    finished.select,
-    finished.verdict,
-    finished.report,
-    finished.export,
-):
+for command in COMMANDS:
     app.command()(command)
-for comparing_command in (comparing.compare, comparing.joint, comparing.rank, series.series):
-    app.command()(comparing_command)
-app.command()(marking.mark)
 
 
 @app.command()
 def trial(
-    config: TrialPath,
+    config: Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")],
     set_: Overrides = None,
     json_: AsJson = False,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents.")] = None,
@@ -190,21 +171,14 @@ def trial(
     check_inputs(described, points)
     check_shifts(points)
     supervisor.supervise(may_need_cluster(described.resources))
-    from ray_jobs.trial import run_trial
+    from pipeline.trial.trial import carry_out
+    from ray_jobs.audit import run_audit
+    from ray_jobs.progress import Reporter
 
-    console = terminal.console(errors=json_)
-    outcome = run_trial(described, points, console, False, limit, ranking)
-    if json_:
-        terminal.print_json(
-            {**outcome.facts, "folder": outcome.folder, "reports": outcome.reports, "page": outcome.page}
-        )
-        return
-    for table in outcome.tables:
-        console.print(table)
-    terminal.print_line(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
-    for report in outcome.reports[:MAX_REPORTS]:
-        terminal.print_line(f"report: {report}")
-    terminal.print_line(f"page: {outcome.page}")
+    reporter = Reporter(terminal.console(errors=json_))
+    outcome = carry_out(described, points, lambda audit: run_audit(audit, reporter), reporter.say, limit, ranking)
+    facts = {**outcome.facts, "folder": outcome.folder, "reports": outcome.reports, "page": outcome.page}
+    terminal.show(json_, facts, terminal.print_trial, outcome)
 
 
 @app.command()
@@ -221,11 +195,8 @@ def init(
 
     starter = trial_starter(folder) if for_trial else audit_starter(folder)
     path, schema = write_starter(folder, starter)
-    if json_:
-        facts = {"config": path, "schema": schema, "guesses": starter.guesses, "missing": starter.missing}
-        terminal.print_json(facts)
-    else:
-        terminal.print_starter(path, starter.guesses, starter.missing, "trial" if for_trial else "plan")
+    facts = {"config": path, "schema": schema, "guesses": starter.guesses, "missing": starter.missing}
+    terminal.show(json_, facts, terminal.print_starter, facts, "trial" if for_trial else "plan")
 
 
 @app.command()

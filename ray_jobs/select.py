@@ -1,4 +1,4 @@
-"""Answer a finished run's selections anew."""
+"""Answers from the scores of a finished run, without a model: its selections anew, a verdict on the collection."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Callable, Sequence
 from pipeline.audit.answers import check_training_keys
 from pipeline.audit.description import build_config
 from pipeline.audit.finished import forget_finished
+from pipeline.audit.history import answer_names
+from pipeline.audit.judge import judge_collection
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import check_budget, read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
+from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
-from pipeline.report import write_report
+from pipeline.report import rewrite_report, write_report
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -67,3 +71,28 @@ def select_again(
         if claim is not None and summaries:
             file_result(config, scored, manifest.limit, summaries, say)
     return summaries
+
+
+def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict:
+    """Was the collection of a finished run trained on? Written to verdict.json, and into the report if there is one.
+
+    Args:
+        run: the run directory, a local path or an fsspec URL.
+        blocks: what moves whole; by default groups where documents have one, else families of near copies.
+
+    Raises:
+        UserError: not a run directory, an unfinished run (exit 3), a damaged answer, no unseen documents, or too few of
+            them.
+    """
+    store = Store(run)
+    manifest, shards = read_run(store)
+    config = build_config(manifest.config.model_dump(mode="json", by_alias=True))
+    with keys_withdrawn(config.models), RunLock(store) as lock:
+        for name in answer_names(store, manifest.config):  # before anything is computed or written
+            made_answer(store, name, held=True)
+        scored = read_scored(lock.held, shards)
+        check_budget(config, scored)
+        verdict = judge_collection(config, scored, manifest.limit, fold_of(lock.held, True), blocks)
+        verdict = write_verdict(lock.held, verdict)
+        rewrite_report(lock.held)
+    return verdict

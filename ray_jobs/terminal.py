@@ -6,7 +6,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from pipeline.mark.mark import Marked
     from pipeline.series.course import Course
     from pipeline.trial.progress import TrialStatus
+    from pipeline.trial.trial import TrialOutcome
 
+MOST_REPORTS = 8
+"""Of the audits of a trial, whose addresses are printed."""
 
 _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -42,13 +45,18 @@ class VisibleConsole(Console):
         hear()
         super().print(*objects, **options)
 
+    def lines(self, *lines: str | Text) -> None:
+        """Print lines as they are, whatever names stand in them, and cut none."""
+        for line in lines:
+            self.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of which only those that the console makes itself control the terminal."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
-def console(errors: bool = False) -> Console:
+def console(errors: bool = False) -> VisibleConsole:
     """Standard output, or standard error where the output is JSON; wide where it is no terminal: no table is cut.
 
     In a notebook too it prints text: rich would make an output of HTML of every line.
@@ -75,6 +83,14 @@ def print_json(value: Any, in_one_line: bool = False) -> None:
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text))
 
 
+def show(as_json: bool, facts: Any, print_text: Callable[..., None], *arguments: Any) -> None:
+    """Print an answer: its facts as one JSON object, or for a reader by a function and its arguments."""
+    if as_json:
+        print_json(facts)
+    else:
+        print_text(*arguments)
+
+
 def _pass_in_words(entry: dict[str, Any]) -> str:
     """A pass of the forecast, behind the word pass."""
     if entry["kind"] == "generate":
@@ -93,9 +109,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     model = facts["model"]
     chosen = f", {model['chosen']}" if model.get("chosen") else ""
     about = model["architecture"] + ("" if model["dtype"] == "unknown" else f", {model['dtype']}{chosen}")
-    screen.print(f"model {model['path']} ({about})", markup=False, highlight=False, soft_wrap=True)
-    for line in facts.get("slow", ()):
-        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(f"model {model['path']} ({about})", *facts.get("slow", ()))
     table = Table("role", "documents", "shards")
     for role, entry in facts["roles"].items():
         about = "" if entry["exact"] else "about "
@@ -123,43 +137,45 @@ def print_plan(facts: dict[str, Any]) -> None:
         )
     if (endpoint := facts["endpoint"]) is not None:
         price = f", about {endpoint['price']:,.2f}" if endpoint["price"] else ""
-        screen.print(
+        screen.lines(
             f"endpoint: {endpoint['requests']:,} requests, about {endpoint['prompt_tokens']:,} tokens of prompts and "
             f"at most {endpoint['answer_tokens']:,} of answers{price}",
-            highlight=False,
+            *(f"warning: {limit}, less than that" for limit in endpoint["over"]),
         )
-        for limit in endpoint["over"]:
-            screen.print(f"warning: {limit}, less than that", highlight=False)
     if facts.get("cluster") is not None:
-        screen.print(facts["cluster"], markup=False, highlight=False, soft_wrap=True)
+        screen.lines(facts["cluster"])
     checks = facts["checks"]
-    screen.print(f"checked {checks['scope']}:", highlight=False)
-    for line in checks["lines"]:
-        screen.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    for line in (facts.get("series") or {}).get("lines", []):
-        screen.print(f"series: {line}", markup=False, highlight=False, soft_wrap=True)
+    screen.lines(f"checked {checks['scope']}:", *(f"  {line}" for line in checks["lines"]))
+    screen.lines(*(f"series: {line}" for line in (facts.get("series") or {}).get("lines", [])))
     if facts.get("against") is not None:
-        screen.print(f"against: {facts['against']}", markup=False, highlight=False, soft_wrap=True)
+        screen.lines(f"against: {facts['against']}")
     for entry in facts["selections"]:
         mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
-        screen.print(f"{head}{mark}{entry['sentence']}", markup=False, highlight=False)
+        screen.lines(f"{head}{mark}{entry['sentence']}")
 
 
-def print_starter(path: str, guesses: Sequence[str], missing: Sequence[str], command: str) -> None:
+def print_starter(facts: dict[str, Any], command: str) -> None:
     """What `seenset init` wrote and guessed, and what to do next."""
     from pipeline.config.commented import printable
 
+    path, missing = facts["config"], facts["missing"]
     print_line(f"wrote {path}")
-    for line in guesses:
+    for line in facts["guesses"]:
         print_line(f"  {printable(line)}")
     for line in missing:
         print_line(f"missing: {line}")
     print_line(f"next: {'mend that, then ' if missing else ''}seenset {command} {path}")
 
 
-def trial_lines(status: TrialStatus) -> list[str]:
-    """How far a trial is, and the audit that it is at."""
+def progress_lines(status: Status | TrialStatus) -> list[str]:
+    """How far a run is, without its answers; or a trial, and the audit that it is at."""
+    from pipeline.audit.status import Status
+
+    return _run_lines(status) if isinstance(status, Status) else _trial_lines(status)
+
+
+def _trial_lines(status: TrialStatus) -> list[str]:
     lines = [status.line(), *([status.message] if status.message else [])]
     if (audit := status.audit) is not None:
         lines.append(
@@ -168,8 +184,7 @@ def trial_lines(status: TrialStatus) -> list[str]:
     return lines
 
 
-def status_lines(status: Status) -> list[str]:
-    """How far a run is, without its answers."""
+def _run_lines(status: Status) -> list[str]:
     stage = "" if status.stage == "score" else f", {status.stage}"
     scored = f", scored {status.scored:,}" if status.stage == "score" else ""
     judged = f", judged before {status.judged:,}" if status.judged else ""
@@ -217,7 +232,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         for remark in [*place, *summary.remarks, *([bounded] if bounded else [])]:
             notes.setdefault(remark, []).append(summary.name)
     for remark, names in notes.items():
-        screen.print(f"{', '.join(names)}: {remark}", markup=False, highlight=False, soft_wrap=True)
+        screen.lines(f"{', '.join(names)}: {remark}")
 
 
 def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:
@@ -237,22 +252,18 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     screen = console()
     head, *others = verdict.sentences
     style = STYLES[verdict.conclusion]
-    screen.print(Text(head, style="bold" if verdict.answer == "not shown" else f"bold {style}"), soft_wrap=True)
+    screen.lines(Text(head, style="bold" if verdict.answer == "not shown" else f"bold {style}"))
     mark = f"{WARNING}: " if verdict.conclusion == "contradicted" else ""  # other reasons state their outcome
-    for reason in verdict.reasons:
-        screen.print(Text(f"{mark}{reason}", style=style), soft_wrap=True)
-    for sentence in others:
-        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*(Text(f"{mark}{reason}", style=style) for reason in verdict.reasons), *others)
     if verdict.blind.ok:
-        screen.print(f"blind test: {verdict.blind.sentence}", markup=False, highlight=False, soft_wrap=True)
+        screen.lines(f"blind test: {verdict.blind.sentence}")
     print_line(f"verdict: {verdict.run}/verdict.json")
 
 
 def print_export(exported: Exported) -> None:
     """What an export wrote, and what a reader must know of it."""
     screen = console()
-    for sentence in exported.sentences():
-        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*exported.sentences())
     files = len(exported.files)
     print_line(f"export: {exported.question.out} ({files:,} file{'s' * (files != 1)}, and README.md)")
 
@@ -266,17 +277,17 @@ def print_history(run: str) -> None:
     sentence = several_questions(read_history(Store(run)))
     if sentence is not None:
         text = f"{sentence} All of them: selection/{HISTORY}, and section 2 of the report."
-        console().print(text, markup=False, highlight=False, soft_wrap=True)
+        console().lines(text)
 
 
-def print_evaluation(evaluation: Evaluation) -> None:
+def print_evaluation(evaluation: Evaluation, page: str) -> None:
     """The figures of an evaluation, and what a reader of them must know."""
     from pipeline.report.tables import evaluation_table
 
     screen = console()
     screen.print(evaluation_table(evaluation))
-    for notice in evaluation.notices:
-        screen.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*(f"note: {notice}" for notice in evaluation.notices))
+    print_line(f"page: {page}")
 
 
 def print_joint(report: JointReport, folder: str) -> None:
@@ -285,10 +296,8 @@ def print_joint(report: JointReport, folder: str) -> None:
 
     screen = console()
     screen.print(joint_table(report))
-    for warning in report.warnings:
-        screen.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    for sentence in report.sentences():
-        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*(f"warning: {warning}" for warning in report.warnings))
+    screen.lines(*report.sentences())
     print_line(f"lists: {folder} ({report.proved.file}; {report.largest_p.file}: not proved)")
 
 
@@ -297,12 +306,10 @@ def print_comparison(comparison: Comparison, page: str) -> None:
     from pipeline.compare.tables import comparison_table, differences_table
 
     screen = console()
-    for side in comparison.sides():
-        screen.print(side, markup=False, highlight=False, soft_wrap=True)
-    for notice in comparison.notices:
-        screen.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*comparison.sides())
+    screen.lines(*(f"note: {notice}" for notice in comparison.notices))
     screen.print(comparison_table(comparison))
-    screen.print(comparison.caution, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(comparison.caution)
     if comparison.differences:
         screen.print(differences_table(comparison))
     print_line(f"page: {page}")
@@ -315,18 +322,13 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
 
     screen = console()
     clean = ranking.clean
-    for reason in clean.reasons:
-        text = f"{WARNING}: {reason}"
-        screen.print(Text(text, style="bold red"), soft_wrap=True)
-    for warning in [*clean.warnings, *ranking.notices]:
-        screen.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*(Text(f"{WARNING}: {reason}", style="bold red") for reason in clean.reasons))
+    screen.lines(*(f"note: {warning}" for warning in [*clean.warnings, *ranking.notices]))
     for task in ranking.tasks:
         screen.print(ranking_table_of(task))
-        for change in task.changes:
-            screen.print(change.sentence(), markup=False, highlight=False, soft_wrap=True)
+        screen.lines(*(change.sentence() for change in task.changes))
     count = f"{clean.n_clean:,} of {clean.n_audit:,} items are selected as clean at alpha {clean.alpha:g}"
-    for line in (f"{count} ({clean.guarantee}). {clean.promise}", ranking.intervals):
-        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(f"{count} ({clean.guarantee}). {clean.promise}", ranking.intervals)
     print_line(f"ranking: {folder}")
 
 
@@ -336,15 +338,12 @@ def print_course(course: Course, page: str | None) -> None:
 
     screen = console()
     screen.print(course_table(course))
-    for note in course.notes:
-        screen.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*(f"note: {note}" for note in course.notes))
     for one in course.selections:
         bounded = [one.bound.sentence] if one.bound is not None else []
-        for line in (one.promise, *one.not_promised, *bounded):
-            screen.print(f"{one.name}: {line}", markup=False, highlight=False, soft_wrap=True)
+        screen.lines(*(f"{one.name}: {line}" for line in (one.promise, *one.not_promised, *bounded)))
     for latest in course.new:
-        for line in (latest.sentence(), *latest.notes):
-            screen.print(f"{latest.name}: {line}", markup=False, highlight=False, soft_wrap=True)
+        screen.lines(*(f"{latest.name}: {line}" for line in (latest.sentence(), *latest.notes)))
     if page is not None:
         print_line(f"page: {page}")
 
@@ -352,8 +351,7 @@ def print_course(course: Course, page: str | None) -> None:
 def print_marked(marked: Marked) -> None:
     """What was marked, and a sample of it side by side for a person to check."""
     screen = console()
-    for sentence in marked.sentences():
-        screen.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    screen.lines(*marked.sentences())
     for document in marked.sample:
         table = Table("as it was", "as it is published", title=Text(document.id), title_justify="left")
         for before, after in document.edits:
@@ -361,3 +359,13 @@ def print_marked(marked: Marked) -> None:
         screen.print(table)
     print_line(f"publish: {marked.folder}/public; keep secret: {marked.folder}/private")
     print_line(f"root: {marked.root} ({marked.folder}/commitment.json)")
+
+
+def print_trial(outcome: TrialOutcome) -> None:
+    """What a trial found, and where its files are."""
+    for table in outcome.tables:
+        console().print(table)
+    print_line(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
+    for report in outcome.reports[:MOST_REPORTS]:
+        print_line(f"report: {report}")
+    print_line(f"page: {outcome.page}")

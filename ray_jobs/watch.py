@@ -126,8 +126,7 @@ def _progress(status: Status | TrialStatus) -> tuple[Any, ...]:
 
 
 def _lines(status: Status | TrialStatus) -> list[str]:
-    lines = terminal.status_lines(status) if isinstance(status, Status) else terminal.trial_lines(status)
-    return [visible(line).replace("\n", LINE_BREAK) for line in lines]
+    return [visible(line).replace("\n", LINE_BREAK) for line in terminal.progress_lines(status)]
 
 
 def _shown_as_lines(as_json: bool) -> Callable[[Status | TrialStatus], None]:

@@ -21,12 +21,11 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import placed
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial
-from pipeline.trial.trial import TrialOutcome
+from pipeline.trial.trial import TrialOutcome, carry_out
 from ray_jobs import terminal
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
-from ray_jobs.trial import run_trial
-from ray_jobs.verdict import give_verdict
+from ray_jobs.select import give_verdict
 from seenset.support import UnsupportedWarning, warn_of_unsupported
 
 
@@ -146,7 +145,8 @@ def trial(
     source = (
         load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))
     )
-    return run_trial(*source, terminal.console(), quiet, limit)
+    reporter = Reporter(terminal.console(), quiet=quiet)
+    return carry_out(*source, lambda audit: run_audit(audit, reporter), reporter.say, limit)
 
 
 def verdict(run: str | PathLike[str] | Run, *, blocks: str | None = None) -> CollectionVerdict:

@@ -35,11 +35,10 @@ from pipeline.report.names import Folders
 from pipeline.report.rows import read_listings
 from pipeline.series.course import read_course
 from pipeline.store.files import Store
+from ray_jobs.audit import run_evaluation
 from ray_jobs.cli import main
-from ray_jobs.evaluate import run_evaluation
 from ray_jobs.progress import Reporter
-from ray_jobs.select import select_again
-from ray_jobs.verdict import give_verdict
+from ray_jobs.select import give_verdict, select_again
 
 FLIPS = 1000
 NAMES = ("first", "second")

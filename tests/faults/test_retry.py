@@ -22,9 +22,9 @@ from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from ray_jobs.audit import retry_run
 from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
-from ray_jobs.retry import retry_run
 
 AUDIT = [sentence(i) for i in range(20)]
 UNSEEN = [sentence(1000 + i) for i in range(14)]

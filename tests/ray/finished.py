@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from pipeline.stages.process import filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from pipeline.store.tables import write_filed
+from pipeline.trial.config import Point, TrialConfig
+from pipeline.trial.trial import TrialOutcome, carry_out
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 
@@ -22,6 +24,14 @@ from ray_jobs.progress import Reporter
 def run(path: Path, *overrides: str, **arguments: Any) -> Outcome:
     """Run the audit of a YAML file."""
     return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True), **arguments)
+
+
+def run_trial(
+    config: TrialConfig, points: Sequence[Point], console: Console | None = None, **arguments: Any
+) -> TrialOutcome:
+    """Do what is not done yet of a trial."""
+    reporter = Reporter(console or Console(), quiet=console is None)
+    return carry_out(config, points, lambda audit: run_audit(audit, reporter), reporter.say, **arguments)
 
 
 def rows(folder: Path, stage: str = "score") -> dict[str, dict[str, Any]]:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from finished import rows, run
+from finished import rows, run, run_trial
 from made_up import sentence, write_jsonl
-from rich.console import Console
 from tiny_t5 import save_tiny_t5
 
 from pipeline.audit.machine import ActorShape, Node
@@ -25,7 +24,6 @@ from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial
 from ray_jobs.finetune import trainings_beside
 from ray_jobs.training import AdapterJob
-from ray_jobs.trial import run_trial
 
 MakeAudit = Callable[..., Path]
 FSD = {
@@ -202,7 +200,7 @@ def test_a_trial_leaves_the_fine_tuning_documents_out_of_every_comparison(
         "resources": {"cluster": "local"},
     }
     config, points = build_trial(described)
-    outcome = run_trial(config, points, Console(quiet=True))
+    outcome = run_trial(config, points)
     (row,) = outcome.facts["audits"]
     assert row["audited"] == 36
     (repeats,) = (tmp_path / "trial/repeats").glob("*.parquet")

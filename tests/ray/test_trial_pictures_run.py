@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
+from finished import run_trial
 
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.trial.config import load_trial
 from pipeline.trial.trial import TrialOutcome
-from ray_jobs.trial import run_trial
 
 
 def column(part: str, caption: str = "given") -> str:
@@ -57,7 +56,7 @@ def carried_out(folder: Path, name: str, **settings: Any) -> TrialOutcome:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**CONFIG, "run": name, "work": "work", **settings}))
     config, points = load_trial(str(path))
-    return run_trial(config, points, Console(quiet=True))
+    return run_trial(config, points)
 
 
 def times(folder: Path) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from finished import run_trial
 from made_up import sentence, write_jsonl
 from rich.console import Console
 
@@ -19,7 +20,6 @@ from pipeline.trial.progress import trial_status
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 from ray_jobs.cli import main
-from ray_jobs.trial import run_trial
 
 FINITE_SAMPLE: list[dict[str, Any]] = [
     {"name": "bh", "procedure": "bh"},
@@ -68,7 +68,7 @@ def make_trial(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 
 def run(path: Path, console: Console | None = None, **arguments: Any) -> TrialOutcome:
     config, points = load_trial(str(path))
-    return run_trial(config, points, console or Console(quiet=True), **arguments)
+    return run_trial(config, points, console, **arguments)
 
 
 def written(folder: Path) -> dict[str, int]:

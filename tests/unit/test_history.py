@@ -357,7 +357,7 @@ def test_a_narrow_terminal_shows_the_mark_whole(
     audit: Path, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_words(store, APART)
-    monkeypatch.setattr(terminal, "console", lambda: Console(width=80))
+    monkeypatch.setattr(terminal, "console", lambda: terminal.VisibleConsole(width=80))
     terminal.print_summaries(run(audit).selections)
     assert "│ CONTRADICTED │" in capsys.readouterr().out
 

@@ -57,7 +57,7 @@ BUDGETS = {
     "pipeline.mark": 1_080,
     "pipeline.series": 1_580,
     "pipeline.trial": 2_910,
-    "ray_jobs": 4_900,
+    "ray_jobs": 4_710,
     "cluster": 1_380,
     "seenset": 970,
 }
@@ -73,10 +73,7 @@ MOST_LINES = 600
 
 LAZY = {
     "ray_jobs.cli",
-    "ray_jobs.comparing",
-    "ray_jobs.finished",
-    "ray_jobs.marking",
-    "ray_jobs.series",
+    "ray_jobs.commands",
     "ray_jobs.terminal",
 }
 """May import in functions, which keeps `seenset --help` quick."""

@@ -33,8 +33,7 @@ from pipeline.store.receipts import Receipt
 from ray_jobs.audit import run_audit
 from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
-from ray_jobs.select import select_again
-from ray_jobs.verdict import give_verdict
+from ray_jobs.select import give_verdict, select_again
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
