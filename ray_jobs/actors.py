@@ -34,7 +34,7 @@ from pipeline.store.attempts import shows_death
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, receipt_name
 from ray_jobs.cluster import check_versions, cluster_nodes, connect, is_private, versions_here
-from ray_jobs.metrics import Metrics, StreamMetrics
+from ray_jobs.metrics import Metrics
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -146,20 +146,19 @@ class ShardActor:
             nonlocal looked
             _watch()
             if not beside:
-                metrics.advance(shard.id, documents, tokens)
+                self.metrics.advance(shard.id, documents, tokens, stream)
             elif time.monotonic() - looked > OVERTAKEN_SECONDS:
                 looked = time.monotonic()
                 if self.store.exists(receipt_name(self.stage.name, shard.id)):
                     raise OvertakenError
 
         stream = ShardStream(self.stage, self.worker, self.store, self.driver, on_batch, kept=not beside)
-        metrics = StreamMetrics(self.metrics, stream)
         todo = iter(shards)
         for shard, result in stream.finish(lambda ahead: next(todo, None)):
             _watch()
             if isinstance(result, Receipt):
                 if stream.filed:
-                    metrics.finish(result)
+                    self.metrics.finish(result, stream)
                 yield "receipt", result.to_dict()
             elif not beside:
                 yield "failure", asdict(failure_of(shard, result))

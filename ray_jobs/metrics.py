@@ -5,9 +5,6 @@ They are for watching. Counters count work: a shard that is begun again after it
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
 from pipeline.errors import one_line
 from pipeline.stages.worker import ShardStream
 from pipeline.store.receipts import Receipt
@@ -25,8 +22,6 @@ COUNTERS = {
 WORKERS = "seenset_workers"
 WORKERS_SENTENCE = "1 for every actor at work; gone some 20 seconds after its last batch."
 
-_log = logging.getLogger(__name__)
-
 
 def run_label(url: str) -> str:
     """The name of a run among the metrics: the last two parts of its directory's path, in ASCII, as Ray wants it."""
@@ -35,7 +30,7 @@ def run_label(url: str) -> str:
 
 
 class Metrics:
-    """The metrics of one actor. Where Ray cannot make or take one, there are none: they are worth no failure."""
+    """The metrics of one actor."""
 
     def __init__(self, url: str, stage: str) -> None:
         """Make them.
@@ -44,74 +39,39 @@ class Metrics:
             url: of the run directory.
             stage: of the actor.
         """
-        self._labels = dict(zip(LABELS, (run_label(url), stage), strict=True))
-        self._counters: dict[str, Any] = {}
-        try:
-            from ray.util.metrics import Counter, Gauge
+        from ray.util.metrics import Counter, Gauge
 
-            self._workers = Gauge(WORKERS, WORKERS_SENTENCE, LABELS)
-            self._counters = {name: Counter(name, sentence, LABELS) for name, sentence in COUNTERS.items()}
-        except Exception as error:
-            self._give_up(error)
+        labels = dict(zip(LABELS, (run_label(url), stage), strict=True))
+        self._workers = Gauge(WORKERS, WORKERS_SENTENCE, LABELS).set_default_tags(labels)
+        self._counters = {
+            name: Counter(name, sentence, LABELS).set_default_tags(labels) for name, sentence in COUNTERS.items()
+        }
+        self._counted: dict[str, tuple[object, float]] = {}  # by counter: of which shard or stream, and how much
 
-    @property
-    def are_taken(self) -> bool:
-        """Whether Ray takes them."""
-        return bool(self._counters)
-
-    def add(self, name: str, value: float) -> None:
-        """Add to a counter; what is not above 0 changes nothing."""
-        if value <= 0 or not self.are_taken:
-            return
-        try:
-            self._counters[name].inc(value, self._labels)
-        except Exception as error:
-            self._give_up(error)
-
-    def work(self) -> None:
-        """Note that this actor is at work; Ray forgets it unless it is noted again."""
-        if self.are_taken:
-            try:
-                self._workers.set(1, self._labels)
-            except Exception as error:
-                self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._counters = {}
-        _log.warning("no metrics of this actor: %s", error)
-
-
-class StreamMetrics:
-    """How much of the shards of a stream the metrics of its actor hold."""
-
-    def __init__(self, metrics: Metrics, stream: ShardStream) -> None:
-        """Hold nothing yet.
+    def advance(self, shard: str, documents: int, tokens: int, stream: ShardStream) -> None:
+        """Bring the counters up to what a shard has come to, and note that this actor is at work.
 
         Args:
-            metrics: of the actor.
-            stream: of its shards.
+            shard: its id.
+            documents: of it that are finished.
+            tokens: of these documents.
+            stream: of the shards of this call of the actor.
         """
-        self._metrics = metrics
-        self._stream = stream
-        self._shard = ""
-        self._counted = dict.fromkeys(COUNTERS, 0.0)
+        self._workers.set(1)  # Ray forgets it unless it is set again
+        self._count("seenset_documents", shard, documents)
+        self._count("seenset_tokens", shard, tokens)
+        self._count("seenset_working_seconds", stream, stream.worked)
+        self._count("seenset_waiting_seconds", stream, stream.waited)
 
-    def advance(self, shard: str, documents: int, tokens: int) -> None:
-        """Bring the metrics up to what a shard has come to, in documents and tokens so far."""
-        if shard != self._shard:
-            self._shard = shard
-            self._counted |= {"seenset_documents": 0.0, "seenset_tokens": 0.0}
-        self._metrics.work()
-        self._count("seenset_documents", documents)
-        self._count("seenset_tokens", tokens)
-        self._count("seenset_working_seconds", self._stream.worked)
-        self._count("seenset_waiting_seconds", self._stream.waited)
+    def finish(self, receipt: Receipt, stream: ShardStream) -> None:
+        """Bring the counters up to the receipt of a shard."""
+        self.advance(receipt.shard, receipt.n_new, receipt.tokens, stream)
+        if receipt.n_quarantined:
+            self._counters["seenset_quarantined"].inc(receipt.n_quarantined)
 
-    def finish(self, receipt: Receipt) -> None:
-        """Bring the metrics up to the receipt of a shard."""
-        self.advance(receipt.shard, receipt.n_new, receipt.tokens)
-        self._metrics.add("seenset_quarantined", receipt.n_quarantined)
-
-    def _count(self, name: str, total: float) -> None:
-        self._metrics.add(name, total - self._counted[name])
-        self._counted[name] = max(self._counted[name], total)
+    def _count(self, name: str, of: object, total: float) -> None:
+        counted_of, counted = self._counted.get(name, (of, 0.0))
+        counted = counted if counted_of == of else 0.0
+        if total > counted:
+            self._counters[name].inc(total - counted)
+        self._counted[name] = of, max(total, counted)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.metrics import COUNTERS, LABELS, WORKERS, Metrics, run_label
+from ray_jobs.metrics import COUNTERS, LABELS, WORKERS, run_label
 
 SECONDS = 60.0
 """Waited for what must come; a test that waits so long has failed."""
@@ -93,33 +93,6 @@ def test_a_node_exports_what_its_actors_did(
     while totals(label)[documents] < expected[documents] + more and time.monotonic() < deadline:
         time.sleep(0.5)
     assert expected[documents] + more <= totals(label)[documents] < 1.5 * expected[documents] + 2 * more
-
-
-def test_metrics_that_cannot_be_made_or_taken_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray.util.metrics
-
-    class Broken:
-        def __init__(self, *arguments: Any) -> None:
-            pass
-
-        def inc(self, value: float, tags: dict[str, str]) -> None:
-            raise RuntimeError("no agent")
-
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            raise RuntimeError("no agent")
-
-    for name in ("work", "add"):
-        with monkeypatch.context() as patch:
-            patch.setattr(ray.util.metrics, "Counter", Broken)
-            patch.setattr(ray.util.metrics, "Gauge", Broken)
-            metrics = Metrics("/runs/a", "score")
-            assert metrics.are_taken
-            metrics.work() if name == "work" else metrics.add("seenset_tokens", 1.0)
-            assert not metrics.are_taken
-            metrics.work()
-            metrics.add("seenset_tokens", 1.0)
-            patch.delattr(ray.util.metrics, "Counter")
-            assert not Metrics("/runs/a", "score").are_taken
 
 
 @pytest.mark.parametrize(
