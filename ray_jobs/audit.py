@@ -51,12 +51,13 @@ from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
-from ray_jobs import heartbeat, supervisor
+from ray_jobs import supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.ask import ask_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
 from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import adapter_jobs, train_adapters, trainings_beside
+from ray_jobs.heartbeat import heartbeat
 from ray_jobs.maps import fold_of
 from ray_jobs.progress import Reporter
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run

@@ -16,8 +16,9 @@ from typer.exceptions import Abort, TyperException
 from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage, message_of_storage
-from ray_jobs import heartbeat, supervisor, terminal
+from ray_jobs import supervisor, terminal
 from ray_jobs.commands import COMMANDS
+from ray_jobs.heartbeat import heartbeat
 from ray_jobs.options import AsJson, ConfigPath, ExitZeroOn, FailIfSelected, Limit, NoText, Overrides
 
 if TYPE_CHECKING:
@@ -247,13 +248,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     supervisor.begin_command(whole_process=arguments is None)
     terminal.show_all_characters()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    heartbeat.begin_heartbeat(given, errors="--json" in given)
+    name = next((argument for argument in given if not argument.startswith("-")), "seenset")
+    if name != "status":  # whose lines are watched
+        heartbeat.begin(sys.stderr if "--json" in given else sys.stdout, name)
     try:
         try:
             with supervisor.cluster_named():
                 code = app(args=given, standalone_mode=False)
         finally:
-            heartbeat.end()
+            heartbeat.stop()
             if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
                 keys.give_keys_back()
     except UserError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import TextIO
 
 from pipeline.errors import one_line
@@ -15,21 +14,27 @@ SILENT_SECONDS = 8.0
 
 
 class Heartbeat:
-    """Prints what a command is doing as long as nothing else is printed."""
+    """Prints what a command is doing as long as nothing else is printed; nothing before `begin`."""
 
-    def __init__(self, stream: TextIO, phase: str, silent: float) -> None:
-        """Begin a phase; nothing is printed before `start`.
+    def __init__(self) -> None:
+        self._stream: TextIO = sys.stdout
+        self._phase = ""
+        self._silent = SILENT_SECONDS
+        self._began = self._heard = 0.0
+        self._ended = threading.Event()
+
+    def begin(self, stream: TextIO, phase: str, silent: float | None = None) -> None:
+        """Begin with a first phase.
 
         Args:
             stream: where lines are printed.
             phase: what the command is doing.
-            silent: seconds without a line, > 0.
+            silent: seconds without a line, > 0; None: `SILENT_SECONDS`.
         """
-        self.stream = stream
-        self._phase = phase
-        self._silent = silent
-        self._began = self._heard = time.monotonic()
-        self._ended: threading.Event | None = None
+        self._stream, self._silent = stream, silent or SILENT_SECONDS
+        self.phase(phase)
+        self.hear()
+        self.resume()
 
     def phase(self, phase: str) -> None:
         """Begin another phase."""
@@ -40,65 +45,28 @@ class Heartbeat:
         """Note that something was printed."""
         self._heard = time.monotonic()
 
-    def start(self) -> None:
-        """Print lines from now on."""
+    def resume(self) -> None:
+        """Print lines from now on, if it has begun; a fork takes no threads along."""
+        if not self._phase:
+            return
+        self.stop()
         self._ended = threading.Event()
         threading.Thread(target=self._beat, args=(self._ended,), name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """Print nothing more; a process without threads can be forked."""
-        if self._ended is not None:
-            self._ended.set()
+        self._ended.set()
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(max(self._heard + self._silent - time.monotonic(), self._silent / 10)):
             if time.monotonic() - self._heard >= self._silent:
                 self.hear()
                 try:
-                    print(f"{one_line(self._phase)}: {time.monotonic() - self._began:.0f} s", file=self.stream)
-                    self.stream.flush()
+                    print(f"{one_line(self._phase)}: {time.monotonic() - self._began:.0f} s", file=self._stream)
+                    self._stream.flush()
                 except (OSError, ValueError):  # closed, or nobody reads it
                     return
 
 
-_of_command: Heartbeat | None = None
-
-
-def begin_heartbeat(arguments: Sequence[str], errors: bool = False) -> None:
-    """Begin the heartbeat of a command, whose name is its first phase; `status` has none, whose lines are watched.
-
-    Args:
-        arguments: of the command line.
-        errors: whether lines go to standard error, because standard output is for JSON.
-    """
-    global _of_command
-    end()
-    _of_command = None
-    name = next((argument for argument in arguments if not argument.startswith("-")), "seenset")
-    if name != "status":
-        _of_command = Heartbeat(sys.stderr if errors else sys.stdout, name, SILENT_SECONDS)
-        _of_command.start()
-
-
-def end() -> None:
-    """End it."""
-    if _of_command is not None:
-        _of_command.stop()
-
-
-def resume() -> None:
-    """Go on in a child of the process that began it."""
-    if _of_command is not None:
-        _of_command.start()
-
-
-def phase(name: str) -> None:
-    """Begin a phase of the command, if it has a heartbeat."""
-    if _of_command is not None:
-        _of_command.phase(name)
-
-
-def hear() -> None:
-    """Note that the command has printed something."""
-    if _of_command is not None:
-        _of_command.hear()
+heartbeat = Heartbeat()
+"""Of the command that this process runs."""

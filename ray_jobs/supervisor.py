@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pipeline.errors import ExitCode, IncompleteError, UserError, one_line
-from ray_jobs import heartbeat
+from ray_jobs.heartbeat import heartbeat
 
 LONGEST_LINE = 2000
 """Characters of an error that are printed."""
@@ -316,7 +316,7 @@ def supervise(needed: bool = True) -> None:
     if not (needed and _may_supervise):
         return
     _may_supervise = False
-    heartbeat.end()
+    heartbeat.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from pipeline.errors import LINE_BREAK, visible
-from ray_jobs.heartbeat import hear
+from ray_jobs.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from pipeline.audit.evaluation import Evaluation
@@ -42,7 +42,7 @@ class VisibleConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, and note for the heartbeat that something was printed."""
-        hear()
+        heartbeat.hear()
         super().print(*objects, **options)
 
     def lines(self, *lines: str | Text) -> None:
@@ -73,7 +73,7 @@ def show_all_characters() -> None:
 
 def print_line(text: str) -> None:
     """One plain line, whatever names stand in it."""
-    hear()
+    heartbeat.hear()
     print(visible(text).replace("\n", LINE_BREAK))
 
 

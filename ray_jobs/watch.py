@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -80,10 +79,11 @@ def watch_progress(run: str, as_json: bool, every: float | None = None) -> Statu
 def _looks(run: str, every: float) -> Iterator[Status | TrialStatus]:
     """What storage says, again and again; a store that has answered before may fail for a while."""
     answered, trouble = None, ""
+    pool = ThreadPoolExecutor(1)  # Ctrl-C does not wait for a store that hangs
     while True:
         began = time.monotonic()
         try:
-            status = _apart(lambda: read_progress(run))
+            status = pool.submit(read_progress, run).result()
         except Exception as error:
             if answered is None or began - answered > PATIENCE_SECONDS:
                 raise
@@ -97,23 +97,6 @@ def _looks(run: str, every: float) -> Iterator[Status | TrialStatus]:
             answered, trouble = time.monotonic(), ""
             yield status
         time.sleep(max(every, time.monotonic() - began))
-
-
-def _apart(read: Callable[[], Any]) -> Any:
-    """The result of a function that a thread calls: Ctrl-C does not wait for a store that hangs."""
-    results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            results.put((read(), None))
-        except Exception as error:
-            results.put((None, error))
-
-    threading.Thread(target=work, name="seenset-look", daemon=True).start()
-    result, error = results.get()
-    if error is not None:
-        raise error
-    return result
 
 
 def _progress(status: Status | TrialStatus) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from rich.console import Console
 from examples.demo.passages import dependencies, gather_passages
 from examples.models import smollm2
 from pipeline.errors import ExitCode, UserError
-from ray_jobs import heartbeat
+from ray_jobs.heartbeat import heartbeat
 
 TRIAL: dict[str, Any] = {
     "contaminate": {"share": 0.5, "epochs": 4, "batch_size": 4, "learning_rate": 2e-3},
@@ -109,10 +109,10 @@ def run_demo(count: int, seed: int, work: Path) -> int:
         raise UserError(f"passages must be at least {MIN_PASSAGES}, got {count}")
     folder = work / (str(count) if seed == 0 else f"{count}-seed{seed}")
     folder.mkdir(parents=True, exist_ok=True)
-    heartbeat.begin_heartbeat(["gathering passages"])
+    heartbeat.begin(sys.stdout, "gathering passages")
     passages = ensure_passages(folder, count, seed, dependencies("seenset"))
     trial = write_trial(folder, passages, seed)
-    heartbeat.end()
+    heartbeat.stop()
     return seenset("trial", str(trial))
 
 

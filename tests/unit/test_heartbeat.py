@@ -35,8 +35,8 @@ def lines_within(stream: io.StringIO, count: int) -> list[str]:
 
 def test_a_silent_phase_is_named_again_and_again() -> None:
     stream = io.StringIO()
-    beat = Heartbeat(stream, "plan", 0.05)
-    beat.start()
+    beat = Heartbeat()
+    beat.begin(stream, "plan", 0.05)
     assert all(re.fullmatch(r"plan: \d+ s", line) for line in lines_within(stream, 3))
     beat.phase("counting\nrows")
     assert any(re.fullmatch(r"counting rows: \d+ s", line) for line in lines_within(stream, len(stream.getvalue()) + 2))
@@ -49,8 +49,8 @@ def test_a_silent_phase_is_named_again_and_again() -> None:
 
 def test_a_phase_that_prints_needs_no_heartbeat() -> None:
     stream = io.StringIO()
-    beat = Heartbeat(stream, "plan", 2.0)
-    beat.start()
+    beat = Heartbeat()
+    beat.begin(stream, "plan", 2.0)
     began = time.monotonic()
     while time.monotonic() - began < 4.0:
         beat.hear()
@@ -61,9 +61,9 @@ def test_a_phase_that_prints_needs_no_heartbeat() -> None:
 
 def test_a_closed_stream_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    beat = Heartbeat(stream, "plan", 0.05)
+    beat = Heartbeat()
     stream.close()
-    beat.start()
+    beat.begin(stream, "plan", 0.05)
     time.sleep(0.3)
     VisibleConsole().print("still there")
     assert capsys.readouterr() == ("still there\n", "")

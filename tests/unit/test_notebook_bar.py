@@ -14,10 +14,10 @@ STAGE = """
 import time
 from pipeline.audit.status import Counts
 from pipeline.stages.events import Advance
-from ray_jobs import notebook_bar, terminal
+from ray_jobs import progress, terminal
 from ray_jobs.progress import Reporter
 
-notebook_bar.REDRAW_SECONDS = 0.0
+progress.REDRAW_SECONDS = 0.0
 reporter, counts = Reporter(terminal.console()), Counts(4, "<b>score</b>", {str(i): 100.0 for i in range(4)})
 reporter.say("one input")
 """
@@ -80,6 +80,6 @@ def test_ipython_on_a_terminal_is_no_notebook() -> None:
     pytest.importorskip("IPython", reason="pip install ipython")
     code = (
         "from IPython.terminal.interactiveshell import TerminalInteractiveShell as Shell; Shell.instance();"
-        "from ray_jobs.notebook_bar import notebook_shell; assert notebook_shell() is None"
+        "from ray_jobs.progress import notebook_shell; assert notebook_shell() is None"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
