@@ -2,7 +2,7 @@
 
 Ray ends the process that is connected to a cluster without a message: at once when the node of the process is gone,
 after a minute without a head node, and by `abort` where one of its own checks fails. So a command that may use Ray runs
-in a child process. The parent, which never imports Ray, forwards signals, probes the nodes on which the child depends,
+in a child process, which probes the nodes on which it depends. The parent, which never imports Ray, forwards signals
 and reports how the child ended.
 """
 
@@ -37,9 +37,6 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 ONCE_SECONDS = 1.0
 """In which signals count as one: Ctrl-C reaches the child from the terminal and from its parent."""
 
-GRACE = 4.0
-"""Seconds that a child has to end by itself after its cluster was lost."""
-
 PROBE_SECONDS = 1.0
 """Between two probes of a node, and the time in which it has to answer."""
 
@@ -58,30 +55,9 @@ class _Facts:
     lines: str = ""  # that it has not printed yet
 
 
-class _Silence:
-    """How long the nodes have been silent on which a process depends."""
-
-    def __init__(self) -> None:
-        self._heard: dict[str, float] = {}  # node -> when it last answered
-        self._probed = 0.0
-
-    def reason(self, facts: _Facts) -> str:
-        """Why the cluster is lost; empty while it is not, or where it was probed a moment ago."""
-        began = time.monotonic()
-        if not facts.cluster or began - self._probed < PROBE_SECONDS:
-            return ""
-        self._heard = {node: self._heard.get(node, began) for node in facts.nodes}
-        for node, heard in self._heard.items():
-            if _answers(node):
-                self._heard[node] = time.monotonic()
-            elif began - heard > facts.nodes[node]:
-                return f"{_name(facts.cluster, node)} has not answered for {began - heard:.0f} s"
-        self._probed = time.monotonic()
-        return ""
-
-
 _facts = _Facts()
-_silence = _Silence()
+_silent: dict[str, float] = {}  # node that does not answer -> since when
+_probed = -PROBE_SECONDS
 _to_parent: int | None = None  # descriptor
 _may_supervise = False
 _decided: int | None = None
@@ -201,8 +177,27 @@ def check() -> None:
     if _stop_requested:
         check_cluster()
         raise KeyboardInterrupt
-    if _to_parent is None and (reason := _silence.reason(_facts)):  # as in a notebook, which has no parent
-        raise IncompleteError(_lost(_facts.cluster, reason))
+    _probe()
+
+
+def _probe() -> None:
+    """Probe the nodes on which this process depends, at most once a second.
+
+    Raises:
+        IncompleteError: one has been silent for too long.
+    """
+    global _probed, _hurried
+    if not _facts.cluster or time.monotonic() - _probed < PROBE_SECONDS:
+        return
+    for node, patience in _facts.nodes.items():
+        began = time.monotonic()
+        if _answers(node):
+            _silent.pop(node, None)
+        elif (seconds := began - _silent.setdefault(node, began)) > patience:
+            _hurried = True
+            reason = f"{_name(_facts.cluster, node)} has not answered for {seconds:.0f} s"
+            raise IncompleteError(_lost(_facts.cluster, reason))
+    _probed = time.monotonic()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -243,6 +238,7 @@ def note_cluster(address: str, nodes: dict[str, float]) -> None:
         address: of its head node; empty where it is left.
         nodes: address -> seconds of silence after which the cluster counts as lost.
     """
+    _silent.clear()
     _note(cluster=address, nodes={node: seconds for node, seconds in nodes.items() if _answers(node)})
 
 
@@ -343,9 +339,6 @@ class _Parent:
         self.facts = _Facts()
         self.unread = b""
         self.forwarded = 0  # the last signal
-        self.silence = _Silence()
-        self.lost = ""  # why the cluster is
-        self.killed_at = float("inf")
 
     def run(self, mask: Any) -> NoReturn:
         """Wait, and end this process."""
@@ -359,7 +352,6 @@ class _Parent:
             ended_by, status = os.waitpid(self.child, 0 if ended else os.WNOHANG)
             if ended_by:
                 self._end(os.waitstatus_to_exitcode(status))
-            self._probe()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.forwarded = number
@@ -375,16 +367,8 @@ class _Parent:
                 setattr(self.facts, name, value)
         return bool(data)
 
-    def _probe(self) -> None:
-        """Interrupt a child whose cluster is lost, and kill it if that does not end it: it waits for Ray."""
-        if not self.lost and (reason := self.silence.reason(self.facts)):
-            self.lost, self.killed_at = reason, time.monotonic() + GRACE
-            os.kill(self.child, signal.SIGTERM)
-        if time.monotonic() > self.killed_at:
-            os.kill(self.child, signal.SIGKILL)
-
     def _end(self, code: int) -> NoReturn:
-        """End as the child did; where Ray or a lost cluster ended it, with exit code 3 and a line.
+        """End as the child did; where Ray ended it, with exit code 3 and a line.
 
         Args:
             code: of the child; of a signal that ended it, the negative.
@@ -394,8 +378,8 @@ class _Parent:
         facts = self.facts
         if facts.code is not None:
             code = facts.code
-        elif self.lost or (facts.cluster and code in (0, 1, -signal.SIGABRT)):
-            reason = self.lost or "Ray ended this process, as it does without its node"
+        elif facts.cluster and code in (0, 1, -signal.SIGABRT):
+            reason = "Ray ended this process, as it does without its node"
             code, facts.lines = _given(ExitCode.INCOMPLETE, _lost(facts.cluster, reason))
         elif code == 0:
             reason = "code of a plugin, a model or a library ended this process, so the command is not complete"
