@@ -5,7 +5,6 @@ Parts are drawn at random by the run's seed. Near copies stay together: what is 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,17 +17,10 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
 from pipeline.config.training import AdapterConfig, FinetuneConfig
-from pipeline.corpus.documents import Document, read_shard, text_key
-from pipeline.corpus.families import draw_families
+from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.near_copies import (
-    SKETCH_TYPE,
-    CopyIndex,
-    near_families,
-    sketch,
-    sketches_of,
-    stack_sketches,
-)
+from pipeline.corpus.keys import Keys, keyed, sketch_column
+from pipeline.corpus.near_copies import SKETCH_TYPE, CopyIndex, draw_families, near_families
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.registry import adapters_of, parse_detectors
@@ -53,7 +45,7 @@ def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
             folder=f"adapters/{keys[name]}",
             training=part.training,
             train_on=list(part.settings.roles) or [OWN_CORPUS],
-            documents=hashes(part.text_key),
+            documents=hashes(part.keys.text),
         )
         for name, part in parts.adapters.items()
     }
@@ -73,7 +65,6 @@ KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("s
 
 OWN_CORPUS = "its own corpus"
 
-_AT_ONCE = 1 << 16  # audited documents
 _PART = 3  # the stream of random numbers that parts are drawn from
 
 
@@ -84,8 +75,7 @@ class Part:
     settings: AdapterConfig
     training: FinetuneConfig
     texts: list[str]
-    text_key: np.ndarray  # int64, (documents,)
-    sketch: np.ndarray  # uint8, (documents, 128)
+    keys: Keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,9 +89,8 @@ class Parts:
         """The keys of all parts (`KEYS_SCHEMA`)."""
         tables = []
         for name, part in self.adapters.items():
-            names = pa.array([name] * part.text_key.size, pa.string())
-            sketches = pa.array(list(map(bytes, part.sketch)), SKETCH_TYPE)
-            tables.append(pa.table([names, part.text_key, sketches], schema=KEYS_SCHEMA))
+            names = pa.array([name] * len(part.keys), pa.string())
+            tables.append(pa.table([names, part.keys.text, sketch_column(part.keys.sketch)], schema=KEYS_SCHEMA))
         return pa.concat_tables(tables) if tables else KEYS_SCHEMA.empty_table()
 
 
@@ -111,9 +100,7 @@ class _Pool:
 
     name: str  # corpus.unseen
     shards: tuple[Shard, ...]
-    text_key: np.ndarray  # int64, (documents,)
-    sketch: np.ndarray  # uint8, (documents, 128)
-    groups: list[str | None]
+    keys: Keys
     free: np.ndarray  # bool, (documents,), that may be trained on
 
 
@@ -173,30 +160,9 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         texts = [text for text, usable in zip(texts, long_enough, strict=True) if usable]
         if not texts:
             raise UserError(f"fsd adapter {name}: none of its documents has 2 tokens, which training needs")
-        keys = [
-            np.concatenate([getattr(pool, key)[chosen] for pool, chosen in zip(pools, drawn, strict=True)])[long_enough]
-            for key in ("text_key", "sketch")
-        ]
-        adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, *keys)
+        keys = Keys.joined(pool.keys.take(chosen) for pool, chosen in zip(pools, drawn, strict=True)).take(long_enough)
+        adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, keys)
     return Parts(adapters, _calibration(role_pools, adapters, config.near_copies))
-
-
-def training_index(keys: pa.Table, near_copies: float) -> CopyIndex:
-    """The documents that adapters were trained on, to find near copies of them.
-
-    What calibrates must not be like what was trained on: training lowers the deviation of a text, and with it that of
-    an edited version; null documents would then stand out from a calibration that is too low.
-
-    Args:
-        keys: of the parts (`KEYS_SCHEMA`).
-        near_copies: the share of common runs from which documents are near copies.
-    """
-    return CopyIndex.of(sketches_of(keys["sketch"]), near_copies)
-
-
-def trained_text(text_keys: np.ndarray, keys: pa.Table) -> np.ndarray:
-    """Which documents have the text of one that an adapter was trained on: bool, (documents,)."""
-    return np.asarray(np.isin(text_keys, keys["text_key"].to_numpy()))
 
 
 def hashes(keys: np.ndarray) -> list[str]:
@@ -207,13 +173,13 @@ def hashes(keys: np.ndarray) -> list[str]:
 def _calibration(
     role_pools: dict[Role, _Pool], adapters: dict[str, Part], near_copies: float
 ) -> dict[Role, np.ndarray]:
-    taken = CopyIndex.of(np.concatenate([part.sketch for part in adapters.values()]), near_copies)
-    remaining = {role: pool.text_key[~taken.matches(pool.sketch)] for role, pool in role_pools.items()}
+    taken = CopyIndex.of(np.concatenate([part.keys.sketch for part in adapters.values()]), near_copies)
+    remaining = {role: pool.keys.text[~taken.matches(pool.keys.sketch)] for role, pool in role_pools.items()}
     for role, keys in remaining.items():
         if not keys.size:
             raise UserError(
                 f"the fsd adapters {', '.join(adapters)} leave none of corpus.{role}'s "
-                f"{role_pools[role].text_key.size} documents to calibrate on: fine-tune on fewer"
+                f"{len(role_pools[role].keys)} documents to calibrate on: fine-tune on fewer"
             )
     return remaining
 
@@ -223,9 +189,10 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
     allowed, restriction = pool.free, ""
     if settings.group is not None:
         restriction = f" of group {settings.group!r}"
-        allowed = allowed & np.array([group == settings.group for group in pool.groups], dtype=bool)
+        groups = np.array(pool.keys.group.to_pylist(), dtype=object)
+        allowed = allowed & (groups == settings.group)
         if not allowed.any():
-            group_names = sorted({group for group in pool.groups if group is not None})
+            group_names = sorted(set(pool.keys.group.drop_null().to_pylist()))
             if not group_names:
                 raise UserError(f"fsd adapter {name}: group {settings.group!r} needs {pool.name}.group, a column")
             raise UserError(
@@ -237,7 +204,7 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
     reserve = 1 if settings.corpus is None else 0
     if count + reserve > available:
         raise too_few(name, pool.name, available, count, reserve, restriction)
-    family = near_families(pool.sketch, config.near_copies)
+    family = near_families(pool.keys.sketch, config.near_copies)
     chosen = draw_families(allowed, family, count, np.random.default_rng([config.seed, _PART]))
     if not chosen.any():
         raise UserError(
@@ -285,24 +252,16 @@ def _own_corpus(config: AuditConfig, settings: AdapterConfig, name: str) -> _Poo
 
 def _read(name: str, shards: Sequence[Shard]) -> _Pool:
     shards = tuple(shards)
-    text_keys: list[int] = []
-    sketches: list[bytes] = []
-    groups: list[str | None] = []
-    for document in _documents(shards):
-        text_keys.append(text_key(document.text))
-        sketches.append(sketch(document.text))
-        groups.append(document.group)
-    free = np.ones(len(groups), dtype=bool)
-    return _Pool(name, shards, np.array(text_keys, dtype=np.int64), stack_sketches(sketches), groups, free)
+    keys = Keys.joined(part for _, part in keyed(_documents(shards)))
+    return _Pool(name, shards, keys, np.ones(len(keys), dtype=bool))
 
 
 def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard], near_copies: float) -> None:
     """Exclude near copies of audited documents. Memory grows with the pools only."""
-    indexes = [CopyIndex.of(pool.sketch, near_copies) for pool in pools]
-    audited = (sketch(document.text) for document in _documents([shard for shard in shards if shard.role == "audit"]))
-    while some := list(itertools.islice(audited, _AT_ONCE)):
+    indexes = [CopyIndex.of(pool.keys.sketch, near_copies) for pool in pools]
+    for _, audited in keyed(_documents([shard for shard in shards if shard.role == "audit"])):
         for pool, index in zip(pools, indexes, strict=True):
-            pool.free[index.documents(index.near(stack_sketches(some))[1])] = False
+            pool.free[index.documents(index.near(audited.sketch)[1])] = False
 
 
 def _documents(shards: Sequence[Shard]) -> Iterator[Document]:

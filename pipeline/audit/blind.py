@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -25,8 +25,8 @@ from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
 from pipeline.audit.tail import TailTest, tail_test
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.keys import contents_of
-from pipeline.corpus.near_copies import near_families, sketches_of_texts, stack_sketches
+from pipeline.corpus.keys import Keys, keyed
+from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.shard import Shard
 from pipeline.selection.digits import beside
 
@@ -302,7 +302,7 @@ class BlindSample:
 
 
 def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: int = SAMPLED_TEXTS) -> BlindSample:
-    """Up to `texts` documents of a role and as many audited ones, with their blocks; pictures one in memory at a time.
+    """Up to `texts` documents of a role and as many audited ones, with their blocks; memory holds few pictures.
 
     Args:
         shards: of all roles.
@@ -315,54 +315,46 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
     """
     shown: list[Shown] = []
     kinds: list[bool] = []
-    groups: list[str | None] = []
-    sketches: list[bytes | None] = []
     places: list[tuple[str, int]] = []
-    for kind in (role, "audit"):
-        for shard, document in _sampled([shard for shard in shards if shard.role == kind], texts):
-            places.append((shard.id, document.row - shard.first_row))
-            shown.append(shown_of(document))
-            kinds.append(kind == "audit")
-            groups.append(document.group)
-            if document.picture is not None:
-                sketches += sketches_at_start([document])
-    if not sketches:
-        sketches = list(sketches_of_texts([text[:CHARACTERS] for text in shown if isinstance(text, str)]))
+
+    def documents() -> Iterator[Document]:
+        for kind in (role, "audit"):
+            for shard, document in _sampled([shard for shard in shards if shard.role == kind], texts):
+                places.append((shard.id, document.row - shard.first_row))
+                shown.append(shown_of(document))
+                kinds.append(kind == "audit")
+                yield document
+
+    keys = Keys.joined(part for _, part in keyed(documents(), _start_of))
     audited = np.array(kinds, dtype=bool)
-    return BlindSample(shown, Compared.of(audited, dependent_blocks(sketches, groups, audited, near_copies)), places)
+    return BlindSample(shown, Compared.of(audited, dependent_blocks(keys, audited, near_copies)), places)
 
 
-def dependent_blocks(
-    sketches: Sequence[bytes | None], groups: Sequence[str | None], audited: np.ndarray, near_copies: float
-) -> np.ndarray:
-    """`blocks_among` documents by their sketches and groups.
+def dependent_blocks(keys: Keys, audited: np.ndarray, near_copies: float) -> np.ndarray:
+    """`blocks_among` documents by their keys; one whose content is not known is near no other.
 
     Args:
-        sketches: of the documents, from `sketches_at_start`.
-        groups: of the documents.
+        keys: of the documents.
         audited: bool, (documents,).
         near_copies: the share of common runs from which documents are near-duplicates.
     """
-    family = np.arange(len(sketches))
-    read = [place for place, sketch in enumerate(sketches) if sketch is not None]
-    if read:
-        families = near_families(stack_sketches([sketch for sketch in sketches if sketch is not None]), near_copies)
-        family[read] = np.asarray(read)[np.unique(families, return_index=True)[1]][families]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups)) if name is not None}
-    group = np.array([-1 if name is None else numbers[name] for name in groups], dtype=np.int64)
-    return blocks_among(np.unique(family, return_inverse=True)[1], group, audited)
+    family = np.arange(len(keys))
+    read = np.flatnonzero(keys.length)
+    if read.size:
+        families = near_families(keys.sketch[read], near_copies)
+        family[read] = read[np.unique(families, return_index=True)[1]][families]
+    return blocks_among(np.unique(family, return_inverse=True)[1], keys.group_numbers(), audited)
 
 
 def blocks_of_documents(documents: Sequence[Document], audited: np.ndarray, near_copies: float) -> np.ndarray:
-    """`dependent_blocks` documents that are all texts or all pictures."""
-    groups = [document.group for document in documents]
-    return dependent_blocks(sketches_at_start(documents), groups, audited, near_copies)
+    """`dependent_blocks` documents that are all texts or all pictures, by what the classifier reads of them."""
+    keys = Keys.joined(part for _, part in keyed(documents, _start_of))
+    return dependent_blocks(keys, audited, near_copies)
 
 
-def sketches_at_start(documents: Sequence[Document]) -> list[bytes | None]:
-    """Sketches of what the classifier reads of documents, all texts or all pictures; None of a damaged picture."""
-    cut = [replace(document, text=document.text[:CHARACTERS]) for document in documents]
-    return [None if content is None else content[1] for content in contents_of(cut)]
+def _start_of(document: Document) -> str:
+    """What the classifier reads of a text."""
+    return document.text[:CHARACTERS]
 
 
 def known_of(shards: Sequence[Shard], role: str) -> str:

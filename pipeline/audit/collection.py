@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipeline.audit.allocation import training_index
 from pipeline.audit.copies import DEPENDENCE
-from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.score_shards import scores_of
-from pipeline.audit.scored import Scored
+from pipeline.audit.scored import Scored, trained_texts
 from pipeline.audit.select import Each
 from pipeline.audit.verdict import BlockKind
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.documents import id_key
-from pipeline.corpus.near_copies import SKETCH, near_families, sketches_of
+from pipeline.corpus.keys import KEY_COLUMNS, Keys
+from pipeline.corpus.near_copies import SKETCH, near_families
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.collection import Blocks, DrawnBlocks, draw_blocks, joined_blocks, make_blocks
@@ -66,10 +62,7 @@ class _Part:
     """The documents of one score shard."""
 
     shard: str
-    key: np.ndarray  # int64, (documents,), of the id
-    sketch: np.ndarray  # uint8, (documents, 128)
-    group: np.ndarray  # key of the group
-    grouped: np.ndarray  # bool, (documents,): has a group
+    keys: Keys
     scores: np.ndarray  # float64, (documents, columns)
 
 
@@ -103,17 +96,16 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     parts = {role: _read(scored, role, columns, each, config.near_copies) for role in ("audit", "unseen")}
     for role, read in parts.items():
-        if not sum(part.key.size for part in read):
+        if not sum(len(part.keys) for part in read):
             raise UserError(f"no {role} document of {scored.store.url} has scores that can be compared")
     every = [*parts["audit"], *parts["unseen"]]
-    grouped = np.concatenate([part.grouped for part in every])
+    keys = Keys.joined(part.keys for part in every)
+    grouped = keys.grouped
     if kind == "group" and not grouped.any():
         raise UserError("blocks by group need a column group, which no document of this run has: use --blocks family")
     kind = kind or ("group" if grouped.any() else "family")
-    family = near_families(np.concatenate([part.sketch for part in every]), config.near_copies)
-    group = np.full(family.size, -1, dtype=np.int64)
-    group[grouped] = np.unique(np.concatenate([part.group for part in every])[grouped], return_inverse=True)[1]
-    audited = np.arange(family.size) < sum(part.key.size for part in parts["audit"])
+    family, group = near_families(keys.sketch, config.near_copies), keys.group_numbers()
+    audited = np.arange(family.size) < sum(len(part.keys) for part in parts["audit"])
     together = joined_blocks(np.arange(family.size), group)
     return Collection(
         columns=columns,
@@ -121,7 +113,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
         scores=np.concatenate([part.scores for part in every]),
         audited=audited,
         block=joined_blocks(family, group if kind == "group" else np.full_like(group, -1)),
-        keys=np.concatenate([part.key for part in every]),
+        keys=keys.id,
         ungrouped=kind == "family" and depends(together, audited),
     )
 
@@ -145,30 +137,17 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
     receipts = scored.of(role)
     total = sum(receipt.n_scored for receipt in receipts)
     share = min(1.0, MOST_DOCUMENTS / total) if role == "audit" and total else 1.0
-    trained = None
-    if role == "audit" and scored.store.exists(KEYS_FILE):
-        trained = training_index(scored.store.read_table(KEYS_FILE), near_copies)
+    trained = trained_texts(scored.store, near_copies) if role == "audit" else None
 
     def part_of(receipt: Receipt) -> _Part:
-        table = scored.table(receipt, ["id_key", "sketch", "group", *columns])
-        sketches = sketches_of(table["sketch"])
-        group, grouped = _group_keys(table["group"])
-        keep = np.ones(len(sketches), dtype=bool) if trained is None else ~trained.matches(sketches)
+        table = scored.table(receipt, [*KEY_COLUMNS, *columns])
+        keys = Keys.of_table(table)
+        keep = np.ones(len(keys), dtype=bool) if trained is None else ~trained.near(keys)
         if share < 1:  # of a group all documents or none, and near copies together as often as they are alike
-            by_group = group.view(np.uint64) < np.uint64(share * 2**64)
-            keep &= np.where(grouped, by_group, sketches[:, SKETCH - 1] < max(1, int(256 * share)))
+            by_group = keys.group_keys().view(np.uint64) < np.uint64(share * 2**64)
+            keep &= np.where(keys.grouped, by_group, keys.sketch[:, SKETCH - 1] < max(1, int(256 * share)))
         matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
-        arrays = (table["id_key"].to_numpy(), sketches, group, grouped, matrix)
-        return _Part(receipt.shard, *(array[keep] for array in arrays))
+        return _Part(receipt.shard, keys.take(keep), matrix[keep])
 
     order = {receipt.shard: place for place, receipt in enumerate(receipts)}
     return sorted(each(receipts, part_of), key=lambda part: order[part.shard])
-
-
-def _group_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys of the groups, int64, 0 for none, and which documents have one, bool; both (documents,)."""
-    grouped = np.asarray(pc.is_valid(column).to_numpy(zero_copy_only=False), dtype=bool)
-    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    keys = np.array([id_key(name) for name in encoded.dictionary.to_pylist()], dtype=np.int64)
-    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    return np.where(grouped, keys[codes] if keys.size else 0, 0).astype(np.int64), grouped

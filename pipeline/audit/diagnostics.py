@@ -6,7 +6,6 @@ import logging
 
 from pipeline.audit.blind import BlindTest, blind_test
 from pipeline.audit.forecast import resolution
-from pipeline.audit.overlap import overlap_diagnostic
 from pipeline.audit.precheck import filed_precheck
 from pipeline.audit.records import read_part, write_part
 from pipeline.audit.scored import Overlap, Scored
@@ -48,7 +47,7 @@ def diagnose(
     return Diagnostics(
         blind=blind_test.diagnostic,
         resolution=_resolution_diagnostic(answer, role),
-        overlap=_overlap_diagnostic(overlap, role),
+        overlap=overlap.diagnostic,
         duplicates=_duplicates_diagnostic(scored),
         truncated=_truncated_diagnostic(scored),
         fine_tuned=_finetuned_diagnostic(scored, role, overlap.n_trained),
@@ -115,11 +114,6 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
         return BlindTest(ok=None, sentence=sentence)
     write_part(scored.store, name, test)
     return test
-
-
-def _overlap_diagnostic(overlap: Overlap, role: str) -> OverlapDiagnostic:
-    counts = (overlap.n_calibration, overlap.n_equal, overlap.n_audit)
-    return overlap_diagnostic(role, *counts, overlap.pairs, "left out of calibration")
 
 
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from scipy.stats import rankdata
 
-from pipeline.audit.blind import LEAST, Shown, hold_out, sampled
+from pipeline.audit.blind import LEAST, Shown, dependent_blocks, hold_out, sampled
 from pipeline.audit.detection import Area, Estimate, area_interval, effective_blocks
-from pipeline.audit.halvings import Compared, blocks_among
+from pipeline.audit.halvings import Compared
 from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
 from pipeline.config.corpus import Role
-from pipeline.corpus.near_copies import near_families, sketches_of
+from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.errors import UserError
 
 COMPARED: tuple[Role, Role] = ("seen", "unseen")
@@ -28,8 +27,7 @@ class KnownDocuments:
 
     scores: dict[str, np.ndarray]  # by column; float64, (documents,); NaN where the classifier was not asked
     groups: np.ndarray  # str or None, (documents,)
-    text_key: np.ndarray  # int64, (documents,)
-    sketch: np.ndarray  # uint8, (documents, SKETCH)
+    keys: Keys
     row: np.ndarray  # int64, (documents,), ascending within a shard
     spans: dict[str, tuple[int, int]]  # shard -> positions of its documents: first, and one beyond the last
 
@@ -57,7 +55,7 @@ def known_documents(scored: Scored, role: Role, columns: Sequence[str]) -> Known
         UserError: there are none, or scores are damaged.
     """
     receipts = scored.of(role)
-    tables = [scored.table(receipt, ["row", "group", "text_key", "sketch", *columns]) for receipt in receipts]
+    tables = [scored.table(receipt, ["row", *KEY_COLUMNS, *columns]) for receipt in receipts]
     ends = np.cumsum([0, *(len(table) for table in tables)]).tolist()
     if not ends[-1]:
         raise UserError(f"evaluate compares seen with unseen documents, and no {role} document has a score")
@@ -65,13 +63,12 @@ def known_documents(scored: Scored, role: Role, columns: Sequence[str]) -> Known
         column: np.concatenate([scores_of(t, column, r.data) for r, t in zip(receipts, tables, strict=True)])
         for column in columns
     }
-    whole = pa.concat_tables(tables)
+    keys = Keys.joined(map(Keys.of_table, tables))
     return KnownDocuments(
         scores=scores,
-        groups=np.array(whole["group"].to_pylist(), dtype=object),
-        text_key=whole["text_key"].to_numpy(),
-        sketch=np.concatenate([sketches_of(table["sketch"]) for table in tables]),
-        row=whole["row"].to_numpy(),
+        groups=np.array(keys.group.to_pylist(), dtype=object),
+        keys=keys,
+        row=np.concatenate([table["row"].to_numpy() for table in tables]),
         spans={receipt.shard: span for receipt, span in zip(receipts, itertools.pairwise(ends), strict=True)},
     )
 
@@ -123,10 +120,6 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
 
 def blocks_of_roles(kinds: ByRole, near_copies: float) -> Numbers:
     """The number of each document's block, of dependent documents: int64, (documents,)."""
-    names = np.concatenate([kinds[role].groups for role in COMPARED])
-    number = {name: place for place, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
-    family = near_families(np.concatenate([kinds[role].sketch for role in COMPARED]), near_copies)
-    n_seen = kinds["seen"].groups.size
-    group = np.array([number.get(name, -1) for name in names.tolist()], dtype=np.int64)
-    block = blocks_among(family, group, np.arange(names.size) < n_seen)
+    keys, n_seen = Keys.joined(kinds[role].keys for role in COMPARED), len(kinds["seen"].keys)
+    block = dependent_blocks(keys, np.arange(len(keys)) < n_seen, near_copies)
     return dict(zip(COMPARED, np.split(block, [n_seen]), strict=True))

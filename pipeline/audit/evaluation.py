@@ -135,7 +135,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         seed=config.seed,
         confidence=CONFIDENCE,
         documents=[_documents(scored, role, kinds[role].groups.size) for role in COMPARED],
-        n_shared=int(np.isin(kinds["seen"].text_key, kinds["unseen"].text_key).sum()),
+        n_shared=int(kinds["seen"].keys.equal(kinds["unseen"].keys).sum()),
         notices=[],
         rows=rows,
     )
@@ -163,7 +163,7 @@ def _sample(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> Det
         inside = {role: kind.groups == group for role, kind in kinds.items()}
     seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
     numbers = np.concatenate([blocks[role][inside[role]] for role in COMPARED])
-    keys = np.concatenate([kinds[role].text_key[inside[role]] for role in COMPARED])
+    keys = np.concatenate([kinds[role].keys.text[inside[role]] for role in COMPARED])
     return DetectorScores(seen, unseen, numbers, mix(keys.view(np.uint64)))
 
 

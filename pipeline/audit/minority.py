@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import LARGE, NearCopies
 from pipeline.audit.dependence import copies_file
-from pipeline.audit.overlap import short_id
+from pipeline.audit.overlap import KnownTexts, short_id
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
 from pipeline.audit.tail import LEVEL, TailTest
 from pipeline.config.corpus import Role
-from pipeline.corpus.near_copies import CopyIndex, sketches_of
+from pipeline.corpus.keys import Keys
 from pipeline.selection.digits import beside
 from pipeline.store.pieces import SortedRows
 
@@ -197,14 +197,14 @@ def _is_shared(rows: pa.Table, listed: Listed) -> bool:
     scored = listed.scored
     if listed.overlap.keep.all():
         return False
-    known = pa.concat_tables([scored.table(receipt, ["sketch"]) for receipt in scored.of(listed.role)])
-    dropped = CopyIndex.of(sketches_of(known["sketch"])[~listed.overlap.keep], listed.near_copies)
+    known = Keys.joined(scored.keys(receipt) for receipt in scored.of(listed.role)).take(~listed.overlap.keep)
+    dropped = KnownTexts.of(known.text, known.sketch, listed.near_copies)
     wanted = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
     for receipt in scored.of("audit"):
         name = scored.shards[receipt.shard].name
-        table = scored.table(receipt, ["row", "sketch"])
-        inside = np.array([(name, row) in wanted for row in table["row"].to_pylist()], dtype=bool)
-        if inside.any() and dropped.matches(sketches_of(table["sketch"])[inside]).any():
+        rows_here = scored.table(receipt, ["row"])["row"].to_pylist()
+        inside = np.array([(name, row) in wanted for row in rows_here], dtype=bool)
+        if inside.any() and dropped.near(scored.keys(receipt).take(inside)).any():
             return True
     return False
 

@@ -1,10 +1,15 @@
-"""What two roles share, in words: near copies, and equal texts among them."""
+"""Known documents whose texts others have too, or near-duplicates of them: found by keys, and in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from pipeline.audit.summary import CopyPair, OverlapDiagnostic
+from pipeline.corpus.keys import Keys
+from pipeline.corpus.near_copies import CopyIndex, likeness
 from pipeline.errors import UserError
 
 NAMED_PAIRS = 3
@@ -13,53 +18,116 @@ NAMED_PAIRS = 3
 SHOWN_CHARACTERS = 80
 
 
-def shared_error(
-    n_shared: int, n_equal: int, n_known: int, role: str, n_audit: int, pairs: Sequence[CopyPair]
-) -> UserError:
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownTexts:
+    """The texts of some documents, to find others that are equal or near-duplicates."""
+
+    text: np.ndarray  # int64, (documents,): text keys
+    index: CopyIndex
+
+    @classmethod
+    def of(cls, text: np.ndarray, sketch: np.ndarray, near_copies: float) -> KnownTexts:
+        """The texts of documents.
+
+        Args:
+            text: int64, (documents,), text keys.
+            sketch: uint8, (documents, 128).
+            near_copies: the share of common runs from which documents are near copies.
+        """
+        return cls(text, CopyIndex.of(sketch, near_copies))
+
+    def near(self, keys: Keys) -> np.ndarray:
+        """Which of some documents are near-duplicates of one of these: bool, (documents,)."""
+        return self.index.matches(keys.sketch)
+
+    def equal(self, keys: Keys) -> np.ndarray:
+        """Which of some documents have a text of these: bool, (documents,)."""
+        return np.asarray(np.isin(keys.text, self.text))
+
+    def shared(self, keys: Keys) -> SharedTexts:
+        """What some documents share with these."""
+        given, places = self.index.near(keys.sketch)
+        equal = np.isin(self.text, keys.text)
+        audited, first = np.unique(given, return_index=True)
+        known = self.index.first[places[first]][:NAMED_PAIRS]
+        named = audited[:NAMED_PAIRS]
+        share = likeness(keys.sketch[named], self.index.sketches[known])
+        near = self.index.documents(np.unique(places)) | equal
+        pairs = list(zip(named.tolist(), known.tolist(), share.tolist(), strict=True))
+        return SharedTexts(np.flatnonzero(near), np.flatnonzero(equal), audited.size, pairs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedTexts:
+    """What some documents share with known ones."""
+
+    near: np.ndarray  # int64: places of known documents that have a near copy among these, ascending
+    equal: np.ndarray  # int64: of these, those with an equal text
+    n_near: int  # documents that have a near copy among the known ones
+    pairs: list[tuple[int, int, float]]  # the first: place, place among the known, share of common runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """How the documents of a role are named where two roles share them."""
+
+    role: str  # whose documents calibrate
+    consequence: str  # what becomes of documents that stand in two roles, to be read after "and"; may be empty
+    audit: Callable[[int, int], str]  # id of an audited document, by its part and its place there
+    known: Callable[[int], str]  # id of a known document, by its place
+
+
+def find_shared(parts: Sequence[SharedTexts], n_known: int, named: Named) -> tuple[OverlapDiagnostic, np.ndarray]:
+    """What the audited documents share with a known role.
+
+    Args:
+        parts: of the audited documents, in their order.
+        n_known: known documents in all.
+        named: the ids of documents.
+
+    Returns:
+        The check, and which known documents are shared: bool, (n_known,).
+    """
+    near, equal = (np.zeros(n_known, dtype=bool) for _ in range(2))
+    for part in parts:
+        near[part.near] = True
+        equal[part.equal] = True
+    first = [(number, *pair) for number, part in enumerate(parts) for pair in part.pairs][:NAMED_PAIRS]
+    pairs = [
+        CopyPair(audit=named.audit(number, at), calibration=named.known(place), share=round(share, 2))
+        for number, at, place, share in first
+    ]
+    n_near, n_equal = int(np.count_nonzero(near)), int(np.count_nonzero(equal))
+    sentence = f"No {named.role} document is a near copy of an audited one."
+    if n_near:
+        verb = f"{named.role} document is a near copy" if n_near == 1 else f"{named.role} documents are near copies"
+        sentence = (
+            f"{n_near} {verb} of audited documents, {n_equal} with the same text"
+            f"{f', and {named.consequence}' if named.consequence else ''} (first: {named_pairs(pairs)})."
+        )
+    diagnostic = OverlapDiagnostic(
+        ok=True,
+        sentence=sentence,
+        n_calibration=n_near,
+        n_equal=n_equal,
+        n_audit=sum(part.n_near for part in parts),
+        pairs=pairs,
+    )
+    return diagnostic, near
+
+
+def shared_error(found: OverlapDiagnostic, n_known: int, role: str) -> UserError:
     """The error of calibration documents that are near copies of audited ones.
 
     Args:
-        n_shared: calibration documents that are.
-        n_equal: of these, those whose text is equal.
+        found: there are some.
         n_known: calibration documents in all.
         role: of these.
-        n_audit: audited documents that they repeat.
-        pairs: the first.
     """
     return UserError(
-        f"{n_shared} of {n_known} {role} documents are near copies of audit documents ({n_equal} of them with the same "
-        f"text; {n_audit} audit documents; first: {named_pairs(pairs)}); remove them, or set overlap: drop to leave "
-        "them out of calibration"
-    )
-
-
-def overlap_diagnostic(
-    role: str, n_calibration: int, n_equal: int, n_audit: int, pairs: Sequence[CopyPair], consequence: str = ""
-) -> OverlapDiagnostic:
-    """The check of what two roles share.
-
-    Args:
-        role: whose documents calibrate.
-        n_calibration: calibration documents that are near copies of audited ones.
-        n_equal: of these, those whose text is equal.
-        n_audit: audited documents that they repeat.
-        pairs: the first.
-        consequence: what becomes of documents that stand in two roles, to be read after "and".
-    """
-    sentence = f"No {role} document is a near copy of an audited one."
-    if n_calibration:
-        verb = f"{role} document is a near copy" if n_calibration == 1 else f"{role} documents are near copies"
-        sentence = (
-            f"{n_calibration} {verb} of audited documents, {n_equal} with the same text"
-            f"{f', and {consequence}' if consequence else ''} (first: {named_pairs(pairs)})."
-        )
-    return OverlapDiagnostic(
-        ok=True,
-        sentence=sentence,
-        n_calibration=n_calibration,
-        n_equal=n_equal,
-        n_audit=n_audit,
-        pairs=list(pairs),
+        f"{found.n_calibration} of {n_known} {role} documents are near copies of audit documents ({found.n_equal} of "
+        f"them with the same text; {found.n_audit} audit documents; first: {named_pairs(found.pairs)}); remove them, "
+        "or set overlap: drop to leave them out of calibration"
     )
 
 

@@ -13,31 +13,28 @@ import subprocess
 import sys
 import tempfile
 import threading
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 import numpy as np
-import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, counted, near_copies_among
-from pipeline.audit.overlap import NAMED_PAIRS, overlap_diagnostic, shared_error, short_id
+from pipeline.audit.overlap import KnownTexts, Named, find_shared, shared_error, short_id
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, read_record, write_record
-from pipeline.audit.score_shards import KnownTexts, repeated
-from pipeline.audit.summary import BlindDiagnostic, CopyPair, CountDiagnostic, Diagnostic, OverlapDiagnostic
+from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, OverlapDiagnostic
 from pipeline.audit.undecodable import DecodingTally, Undecodable, check_decodable
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
-from pipeline.corpus.documents import Document, id_key, read_shard
-from pipeline.corpus.keys import contents_of
-from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
+from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.detectors.plugins import load_plugins, loaded_plugins
@@ -53,7 +50,6 @@ NOTE, WARNING = "note: ", "warning: "
 NICENESS = 10
 """Of a process that checks documents: what starts beside it has most of the cores."""
 
-_TOGETHER, _TOGETHER_CHARACTERS = 256, 1 << 20  # documents of which sketches are made together
 _FORM = 2  # of the checks: a file of an earlier form is not read
 _ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
 
@@ -134,7 +130,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
         except UserError as error:
             damaged.append(str(error))
     return Precheck(
-        documents={role: keys.text.size for role, keys in read.items()},
+        documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
         overlap={role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known},
         copies={role: _copies(keys, config.near_copies) for role, keys in read.items()},
@@ -250,8 +246,7 @@ def check_shared(checked: Precheck, config: AuditConfig) -> None:
     for role in calibrating(config):
         shared = checked.overlap.get(role)
         if shared is not None and shared.n_calibration and config.overlap == "error":
-            counts = (shared.n_calibration, shared.n_equal, checked.documents[role])
-            error = shared_error(*counts, role, shared.n_audit, shared.pairs)
+            error = shared_error(shared, checked.documents[role], role)
             raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
 
 
@@ -333,16 +328,10 @@ class _RoleKeys:
 
     shards: list[Shard]
     ends: np.ndarray  # int64, (shards,): documents up to the end of each
-    text: np.ndarray  # int64, (documents,)
-    sketch: np.ndarray  # uint8, (documents, 128)
+    keys: Keys
     repeats: np.ndarray  # int64: positions of documents whose id stands before
-    compared: np.ndarray  # int64: positions of the others that have more than one word
+    compared: np.ndarray  # int64: positions of the others that have more than one word, or a picture
     whole: bool
-
-    def table(self) -> pa.Table:
-        """The keys of the documents that are compared, as score shards hold them."""
-        sketches = pa.array(list(map(bytes, self.sketch[self.compared])), SKETCH_TYPE)
-        return pa.table({"text_key": self.text[self.compared], "sketch": sketches})
 
     def doc_id(self, position: int) -> str:
         """The id of a document, from its file."""
@@ -369,87 +358,55 @@ def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
     """Read the documents of a role: all, or shards drawn at random until so many characters are read."""
     candidates = [shard for shard in sample.shards if shard.role == role]
     order = np.random.default_rng([sample.seed, _ORDER]).permutation(len(candidates)).tolist()
-    parts: dict[int, array[int]] = {}
-    sketches: dict[int, bytearray] = {}
-    whole = True
+    parts: dict[int, list[Keys]] = {}
+    left = characters
     for index in order:
-        if characters <= 0:
-            whole = False
+        if left <= 0:
             break
-        parts[index] = part = array("q")
-        sketches[index] = bytearray()
+        parts[index] = []
         try:
-            for keys, bits, size in _keys(candidates[index], sample.tally):
-                part.extend(keys)
-                sketches[index] += bits
-                characters -= size + DOCUMENT_COST
-                if characters <= 0:
-                    whole = False
+            for documents, keys in keyed(_distinct(candidates[index], sample.tally)):
+                rest = left - np.cumsum([0, *(content_size(document) + DOCUMENT_COST for document in documents)])
+                parts[index].append(keys.take(rest[:-1] > 0))
+                left = int(rest[-1])
+                if left <= 0:
                     break
         except UserError as error:  # of one file; the run finishes the others, and says so
             sample.damaged.append(str(error))
-    read = sorted(parts)
-    rows = [np.frombuffer(parts[index], dtype=np.int64).reshape(-1, 3) for index in read]
-    table = np.concatenate([np.empty((0, 3), dtype=np.int64), *rows])
-    repeats = repeated(table[:, 1])
-    once = np.ones(len(table), dtype=bool)
+    read = {index: Keys.joined(parts[index]) for index in sorted(parts)}
+    keys = Keys.joined(read.values())
+    repeats = repeated_ids([(0, keys.id)], len(keys)).get(0, np.empty(0, dtype=np.int64))
+    once = np.ones(len(keys), dtype=bool)
     once[repeats] = False
-    ends = np.cumsum([len(part) for part in rows], dtype=np.int64)
-    compared = np.flatnonzero(once & (table[:, 2] > 0))
-    drawn = np.frombuffer(b"".join(sketches[index] for index in read), dtype=np.uint8).reshape(-1, SKETCH)
-    return _RoleKeys([candidates[index] for index in read], ends, table[:, 0], drawn, repeats, compared, whole)
+    ends = np.cumsum([len(part) for part in read.values()], dtype=np.int64)
+    compared = np.flatnonzero(once & (keys.length > 1))
+    return _RoleKeys([candidates[index] for index in read], ends, keys, repeats, compared, left > 0)
 
 
-def _keys(shard: Shard, tally: DecodingTally) -> Iterator[tuple[tuple[int, int, int], bytes, int]]:
-    """((key, id key, whether it is compared), sketch, characters) of every readable document: not texts of one word."""
-    for documents in _together(tally.readable(shard)):
-        for document, content in zip(documents, contents_of(documents), strict=True):
-            # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
-            name = document.doc_id if shard.id_column else f"{shard.id} {document.doc_id}"
-            key, bits = content or (0, bytes(SKETCH))
-            compared = content is not None and (shard.pictures or len(document.text.split(None, 1)) > 1)
-            yield (key, id_key(name), int(compared)), bits, _size(document)
-
-
-def _size(document: Document) -> int:
-    return len(document.text) + len(document.picture or b"")
-
-
-def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in parts of a bounded size; those before a damaged place, and then the error."""
-    some: list[Document] = []
-    characters = 0
-    try:
-        for document in documents:
-            some.append(document)
-            characters += _size(document)
-            if len(some) == _TOGETHER or characters >= _TOGETHER_CHARACTERS:
-                yield some
-                some, characters = [], 0
-    except UserError:
-        yield some
-        raise
-    yield some
+def _distinct(shard: Shard, tally: DecodingTally) -> Iterator[Document]:
+    """The readable documents of a shard, with ids that no document of another shard has by its number alone."""
+    for document in tally.readable(shard):
+        # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
+        yield document if shard.id_column else replace(document, doc_id=f"{shard.id} {document.doc_id}")
 
 
 def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float) -> OverlapDiagnostic:
-    shared = KnownTexts.of([known.table()], near_copies).shared(audit.table(), NAMED_PAIRS)
-    pairs = [
-        CopyPair(
-            audit=audit.doc_id(int(audit.compared[at])),
-            calibration=known.doc_id(int(known.compared[place])),
-            share=round(share, 2),
-        )
-        for at, place, share in shared.pairs
-    ]
-    return overlap_diagnostic(role, shared.near.size, shared.equal.size, shared.n_audit, pairs)
+    texts = known.keys.take(known.compared)
+    shared = KnownTexts.of(texts.text, texts.sketch, near_copies).shared(audit.keys.take(audit.compared))
+    named = Named(
+        role,
+        "",
+        lambda _, at: audit.doc_id(int(audit.compared[at])),
+        lambda place: known.doc_id(int(known.compared[place])),
+    )
+    return find_shared([shared], len(texts), named)[0]
 
 
 def _copies(keys: _RoleKeys, near_copies: float) -> NearCopies:
     def ids_of(places: Sequence[int]) -> list[str]:
         return [keys.doc_id(int(keys.compared[place])) for place in places]
 
-    return near_copies_among(keys.sketch[keys.compared], near_copies, True, ids_of)[0]
+    return near_copies_among(keys.keys.sketch[keys.compared], near_copies, True, ids_of)[0]
 
 
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:
@@ -460,7 +417,7 @@ def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnost
     ids = ", ".join(short_id(keys.doc_id(position)) for keys, position in places[:EXAMPLES])
     verb = "document repeats an id and goes" if count == 1 else "documents repeat an id and go"
     sentence = f"{count} {verb} to quarantine (first: {ids})."
-    if count > config.error_budget * sum(keys.text.size for keys in read):
+    if count > config.error_budget * sum(len(keys.keys) for keys in read):
         alike = "" if all(keys.whole for keys in read) else "if the others are like these, "
         sentence += f" error_budget {config.error_budget:g} allows fewer: {alike}the run would end without an answer."
     return CountDiagnostic(ok=None, sentence=sentence, count=count)

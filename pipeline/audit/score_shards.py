@@ -14,7 +14,6 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.records import Record
-from pipeline.corpus.near_copies import SKETCH_TYPE, CopyIndex, likeness, sketches_of
 from pipeline.errors import UserError
 
 HISTOGRAM_BINS = 60
@@ -84,58 +83,3 @@ def documents_schema(detectors: Sequence[str]) -> pa.Schema:
     """Columns of `selection/NAME/documents/*.parquet`: the verdict, and the scores that the selection read."""
     verdict = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())]
     return pa.schema([*verdict, *((detector, pa.float64()) for detector in detectors)])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownTexts:
-    """The texts of the documents of a known role, to find near copies of them."""
-
-    text_key: np.ndarray  # int64, (documents,)
-    index: CopyIndex
-
-    @classmethod
-    def of(cls, tables: Sequence[pa.Table], near_copies: float) -> KnownTexts:
-        """The texts of all calibration shards, in order.
-
-        Args:
-            tables: with the columns text_key and sketch.
-            near_copies: the share of common runs from which documents are near copies.
-        """
-        empty = pa.table({"text_key": pa.array([], pa.int64()), "sketch": pa.array([], SKETCH_TYPE)})
-        whole = pa.concat_tables([empty, *(table.select(empty.column_names) for table in tables)])
-        return cls(whole["text_key"].to_numpy(), CopyIndex.of(sketches_of(whole["sketch"]), near_copies))
-
-    def shared(self, table: pa.Table, pairs: int) -> SharedTexts:
-        """What a shard of audited documents shares with these.
-
-        Args:
-            table: of the shard, with the columns text_key and sketch.
-            pairs: how many to name.
-        """
-        sketches = sketches_of(table["sketch"])
-        given, places = self.index.near(sketches)
-        equal = np.flatnonzero(np.isin(self.text_key, table["text_key"].to_numpy()))
-        audited, first = np.unique(given, return_index=True)
-        known = self.index.first[places[first]]
-        share = likeness(sketches[audited], self.index.sketches[known])
-        named = zip(audited[:pairs].tolist(), known[:pairs].tolist(), share[:pairs].tolist(), strict=True)
-        near = np.union1d(np.flatnonzero(self.index.documents(np.unique(places))), equal)
-        return SharedTexts(near, equal, audited.size, list(named))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedTexts:
-    """What a shard of audited documents shares with the documents of a known role."""
-
-    near: np.ndarray  # int64: places of known documents that have a near copy in the shard, ascending
-    equal: np.ndarray  # int64: of these, those with an equal text
-    n_audit: int  # documents of the shard that have a near copy among the known ones
-    pairs: list[tuple[int, int, float]]  # the first: place in the shard, place among the known, share of common runs
-
-
-def repeated(keys: np.ndarray) -> np.ndarray:
-    """Positions of the keys that stand earlier in the array too, int64, ascending."""
-    _, first = np.unique(keys, return_index=True)
-    later = np.ones(keys.size, dtype=bool)
-    later[first] = False
-    return np.flatnonzero(later)

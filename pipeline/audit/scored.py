@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.allocation import KEYS_SCHEMA, trained_text, training_index
-from pipeline.audit.overlap import NAMED_PAIRS, shared_error
+from pipeline.audit.allocation import KEYS_SCHEMA
+from pipeline.audit.overlap import KnownTexts, Named, SharedTexts, find_shared, shared_error
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repeated_ids import repeated_ids
-from pipeline.audit.score_shards import DUPLICATES, KnownTexts, SharedTexts, Span, scores_of, span_of
-from pipeline.audit.summary import CopyPair
+from pipeline.audit.score_shards import DUPLICATES, Span, scores_of, span_of
+from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_COPIES, ROLES, Role
+from pipeline.config.selection import SelectionConfig
+from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.shard import OF_A_SHARD, Shard
+from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.passes import Batch
+from pipeline.selection.procedures import procedure_of
 from pipeline.stages.process import QUARANTINE_SCHEMA
 from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
@@ -72,16 +76,17 @@ class Scored:
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without the rows that repeat an id, and without those of fine-tuning unless asked for."""
-        try:
-            table = read_filed(self.store, receipt, columns)
-        except KeyError as error:
-            raise UserError(f"{receipt.data}: {error}") from None
+        table = _read(self.store, receipt, columns)
         dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
         keep = np.ones(len(table), dtype=bool)
         for rows in dropped:
             if rows is not None:
                 keep[rows] = False
         return table if keep.all() else table.filter(pa.array(keep))
+
+    def keys(self, receipt: Receipt, finetuned: bool = False) -> Keys:
+        """The keys of the documents of `table`."""
+        return Keys.of_table(self.table(receipt, KEY_COLUMNS, finetuned))
 
     def n_judged(self) -> int:
         """Audit documents that are left out, because an earlier run has judged them."""
@@ -171,19 +176,36 @@ def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) ->
     """Positions, by shard, of known documents that an adapter was trained on or that are near copies of one."""
     if not store.exists(KEYS_FILE):
         return {}
-    index = training_index(store.read_table(KEYS_FILE), near_copies)
-    positions = {}
+    texts, positions = trained_texts(store, near_copies), {}
     for receipt in receipts:
         if receipt.role != "audit":
-            trained = index.matches(sketches_of(_sketched(store, receipt)["sketch"]))
+            trained = texts.near(Keys.of_table(_read(store, receipt, KEY_COLUMNS)))
             if trained.any():
                 positions[receipt.shard] = np.flatnonzero(trained)
     return positions
 
 
-def _sketched(store: Store, receipt: Receipt) -> pa.Table:
+def trained_texts(store: Store, near_copies: float, needed: bool = False) -> KnownTexts:
+    """The texts that the adapters of a run were trained on; none where it has no adapter.
+
+    What calibrates must not be like what was trained on: training lowers the deviation of a text, and with it that of
+    an edited version; null documents would then stand out from a calibration that is too low.
+
+    Args:
+        store: the run directory.
+        near_copies: the share of common runs from which documents are near copies.
+        needed: whether the run has adapters.
+
+    Raises:
+        UserError: the file of these keys is missing where it is needed, or damaged.
+    """
+    table = store.read_table(KEYS_FILE) if needed or store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
+    return KnownTexts.of(table["text_key"].to_numpy(), sketches_of(table["sketch"]), near_copies)
+
+
+def _read(store: Store, receipt: Receipt, columns: Sequence[str]) -> pa.Table:
     try:
-        return read_filed(store, receipt, ["sketch"])
+        return read_filed(store, receipt, columns)
     except KeyError as error:
         raise UserError(f"{receipt.data}: {error}") from None
 
@@ -231,10 +253,7 @@ def _write_duplicates(scored: Scored) -> None:
 class Overlap:
     """Calibration documents that are near copies of audited ones."""
 
-    n_calibration: int
-    n_equal: int  # of these, those whose text is equal
-    n_audit: int  # audited documents that they repeat
-    pairs: list[CopyPair]  # the first
+    diagnostic: OverlapDiagnostic
     n_trained: int  # audited documents that are near copies of one that an adapter was trained on
     keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
 
@@ -242,7 +261,7 @@ class Overlap:
 def find_overlaps(
     scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each | None = None
 ) -> dict[Role, Overlap]:
-    """Find calibration documents of some roles that are near copies of audited ones; fine-tuning ones likewise.
+    """Find calibration documents of some roles that are near copies of audited ones, and audited ones trained on.
 
     Audited documents are read once for all roles.
 
@@ -253,72 +272,91 @@ def find_overlaps(
         each: reads the shards; None: in this process.
 
     Raises:
-        UserError: there are some, and the config does not say `overlap: drop`.
+        UserError: there are some, and the config does not say `overlap: drop`; or as `_check_trained`.
     """
-    columns = ["text_key", "sketch"]
-    tables = {role: [scored.table(receipt, columns, finetuned=True) for receipt in scored.of(role)] for role in roles}
-    known = {role: KnownTexts.of(tables[role], config.near_copies) for role in roles}
-    training = scored.store.read_table(KEYS_FILE) if scored.store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
-    trained = training_index(training, config.near_copies)
+    reading = [selection for selection in config.selections if _reads_adapter(config, selection)]
+    trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
+    keys = {role: [scored.keys(receipt, finetuned=True) for receipt in scored.of(role)] for role in roles}
+    known = {}
+    for role, parts in keys.items():
+        joined = Keys.joined(parts)
+        known[role] = KnownTexts.of(joined.text, joined.sketch, config.near_copies)
 
-    def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int]:
-        table = scored.table(receipt, columns)
-        like = trained.matches(sketches_of(table["sketch"])) & ~trained_text(table["text_key"].to_numpy(), training)
-        return receipt.shard, [known[role].shared(table, NAMED_PAIRS) for role in roles], int(like.sum())
+    def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int, int]:
+        audited = scored.keys(receipt)
+        equal = trained.equal(audited)
+        shared = [known[role].shared(audited) for role in roles]
+        return receipt.shard, shared, int(equal.sum()), int((trained.near(audited) & ~equal).sum())
 
-    shared: dict[str, list[SharedTexts]] = {}
-    n_trained = 0
-    for shard, parts, like in (each or each_in_turn)(scored.of("audit"), of_shard) if roles else ():
-        shared[shard] = parts
-        n_trained += like
+    shared, n_equal, n_trained = {}, 0, 0
+    for shard, found, equal, alike in (each or each_in_turn)(scored.of("audit"), of_shard):
+        shared[shard] = found
+        n_equal += equal
+        n_trained += alike
+    _check_trained(reading, n_equal, n_trained)
     overlaps = {}
     for place, role in enumerate(roles):
-        sizes = [len(table) for table in tables[role]]
-        parts = {shard: parts[place] for shard, parts in shared.items()}
-        keep = ~trained.matches(known[role].index.sketches) if scored.n_finetuned(role) else None
-        overlaps[role] = _overlap_of(scored, role, config, sizes, parts, n_trained, keep)
+        of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
+        ends = np.cumsum([len(part) for part in keys[role]], dtype=np.int64)
+        named = _names(scored, role, ends)
+        diagnostic, near = find_shared(of_role, known[role].text.size, named)
+        if diagnostic.n_calibration and config.overlap == "error":
+            raise shared_error(diagnostic, near.size, role)
+        calibrates = ~trained.index.matches(known[role].index.sketches) if scored.n_finetuned(role) else slice(None)
+        overlaps[role] = Overlap(diagnostic, n_trained, ~near[calibrates])
     return overlaps
 
 
-def _overlap_of(
-    scored: Scored,
-    role: Role,
-    config: AuditConfig,
-    sizes: Sequence[int],
-    parts: Mapping[str, SharedTexts],
-    n_trained: int,
-    calibrating: np.ndarray | None,
-) -> Overlap:
-    """What the audited shards share with a role whose shards hold so many documents each; None: all calibrate."""
-    near, equal = (np.zeros(sum(sizes), dtype=bool) for _ in range(2))
-    examples: list[tuple[Receipt, int, int, float]] = []
-    for receipt in scored.of("audit"):  # in their order, whatever order they were read in
-        shared = parts[receipt.shard]
-        near[shared.near] = True
-        equal[shared.equal] = True
-        examples += [(receipt, *pair) for pair in shared.pairs[: NAMED_PAIRS - len(examples)]]
-    n_shared, n_equal = int(np.count_nonzero(near)), int(np.count_nonzero(equal))
-    n_audit = sum(shared.n_audit for shared in parts.values())
-    pairs = _named_pairs(scored, role, sizes, examples)
-    if n_shared and config.overlap == "error":
-        raise shared_error(n_shared, n_equal, near.size, role, n_audit, pairs)
-    keep = ~near if calibrating is None else ~near[calibrating]
-    return Overlap(n_shared, n_equal, n_audit, pairs, n_trained, keep)
+def _names(scored: Scored, role: str, ends: np.ndarray) -> Named:
+    """The ids of audited documents and of those of a role, from the score shards; `ends` are of the role's shards."""
 
+    def audit(number: int, at: int) -> str:
+        return str(scored.table(scored.of("audit")[number], ["doc_id"])["doc_id"][at].as_py())
 
-def _named_pairs(
-    scored: Scored, role: str, sizes: Sequence[int], examples: Sequence[tuple[Receipt, int, int, float]]
-) -> list[CopyPair]:
-    """Name documents that are near copies: of each audited one, the first calibration document that is."""
-    ends = np.cumsum(sizes)
-    pairs = []
-    for receipt, at, place, share in examples:
+    def known(place: int) -> str:
         shard = int(np.searchsorted(ends, place, side="right"))
-        known = scored.table(scored.of(role)[shard], ["doc_id"], finetuned=True)["doc_id"]
-        audited = scored.table(receipt, ["doc_id"])["doc_id"][at].as_py()
-        calibration = known[place - int(ends[shard] - sizes[shard])].as_py()
-        pairs.append(CopyPair(audit=audited, calibration=calibration, share=round(share, 2)))
-    return pairs
+        ids = scored.table(scored.of(role)[shard], ["doc_id"], finetuned=True)["doc_id"]
+        return str(ids[place - (int(ends[shard - 1]) if shard else 0)].as_py())
+
+    return Named(role, "left out of calibration", audit, known)
+
+
+def _check_trained(reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
+    """Check that no adapter which a selection reads was trained on documents that it judges.
+
+    An equal text stops every selection. Another near copy stops those where a low deviation is evidence: direction
+    clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
+    deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
+    counts such documents.
+
+    Args:
+        reading: the selections that read an adapter.
+        n_equal: audited documents whose text an adapter was trained on.
+        n_alike: others that are near copies of such a text.
+
+    Raises:
+        UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
+    """
+    if n_equal and reading:
+        raise UserError(
+            f"the adapters were trained on {n_equal} audit documents and cannot judge these; take them out of what is "
+            "fine-tuned on, or begin a run anew with overlap: drop"
+        )
+    strict = [selection.name for selection in reading if not _lenient(selection)]
+    if n_alike and strict:
+        raise UserError(
+            f"the adapters were trained on near copies of {n_alike} audit documents, which selection {strict[0]} could "
+            "take for clean; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
+        )
+
+
+def _reads_adapter(config: AuditConfig, selection: SelectionConfig) -> bool:
+    return bool(adapters_of([d for d in parse_detectors(config.detectors) if d.column in selection.detectors]))
+
+
+def _lenient(selection: SelectionConfig) -> bool:
+    """Whether a lower score can only keep a document from being selected."""
+    return selection.direction == "members" and not procedure_of(selection.procedure).learns
 
 
 def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each: Each) -> Span:

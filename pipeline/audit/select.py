@@ -31,7 +31,6 @@ from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_ev
 from pipeline.audit.summary import Summary, make_summary, series_place
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
 from pipeline.audit.thumbnails import write_thumbnails
-from pipeline.audit.untrained import check_training
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
@@ -87,7 +86,6 @@ def select_all(
         note_answers(scored.store, config, command, [])
         _remove_others(config, scored)
         return []
-    check_training(config, scored, each)
     pictured = texts and config.corpus.has_pictures
     rereads = texts and isinstance(config.model, ModelConfig) and not pictured
     shown = config.evidence if rereads else 0
@@ -159,8 +157,8 @@ def _questions(
     """The configured selections, with what they share: the spans of scores, the checks, weights; and near copies."""
     columns = _columns(config.selections)
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
-    span = find_span(scored, roles, columns, each)
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
+    span = find_span(scored, roles, columns, each)
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if calibration_of(s.calibration).weighted}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}

@@ -77,7 +77,7 @@ def strongest_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, ove
     fused = None if answer.fused is None else answer.fused.of
     name, score = ranking_of(selection.detectors, weights, selection.procedure, fused)
     pairs: dict[str, list[str]] = {}
-    for pair in overlap.pairs:
+    for pair in overlap.diagnostic.pairs:
         pairs.setdefault(pair.audit, []).append(pair.calibration)
     return Strongest(
         selection.name,

@@ -1,42 +1,174 @@
-"""By what two documents are one, or near copies of one another: keys and sketches of texts and of pictures."""
+"""Keys: by what two documents are one, near-duplicates, or of one group, whether they are texts or pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
-from pipeline.corpus.documents import Document, text_key
-from pipeline.corpus.near_copies import sketches_of_texts
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.corpus.documents import Document, id_key, text_key
+from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketches_of, sketches_of_texts, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.errors import UserError
 
-Content = tuple[int, bytes]
-"""A 64-bit key, equal for equal documents, and a sketch of 128 bytes, alike for near copies."""
+KEY_COLUMNS = ("id_key", "text_key", "sketch", "group", "n_tokens")
+"""Of a score file: what keys are read from."""
+
+_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 1 << 20  # documents of which keys are made together
 
 
-def contents_of(documents: Sequence[Document]) -> list[Content | None]:
-    """Key and sketch of each document, of its picture if it has one; None where that cannot be decoded.
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """What documents are compared by, in their order. Everything that depends on equal or similar documents reads it.
+
+    A picture that cannot be decoded has length 0, and its text key and sketch mean nothing.
+    """
+
+    id: np.ndarray  # int64, (documents,): equal for equal ids
+    text: np.ndarray  # int64, (documents,): equal for equal normalised texts, or equal pixels
+    sketch: np.ndarray  # uint8, (documents, 128): alike for near-duplicates
+    group: pa.ChunkedArray  # string, (documents,); null for none
+    length: np.ndarray  # int64, (documents,): words of a text, bytes of a picture; of a scored document its tokens
+
+    @classmethod
+    def of(cls, documents: Sequence[Document], text: Callable[[Document], str] = attrgetter("text")) -> Keys:
+        """The keys of documents, of their pictures if they have some.
+
+        Args:
+            documents: without a problem, all texts or all pictures.
+            text: what is compared of a text; by default all of it.
+        """
+        if any(document.picture is not None for document in documents):
+            contents = [_of_picture(document.picture) for document in documents]
+        else:
+            texts = [text(document) for document in documents]
+            lengths = [max(1, len(each.split())) for each in texts]
+            contents = list(zip(map(text_key, texts), sketches_of_texts(texts), lengths, strict=True))
+        return cls(
+            np.array([id_key(document.doc_id) for document in documents], dtype=np.int64),
+            np.array([key for key, _, _ in contents], dtype=np.int64),
+            stack_sketches([sketch for _, sketch, _ in contents]),
+            pa.chunked_array([pa.array([document.group for document in documents], pa.string())]),
+            np.array([length for _, _, length in contents], dtype=np.int64),
+        )
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> Keys:
+        """The keys of scored documents, from a table with `KEY_COLUMNS`."""
+        return cls(
+            table["id_key"].to_numpy(),
+            table["text_key"].to_numpy(),
+            sketches_of(table["sketch"]),
+            table["group"].cast(pa.string()),
+            table["n_tokens"].to_numpy().astype(np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Keys]) -> Keys:
+        """The keys of several parts, one after the other; of none where there is no part."""
+        every = [NO_KEYS, *parts]
+        id_keys, texts, sketches, lengths = (
+            np.concatenate([getattr(part, name) for part in every]) for name in ("id", "text", "sketch", "length")
+        )
+        group = pa.chunked_array([chunk for part in every for chunk in part.group.chunks], pa.string())
+        return cls(id_keys, texts, sketches, group, lengths)
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+        return int(self.id.size)
+
+    def take(self, chosen: np.ndarray) -> Keys:
+        """The keys of some of the documents: bool, (documents,), or int64 places."""
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        group = self.group.take(pa.array(places))
+        return Keys(self.id[places], self.text[places], self.sketch[places], group, self.length[places])
+
+    def equal(self, others: Keys) -> np.ndarray:
+        """Which documents have the text, or the pixels, of one of the others: bool, (documents,)."""
+        return np.asarray(np.isin(self.text, others.text))
+
+    @property
+    def grouped(self) -> np.ndarray:
+        """Which documents have a group: bool, (documents,)."""
+        return np.asarray(pc.is_valid(self.group).to_numpy(), dtype=bool)
+
+    def group_keys(self) -> np.ndarray:
+        """A 64-bit key of each group, equal for equal names; 0 for none: int64, (documents,)."""
+        codes, names = self._coded_groups()
+        keys = np.array([*map(id_key, names), 0], dtype=np.int64)
+        return keys[codes]
+
+    def group_numbers(self) -> np.ndarray:
+        """Groups by number from 0, in the order of their first documents; -1 for none: int64, (documents,)."""
+        return self._coded_groups()[0]
+
+    def _coded_groups(self) -> tuple[np.ndarray, list[str]]:
+        """The number of each document's group, int64, -1 for none; and the names of the groups."""
+        encoded = self.group.combine_chunks().dictionary_encode()
+        codes = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        return codes, encoded.dictionary.to_pylist()
+
+
+NO_KEYS = Keys(
+    np.empty(0, dtype=np.int64),
+    np.empty(0, dtype=np.int64),
+    np.empty((0, SKETCH), dtype=np.uint8),
+    pa.chunked_array([], pa.string()),
+    np.empty(0, dtype=np.int64),
+)
+"""Of no document."""
+
+
+def keyed(
+    documents: Iterable[Document], text: Callable[[Document], str] = attrgetter("text")
+) -> Iterator[tuple[list[Document], Keys]]:
+    """Documents in parts of a bounded size with their keys; those before a damaged place, and then the error.
 
     Args:
-        documents: without a problem, all texts or all pictures.
+        documents: as of `Keys.of`.
+        text: as of `Keys.of`.
     """
-    if not any(document.picture is not None for document in documents):
-        keys = [text_key(document.text) for document in documents]
-        return list(zip(keys, sketches_of_texts([document.text for document in documents]), strict=True))
-    return [_content_of_picture(document.picture) for document in documents]
+    some: list[Document] = []
+    characters = 0
+    try:
+        for document in documents:
+            some.append(document)
+            characters += content_size(document)
+            if len(some) == _AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+                yield some, Keys.of(some, text)
+                some, characters = [], 0
+    except UserError:
+        yield some, Keys.of(some, text)
+        raise
+    yield some, Keys.of(some, text)
+
+
+def content_size(document: Document) -> int:
+    """Characters of a document's text and bytes of its picture."""
+    return len(document.text) + len(document.picture or b"")
 
 
 def document_key(document: Document) -> int | None:
-    """The key of a document; None for a picture that cannot be decoded."""
+    """The text key of one document; None for a picture that cannot be decoded."""
     if document.picture is None:
         return text_key(document.text)
-    content = _content_of_picture(document.picture)
-    return None if content is None else content[0]
+    key, _, length = _of_picture(document.picture)
+    return key if length else None
 
 
-def _content_of_picture(data: bytes | None) -> Content | None:
-    if data is None:
-        return None
+def sketch_column(sketches: np.ndarray) -> pa.Array:
+    """Sketches, uint8, (documents, 128), as a column of a file."""
+    return pa.array(list(map(bytes, sketches)), SKETCH_TYPE)
+
+
+def _of_picture(data: bytes | None) -> tuple[int, bytes, int]:
+    """Text key, sketch and length of a picture."""
     try:
-        picture = open_picture(data)
+        picture = open_picture(data or b"")
     except ValueError:
-        return None
-    return picture_key(picture), picture_sketches([picture])[0]
+        return 0, bytes(SKETCH), 0
+    return picture_key(picture), picture_sketches([picture])[0], len(data or b"")

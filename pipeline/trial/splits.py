@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.config.corpus import Role
-from pipeline.corpus.families import draw_families
+from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.trial.config import Amount, SplitConfig
 

@@ -41,7 +41,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_560,
-    "pipeline.corpus": 5_210,
+    "pipeline.corpus": 5_340,
     "pipeline.store": 1_990,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.detectors": 1_410,
     "pipeline.stages": 2_810,
     "pipeline.selection": 5_830,
-    "pipeline.audit": 11_620,
+    "pipeline.audit": 11_490,
     "pipeline.report": 2_900,
     "pipeline.compare": 2_180,
     "pipeline.export": 1_360,

@@ -131,7 +131,7 @@ def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_near_cop
     assert set(part.texts) == {f"so {text(i, 12)}" for i in range(19, 24)}  # one token teaches nothing
     assert part.training.batch_size == 5
     assert set(found.calibration["unseen"].tolist()) == keys([text(i, 12) for i in range(19)])
-    assert np.unique(part.text_key).size == 5
+    assert np.unique(part.keys.text).size == 5
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, t
     for shard in plan.shards:
         process(stage, worker, shard, store)
     scored = read_scored(store, plan.shards)
-    after = find_overlaps(scored, ["unseen"], plan.config)["unseen"]
+    after = find_overlaps(scored, ["unseen"], plan.config)["unseen"].diagnostic
     before = checked.overlap["unseen"]
     counts = [(each.n_calibration, each.n_equal, each.n_audit) for each in (before, after)]
     assert counts == [(3, 2, 3)] * 2, (

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from test_weighted import texts
 
-from pipeline.corpus.families import draw_families
+from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores
 from pipeline.trial.checks import words_of
