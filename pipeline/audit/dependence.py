@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from pipeline.audit.copies import DEPENDENCE, NearCopies, counted, near_copies_among
 from pipeline.audit.group_sizes import NO_GROUPS, GroupSizes
-from pipeline.audit.scored import Each, Scored
+from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
-from pipeline.corpus.near_copies import SKETCH, Sketches, sketches_of
+from pipeline.corpus.near_copies import SKETCH, Sketches
 from pipeline.corpus.sketch_file import SketchFile
 from pipeline.selection.digits import beside
 from pipeline.selection.procedures import procedure_of
@@ -33,7 +33,7 @@ Simulated: the FDR of `storey` grows by about twelve times this, as a share of a
 INFLATION = 1.1
 """The most that the p-values may be too small by, as a factor, before the promise counts as contradicted."""
 
-_FAMILIES = pa.schema([("doc_id", pa.string()), ("source", pa.string()), ("row", pa.int64()), ("family", pa.int64())])
+_FAMILIES = PLACES.append(pa.field("family", pa.int64()))
 
 
 def copies_file(role: str) -> str:
@@ -67,38 +67,35 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
     below = 256 if total <= most else max(1, 256 * most // total)
 
     def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int, GroupSizes]:
-        table = scored.table(receipt, ["sketch", "group"])
-        sketches = sketches_of(table["sketch"])
-        places = np.flatnonzero(sketches[:, SKETCH - 1] < below).astype(
-            np.int32
-        )  # equal for two documents as often as they are alike
-        return receipt.shard, places, sketches[places], len(sketches), GroupSizes.of(table["group"])
+        keys = scored.keys(receipt)
+        places = np.flatnonzero(keys.sketch[:, SKETCH - 1] < below)  # equal for two as often as they are alike
+        return receipt.shard, places, keys.sketch[places], len(keys), GroupSizes.of(keys)
 
     file = SketchFile()
     read, groups = {}, NO_GROUPS
     for shard, some, sketches, size, sizes in each(receipts, of_shard):
         read[shard] = (some, file.append(sketches), size)
         groups += sizes
-    shards, places, filed, first = [], [], [], 0
-    for number, receipt in enumerate(receipts):  # in their order, whatever order they were read in
+    places, filed, sizes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], []
+    for receipt in receipts:  # in their order, whatever order they were read in
         inside, begin, size = read.pop(receipt.shard)
-        kept = np.ones(inside.size, dtype=bool) if keep is None else keep[first + inside]
-        first += size
-        shards.append(np.full(int(kept.sum()), number, dtype=np.int32))
-        places.append(inside[kept])
+        every = sum(sizes) + inside
+        kept = np.ones(inside.size, dtype=bool) if keep is None else keep[every]
+        sizes.append(size)
+        places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
-    where = _Places(scored, receipts, _joined(shards), _joined(places))
-    return Sketched(role, file.arranged(_joined(filed)), below == 256, where, groups)
+    rows = RoleRows(scored, role, sizes)
+    return Sketched(file.arranged(np.concatenate(filed)), below == 256, rows, np.concatenate(places), groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketched:
     """The documents of a role, to be compared by their sketches."""
 
-    role: str
     sketches: Sketches
     whole: bool  # whether these are all
-    where: _Places
+    rows: RoleRows
+    places: np.ndarray  # int64, (documents,), ascending: among all of the role
     groups: GroupSizes  # of all documents of the role
 
     def find_copies(self, near_copies: float) -> NearCopies:
@@ -107,46 +104,23 @@ class Sketched:
         Args:
             near_copies: the share of common runs from which documents are near copies.
         """
-        record, family = near_copies_among(self.sketches, near_copies, self.whole, self.where.ids)
-        _write_families(self.where.scored, self.role, self.where, family)
+        record, family = near_copies_among(
+            self.sketches, near_copies, self.whole, lambda some: self.rows.ids(self.places[some])
+        )
+        self._write_families(family)
         return record
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Places:
-    """Where the compared documents stand, in the order of the shards."""
-
-    scored: Scored
-    receipts: Sequence[Receipt]
-    shard: np.ndarray  # int32, (documents,): number of the receipt
-    place: np.ndarray  # int32, (documents,): in its score shard
-
-    def ids(self, documents: Sequence[int]) -> list[str]:
-        """The ids of documents, by their numbers, ascending."""
-        return [str(doc_id) for doc_id in self.rows(np.asarray(documents, dtype=np.int64))["doc_id"].to_pylist()]
-
-    def rows(self, documents: np.ndarray) -> pa.Table:
-        """Columns doc_id, source and row of documents, by their numbers, ascending."""
-        tables = [_FAMILIES.empty_table().drop_columns("family")]
-        for number in np.unique(self.shard[documents]):
-            receipt = self.receipts[number]
-            chosen = self.place[documents[self.shard[documents] == number]]
-            table = self.scored.table(receipt, ["doc_id", "row"]).take(pa.array(chosen))
-            source = pa.array([self.scored.shards[receipt.shard].name] * len(table), pa.string())
-            tables.append(table.append_column("source", source).select(["doc_id", "source", "row"]))
-        return pa.concat_tables(tables)
-
-
-def _write_families(scored: Scored, role: str, where: _Places, family: np.ndarray) -> None:
-    """List the documents that have near copies, family by family in the order of their first documents."""
-    repeated = np.flatnonzero((np.bincount(family) > 1)[family])
-    if not repeated.size:
-        scored.store.remove(copies_file(role))
-        return
-    number = np.unique(family[repeated], return_inverse=True)[1].astype(np.int64)
-    table = where.rows(repeated).append_column("family", pa.array(number))
-    order = np.argsort(number, kind="stable")
-    scored.store.write_table(copies_file(role), table.take(pa.array(order)).cast(_FAMILIES))
+    def _write_families(self, family: np.ndarray) -> None:
+        """List the documents that have near copies, family by family in the order of their first documents."""
+        store, name = self.rows.scored.store, copies_file(self.rows.role)
+        repeated = np.flatnonzero((np.bincount(family) > 1)[family])
+        if not repeated.size:
+            store.remove(name)
+            return
+        number = np.unique(family[repeated], return_inverse=True)[1].astype(np.int64)
+        table = self.rows.of(self.places[repeated]).append_column("family", pa.array(number))
+        order = np.argsort(number, kind="stable")
+        store.write_table(name, table.take(pa.array(order)).cast(_FAMILIES))
 
 
 def near_copies_diagnostic(
@@ -214,7 +188,3 @@ def breaks_bounds(*roles: NearCopies) -> bool:
 def inflation(calibration: NearCopies) -> float:
     """The most that p-values can be too small by for near copies among the documents that calibrate, as a factor."""
     return (calibration.n_documents + 1) / (calibration.n_distinct + 1)
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype=np.int32), *parts])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from pipeline.audit.copies import DEPENDENCE
 from pipeline.audit.summary import Diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
-from pipeline.corpus.documents import id_key
+from pipeline.corpus.keys import Keys
 from pipeline.selection.procedures import procedure_of
 
 MOST_GROUPS = 1_000
@@ -28,12 +27,11 @@ class GroupSizes:
     n_grouped: int  # documents that have a group
 
     @classmethod
-    def of(cls, groups: pa.ChunkedArray) -> GroupSizes:
-        """Count one shard: the groups of its documents, null for none."""
-        named = groups.cast(pa.string()).drop_null()
-        counts = pc.value_counts(named)
-        sizes = {id_key(one["values"]): one["counts"] for one in counts.to_pylist()}
-        return cls(_smallest(sizes), len(groups), len(named))
+    def of(cls, keys: Keys) -> GroupSizes:
+        """Count the documents of one shard."""
+        names, counts = np.unique(keys.group_keys()[keys.grouped], return_counts=True)
+        sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
+        return cls(_smallest(sizes), len(keys), int(counts.sum()))
 
     def __add__(self, other: GroupSizes) -> GroupSizes:
         """The counts of both."""

@@ -54,13 +54,14 @@ class KnownTexts:
         share = likeness(keys.sketch[named], self.index.sketches[known])
         near = self.index.documents(np.unique(places)) | equal
         pairs = list(zip(named.tolist(), known.tolist(), share.tolist(), strict=True))
-        return SharedTexts(np.flatnonzero(near), np.flatnonzero(equal), audited.size, pairs)
+        return SharedTexts(len(keys), np.flatnonzero(near), np.flatnonzero(equal), audited.size, pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTexts:
     """What some documents share with known ones."""
 
+    n_documents: int
     near: np.ndarray  # int64: places of known documents that have a near copy among these, ascending
     equal: np.ndarray  # int64: of these, those with an equal text
     n_near: int  # documents that have a near copy among the known ones
@@ -73,8 +74,8 @@ class Named:
 
     role: str  # whose documents calibrate
     consequence: str  # what becomes of documents that stand in two roles, to be read after "and"; may be empty
-    audit: Callable[[int, int], str]  # id of an audited document, by its part and its place there
-    known: Callable[[int], str]  # id of a known document, by its place
+    audit: Callable[[Sequence[int]], Sequence[str]]  # ids of audited documents, by their places
+    known: Callable[[Sequence[int]], Sequence[str]]  # ids of known documents, by their places
 
 
 def find_shared(parts: Sequence[SharedTexts], n_known: int, named: Named) -> tuple[OverlapDiagnostic, np.ndarray]:
@@ -92,10 +93,11 @@ def find_shared(parts: Sequence[SharedTexts], n_known: int, named: Named) -> tup
     for part in parts:
         near[part.near] = True
         equal[part.equal] = True
-    first = [(number, *pair) for number, part in enumerate(parts) for pair in part.pairs][:NAMED_PAIRS]
+    begins = np.cumsum([0, *(part.n_documents for part in parts)]).tolist()
+    first = [(begin + at, *pair) for begin, part in zip(begins, parts, strict=False) for at, *pair in part.pairs]
     pairs = [
-        CopyPair(audit=named.audit(number, at), calibration=named.known(place), share=round(share, 2))
-        for number, at, place, share in first
+        CopyPair(audit=named.audit([at])[0], calibration=named.known([place])[0], share=round(share, 2))
+        for at, place, share in first[:NAMED_PAIRS]
     ]
     n_near, n_equal = int(np.count_nonzero(near)), int(np.count_nonzero(equal))
     sentence = f"No {named.role} document is a near copy of an audited one."

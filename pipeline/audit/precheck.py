@@ -343,6 +343,10 @@ class _RoleKeys:
             return document.doc_id
         raise UserError(f"{self.shards[index].name} changed while it was read")
 
+    def compared_ids(self, places: Sequence[int]) -> list[str]:
+        """The ids of documents by their places among those that are compared."""
+        return [self.doc_id(int(self.compared[place])) for place in places]
+
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
@@ -393,20 +397,11 @@ def _distinct(shard: Shard, tally: DecodingTally) -> Iterator[Document]:
 def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float) -> OverlapDiagnostic:
     texts = known.keys.take(known.compared)
     shared = KnownTexts.of(texts.text, texts.sketch, near_copies).shared(audit.keys.take(audit.compared))
-    named = Named(
-        role,
-        "",
-        lambda _, at: audit.doc_id(int(audit.compared[at])),
-        lambda place: known.doc_id(int(known.compared[place])),
-    )
-    return find_shared([shared], len(texts), named)[0]
+    return find_shared([shared], len(texts), Named(role, "", audit.compared_ids, known.compared_ids))[0]
 
 
 def _copies(keys: _RoleKeys, near_copies: float) -> NearCopies:
-    def ids_of(places: Sequence[int]) -> list[str]:
-        return [keys.doc_id(int(keys.compared[place])) for place in places]
-
-    return near_copies_among(keys.keys.sketch[keys.compared], near_copies, True, ids_of)[0]
+    return near_copies_among(keys.keys.sketch[keys.compared], near_copies, True, keys.compared_ids)[0]
 
 
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:

@@ -131,6 +131,36 @@ class Scored:
         return reasons
 
 
+PLACES = pa.schema([("doc_id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
+"""Where documents stand in the inputs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoleRows:
+    """The scored documents of a role by place, in the order of its shards."""
+
+    scored: Scored
+    role: str
+    sizes: Sequence[int]  # documents of each shard
+    finetuned: bool = False  # whether those of fine-tuning are among them
+
+    def ids(self, places: Sequence[int] | np.ndarray) -> list[str]:
+        """The ids of documents, by their places, ascending."""
+        return [str(doc_id) for doc_id in self.of(np.asarray(places, dtype=np.int64))["doc_id"].to_pylist()]
+
+    def of(self, places: np.ndarray) -> pa.Table:
+        """Columns of `PLACES` of documents, by their places, ascending."""
+        receipts, ends = self.scored.of(self.role), np.cumsum(self.sizes, dtype=np.int64)
+        shard = np.searchsorted(ends, places, side="right")
+        tables = [PLACES.empty_table()]
+        for number in np.unique(shard).tolist():
+            chosen = places[shard == number] - (ends[number] - self.sizes[number])
+            table = self.scored.table(receipts[number], ["doc_id", "row"], self.finetuned).take(pa.array(chosen))
+            source = pa.array([self.scored.shards[receipts[number].shard].name] * len(table), pa.string())
+            tables.append(table.append_column("source", source).select(PLACES.names))
+        return pa.concat_tables(tables)
+
+
 def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -> Batch:
     """A score shard's scores (and groups, if wanted) for a selection.
 
@@ -283,10 +313,10 @@ def find_overlaps(
         known[role] = KnownTexts.of(joined.text, joined.sketch, config.near_copies)
 
     def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int, int]:
-        audited = scored.keys(receipt)
-        equal = trained.equal(audited)
-        shared = [known[role].shared(audited) for role in roles]
-        return receipt.shard, shared, int(equal.sum()), int((trained.near(audited) & ~equal).sum())
+        some = scored.keys(receipt)
+        equal = trained.equal(some)
+        shared = [known[role].shared(some) for role in roles]
+        return receipt.shard, shared, int(equal.sum()), int((trained.near(some) & ~equal).sum())
 
     shared, n_equal, n_trained = {}, 0, 0
     for shard, found, equal, alike in (each or each_in_turn)(scored.of("audit"), of_shard):
@@ -297,28 +327,15 @@ def find_overlaps(
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
-        ends = np.cumsum([len(part) for part in keys[role]], dtype=np.int64)
-        named = _names(scored, role, ends)
+        audited = RoleRows(scored, "audit", [part.n_documents for part in of_role])
+        known_rows = RoleRows(scored, role, [len(part) for part in keys[role]], finetuned=True)
+        named = Named(role, "left out of calibration", audited.ids, known_rows.ids)
         diagnostic, near = find_shared(of_role, known[role].text.size, named)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)
         calibrates = ~trained.index.matches(known[role].index.sketches) if scored.n_finetuned(role) else slice(None)
         overlaps[role] = Overlap(diagnostic, n_trained, ~near[calibrates])
     return overlaps
-
-
-def _names(scored: Scored, role: str, ends: np.ndarray) -> Named:
-    """The ids of audited documents and of those of a role, from the score shards; `ends` are of the role's shards."""
-
-    def audit(number: int, at: int) -> str:
-        return str(scored.table(scored.of("audit")[number], ["doc_id"])["doc_id"][at].as_py())
-
-    def known(place: int) -> str:
-        shard = int(np.searchsorted(ends, place, side="right"))
-        ids = scored.table(scored.of(role)[shard], ["doc_id"], finetuned=True)["doc_id"]
-        return str(ids[place - (int(ends[shard - 1]) if shard else 0)].as_py())
-
-    return Named(role, "left out of calibration", audit, known)
 
 
 def _check_trained(reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:

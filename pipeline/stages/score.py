@@ -14,8 +14,9 @@ import pyarrow as pa
 import torch
 
 from pipeline.config.models import AnyModel, ModelConfig, display_name
-from pipeline.corpus.documents import Document, id_key, text_key
-from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE, sketches_of_texts
+from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.keys import Keys
+from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
@@ -208,7 +209,7 @@ class Scorer:
         self._tokenise_passes(kept, ids)
         for needed, rows in inputs.log_probs.items():  # all that is known of these tokens is how many there are
             ids[needed] = [[0] * (1 + len(rows[d.row]["log_probs"])) for d in usable]
-        sketches = sketches_of_texts([document.text for document in usable])
+        keys = Keys.of(usable)
         entries = []
         for index, document in enumerate(usable):
             shortest = min(len(sequences[index]) for sequences in ids.values())
@@ -220,8 +221,8 @@ class Scorer:
                 continue
             prepared = _Prepared(
                 inputs.role,
-                text_key(document.text),
-                sketches[index],
+                int(keys.text[index]),
+                bytes(keys.sketch[index]),
                 tuple(texts[index] for texts in kept),
                 tokens[index].truncated,
                 {needed: sequences[index] for needed, sequences in ids.items()},

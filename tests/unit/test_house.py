@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.detectors": 1_410,
     "pipeline.stages": 2_810,
     "pipeline.selection": 5_830,
-    "pipeline.audit": 11_490,
+    "pipeline.audit": 11_470,
     "pipeline.report": 2_900,
     "pipeline.compare": 2_180,
     "pipeline.export": 1_360,

@@ -26,6 +26,8 @@ from pipeline.audit.judge import CALIBRATING
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
+from pipeline.corpus.documents import Document
+from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.store.files import Store
@@ -298,10 +300,12 @@ def test_procedure_bound_is_contradicted_by_groups_because_it_promises_nothing_b
     ],
 )
 def test_groups_break_bounds_where_they_hold_several_documents(groups: list[str | None], breaks: bool) -> None:
-    halves = [pa.chunked_array([pa.array(part, pa.string())]) for part in (groups[::2], groups[1::2])]
-    first, second = (GroupSizes.of(half) for half in halves)
+    def sizes(some: list[str | None]) -> GroupSizes:
+        return GroupSizes.of(Keys.of([Document(row, f"{row}", "a text", group) for row, group in enumerate(some)]))
+
+    first, second = sizes(groups[::2]), sizes(groups[1::2])
     assert (first + second).breaks_bounds == breaks
-    assert first + second == second + first == GroupSizes.of(pa.chunked_array([pa.array(groups, pa.string())]))
+    assert first + second == second + first == sizes(groups)
 
 
 def test_blocks_whose_sizes_differ_between_the_roles_allow_no_permutation_test_and_the_verdict_says_so(
