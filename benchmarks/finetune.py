@@ -23,12 +23,12 @@ from benchmarks.small_model import WORDS, fast_type, save_small_model, smollm2_f
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train

@@ -42,11 +42,11 @@ from pipeline.audit.description import load_config
 from pipeline.audit.machine import usable_cores
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import Summary
 from pipeline.corpus.shards import number_rows
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 

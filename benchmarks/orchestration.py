@@ -23,11 +23,11 @@ from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Failure
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

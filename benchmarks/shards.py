@@ -24,10 +24,10 @@ from pipeline.audit.manifest import versions
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.repair import withdraw_damaged
-from pipeline.audit.stages import stages_of
 from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement
 from pipeline.stages.process import read_rows
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_receipt

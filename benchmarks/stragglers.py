@@ -20,8 +20,8 @@ from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
-from pipeline.audit.stages import stages_of
 from pipeline.stages.events import Failure
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards

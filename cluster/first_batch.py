@@ -11,7 +11,6 @@ import torch
 
 from cluster.inspection import Inspection, Measurement
 from pipeline.audit.plan import describe_model
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig, DetectorEntry
 from pipeline.config.models import AnyModel, EndpointConfig
 from pipeline.corpus.documents import read_shard
@@ -21,6 +20,7 @@ from pipeline.errors import UserError, one_line
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.memory import cap_memory
 from pipeline.stages.base import Output, Placement
+from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
 
@@ -84,14 +84,12 @@ def scored_alone(config: AuditConfig) -> list[DetectorEntry]:
     any_of_kind: DetectorEntry = (
         {"renyi": {"part": "image", "caption": "given"}} if config.corpus.has_pictures else "loss"
     )
-    return [entry for entry in config.detectors if _reads_passes_alone([entry])] or [any_of_kind]
+    return [entry for entry in config.detectors if _reads_passes_alone([entry], config)] or [any_of_kind]
 
 
-def _reads_passes_alone(entries: Sequence[DetectorEntry]) -> bool:
+def _reads_passes_alone(entries: Sequence[DetectorEntry], config: AuditConfig) -> bool:
     needs = [needed for detector in parse_detectors(list(entries)) for needed in detector.needs]
-    return not any(
-        needed.draw or needed.adapter or needed.continued or needed.caption == "generated" for needed in needs
-    )
+    return not any(needed.adapter or served_before_scoring(needed, config) for needed in needs)
 
 
 def _device(config: AuditConfig, gpus: float) -> Device:

@@ -22,7 +22,6 @@ from typer.exceptions import TyperException
 from cluster.checks import MENDS, Expectation, Finding, judge_nodes
 from cluster.inspection import DRIVER_FILE, Inspection, Measurement, make_check
 from cluster.nodes import answers_of_cluster, answers_of_machine
-from pipeline.audit.budgets import model_shape
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import ActorShape, actor_shape, local_machine, places
 from pipeline.audit.manifest import read_manifest
@@ -31,6 +30,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.detectors.plugins import imported
 from pipeline.errors import ExitCode, UserError, one_line
+from pipeline.stages.record import model_shape
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.cluster import cluster_nodes, cluster_warning, connect, versions_here

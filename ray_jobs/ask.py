@@ -18,6 +18,7 @@ from pipeline.errors import FullError, StopError
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Answered, Failure, failure_of
 from pipeline.stages.process import process_by_asking
+from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -42,7 +43,7 @@ def ask_shards(stage: Stage, shards: Sequence[Shard], store: Store) -> Iterator[
         FullError: there is no space left for answers.
     """
     assert stage.endpoint is not None
-    client = Endpoint(stage.endpoint, spent_before(store, stage.name))
+    client = Endpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
     results = _results(stage, client, shards, store)
 
     with asyncio.Runner() as runner:

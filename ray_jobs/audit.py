@@ -44,10 +44,10 @@ from pipeline.report import write_report
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
+from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
 from pipeline.stages.local import finish_shards
-from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
@@ -183,7 +183,7 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
     store = Store(run)
     manifest, _ = read_run(store)
     status = read_status(store)
-    if status is not None and status.state == "complete" and not count_refused(store, STAGE, tried):
+    if status is not None and status.state == "complete" and not count_refused(store, SCORING, tried):
         reporter.say(f"no document of {run} is in quarantine for {' or '.join(tried)}: nothing to try again")
         return None
     config = manifest.config.model_copy(update={"run": store.url})
@@ -281,13 +281,13 @@ def _scoring(
         plan = replace(plan, config=config)
         store.begin()
         forget_finished(store)
-        unscored = pending(plan, STAGE, store)
+        unscored = pending(plan, SCORING, store)
         device = device_of_run(config.resources, store, machine, bool(unscored))
         judging = partial(begin_against, config, store=store, say=reporter.say)
         work = work_of(config, plan.shards, device, judging)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
-            check_ledger(config, fingerprints[STAGE])
+            check_ledger(config, fingerprints[SCORING])
         fold = fold_of(store, machine is None)
         note_arithmetic(store, types)
         if machine is not None and not device.gpus and types.types and (line := flags_differ(types.flags)):
@@ -299,7 +299,7 @@ def _scoring(
             reporter.say(f"documents of {count} shards are tried again: {', '.join(retried)}")
         for line in withdraw_damaged(work.stages, plan.shards, store, fold):
             reporter.say(line)
-        unscored = pending(plan, STAGE, store)
+        unscored = pending(plan, SCORING, store)
         heartbeat.phase("opening the models")
         status = StatusFile(store, Counts(len(plan.shards)))
         models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
@@ -363,7 +363,7 @@ def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[Adapte
     missing = _missing_adapters(store, keys.values())
     if not missing:
         return []
-    if store.names(f"receipts/{STAGE}", ".json"):
+    if store.names(f"receipts/{SCORING}", ".json"):
         raise UserError(
             f"{next(iter(missing.values()))}, and documents were scored with it; another may differ: "
             "begin a new run directory"
@@ -532,7 +532,7 @@ def _events(
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")
-        models = driver.models if stage.name == STAGE else None
+        models = driver.models if is_scoring(stage.name) else None
         return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
     reporter.say(f"{stage.name}: starting actors on the cluster")
     return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner, sizes)

@@ -69,12 +69,9 @@ def plan(
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
     from pipeline.audit.precheck import plan_checks
-    from pipeline.audit.stages import log_prob_stages
-    from pipeline.config.models import weights_of
     from pipeline.series.earlier import planned_against
     from pipeline.series.outlook import planned_scan
-    from pipeline.stages.ask_log_probs import check_log_probs
-    from pipeline.stages.paraphrase import check_paraphraser
+    from pipeline.stages.registry import check_stages
     from ray_jobs.cluster import cluster_warning
     from ray_jobs.start import planned_types
 
@@ -90,9 +87,7 @@ def plan(
         model["chosen"] = chosen.reason
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
-    if audit.paraphraser is not None:
-        check_paraphraser(audit.paraphraser, weights_of(audit.model))
-    check_log_probs(log_prob_stages(audit))
+    check_stages(audit)
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     facts["series"], facts["against"] = series, planned_against(audit)

@@ -28,7 +28,7 @@ from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.score import STAGE
+from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from ray_jobs.cluster import (
     check_node_versions,
@@ -107,7 +107,7 @@ def start_checks(
     Raises:
         UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
     """
-    beside = bool(pending(plan, STAGE, store)) and (machine is None or early is not None)
+    beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
     apart = beside and filed_precheck(store, plan.shards, plan.config.seed) is None
     checks = Checks(plan, store, reporter, CheckProcess(plan, RUN) if apart else None)
     if beside and machine is None:
@@ -125,7 +125,7 @@ def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Share
         return None
     # A training beside it would compute in the dtype that torch has by default while a model is built.
     training = adapters_of(parse_detectors(plan.config.detectors))
-    if training or plan.config.paraphraser is not None or not pending(plan, STAGE, store):
+    if training or plan.config.paraphraser is not None or not pending(plan, SCORING, store):
         return None
     models = SharedModels()
     opener = open_picture_model if plan.config.corpus.has_pictures else open_model

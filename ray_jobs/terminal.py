@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from pipeline.errors import LINE_BREAK, visible
+from pipeline.stages import is_scoring
 from ray_jobs.heartbeat import heartbeat
 
 if TYPE_CHECKING:
@@ -185,8 +186,8 @@ def _trial_lines(status: TrialStatus) -> list[str]:
 
 
 def _run_lines(status: Status) -> list[str]:
-    stage = "" if status.stage == "score" else f", {status.stage}"
-    scored = f", scored {status.scored:,}" if status.stage == "score" else ""
+    stage = "" if is_scoring(status.stage) else f", {status.stage}"
+    scored = f", scored {status.scored:,}" if is_scoring(status.stage) else ""
     judged = f", judged before {status.judged:,}" if status.judged else ""
     lines = [
         f"{status.state}{stage}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}{scored}, "

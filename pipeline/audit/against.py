@@ -24,10 +24,11 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.scored import Scored
-from pipeline.audit.status import SCORING, read_status
+from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.stages import SCORING
 from pipeline.stages.base import AGAINST
 from pipeline.stages.judged import JudgedTexts, read_judged, write_judged
 from pipeline.store.files import Store, real_address

@@ -15,14 +15,14 @@ from pipeline.audit.manifest import versions
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, opened, write_record
 from pipeline.audit.scored import Scored
-from pipeline.audit.status import SCORING, Status
+from pipeline.audit.status import Status
 from pipeline.config.yaml import build
 from pipeline.corpus.shard import OF_A_SHARD
 from pipeline.errors import UserError
-from pipeline.stages.score import FOLDER
+from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.store.files import Store
 
-_READ = (f"receipts/{SCORING}", FOLDER, "quarantine")
+_READ = (f"receipts/{SCORING}", SCORE_FOLDER, "quarantine")
 """Folders that the answers are made of."""
 
 _PASSING = ("lock", FINISHED_FILE)

@@ -22,9 +22,10 @@ from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.stages.registry import forward_passes
 
 HALF = Fraction(1, 2)
-PASS_COST = {"forward": 1, "gradient": 3}  # of a pass, in forward passes
+TRAINING_COST = 3  # of a document in an epoch, in forward passes
 
 
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,8 +47,8 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     passes = plan.passes()
     seconds = source = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
-        reads = total * sum(_forward_passes(entry) for entry in passes)
-        reads += PASS_COST["gradient"] * sum(entry["documents"] * entry["epochs"] for entry in adapters)
+        reads = total * sum(forward_passes(entry) for entry in passes)
+        reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
         length = tokens / max(1, total)
         statistics = frozenset(name for entry in passes if entry["kind"] == "forward" for name in entry["statistics"])
         pace = measure_pace(config.model, model["dtype"], model["parameters"], length, statistics)
@@ -90,13 +91,6 @@ def _outlooks(
         return []
     m = roles["audit"]["documents"]
     return [_outlook(selection, m, calibration, at_most) for selection in config.selections]
-
-
-def _forward_passes(entry: Mapping[str, Any]) -> float:
-    """The cost of a pass, in forward passes over the whole text."""
-    if entry["kind"] == "generate":
-        return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
-    return float(PASS_COST[entry["kind"]] * (1 + entry["paraphrases"]))
 
 
 def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from pipeline.audit.plan import BYTES_PER_TOKEN
-from pipeline.audit.stages import endpoint_passes, model_of, sample_settings
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Usage
-from pipeline.stages.continuations import token_limit
+from pipeline.stages.registry import questions_of
 
 
 def estimate_price(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
@@ -28,10 +26,12 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
     text_bytes = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
     totals: dict[str, list[int]] = {}
     models: dict[str, EndpointConfig] = {}
-    for model, amounts in _amounts_per_document(config, text_bytes):
-        models[model.endpoint + model.name] = model
-        total = totals.setdefault(model.endpoint + model.name, [0, 0, 0])
-        for place, amount in enumerate(amounts):
+    for asked in questions_of(config, text_bytes):
+        key = asked.model.endpoint + asked.model.name
+        models[key] = asked.model
+        total = totals.setdefault(key, [0, 0, 0])
+        prompts = round(asked.prompt_bytes / BYTES_PER_TOKEN)
+        for place, amount in enumerate((asked.requests, prompts, asked.answer_tokens)):
             total[place] += documents * amount
     if not totals:
         return None
@@ -47,20 +47,3 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
     sums = [sum(column) for column in zip(*totals.values(), strict=True)]
     names = ("requests", "prompt_tokens", "answer_tokens")
     return {**dict(zip(names, sums, strict=True)), "price": round(price, 2), "over": over}
-
-
-def _amounts_per_document(config: AuditConfig, text_bytes: float) -> list[tuple[EndpointConfig, tuple[int, int, int]]]:
-    """For each endpoint and purpose the requests, prompt tokens and answer tokens of an average document."""
-    costs: list[tuple[EndpointConfig, tuple[int, int, int]]] = []
-    if isinstance(config.model, EndpointConfig):
-        for samples in sample_settings(config):
-            requests = math.ceil(samples.draws / config.model.choices)
-            instruction = len(config.model.instruction) if config.model.api == "chat" else 0
-            prompt = (instruction + samples.continued.prefix_ratio * text_bytes) / BYTES_PER_TOKEN
-            limit = token_limit(round((1 - samples.continued.prefix_ratio) * text_bytes), samples.continued)
-            costs.append((config.model, (requests, round(requests * prompt), samples.draws * limit)))
-    for needed in endpoint_passes(config):
-        model = model_of(config, needed)
-        assert isinstance(model, EndpointConfig)
-        costs.append((model, (1, round(text_bytes / BYTES_PER_TOKEN), 1)))
-    return costs

@@ -27,8 +27,8 @@ from pipeline.corpus.inputs import stamp_of
 from pipeline.corpus.shard import InputFile, Shard, shard_fingerprint
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
+from pipeline.stages import SCORING
 from pipeline.stages.base import Stage
-from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.receipts import intact_receipts
 
@@ -64,9 +64,9 @@ def reconcile(
     if before is not None and store.exists(SHARDS_FILE):
         _check_layout(plan, before, store)
     plan = Plan(plan.config, plan.inputs, earlier or tuple(number_rows(plan.shards)), plan.limit)
-    fingerprint = fingerprints[STAGE]
+    fingerprint = fingerprints[SCORING]
     if before is not None and _free_to_score(plan, before) and _differ_in_detectors(before.fingerprint, fingerprint):
-        store.remove_folder(f"receipts/{STAGE}")
+        store.remove_folder(f"receipts/{SCORING}")
     for stage, wanted in fingerprints.items():
         _check_receipts(plan, stage, wanted, store)
     stamps = _stamps([] if before is None else before.inputs)  # without a manifest all that was read is read again

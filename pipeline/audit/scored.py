@@ -26,8 +26,8 @@ from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
+from pipeline.stages import SCORING
 from pipeline.stages.process import QUARANTINE_SCHEMA
-from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed
@@ -184,7 +184,7 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
         UserError: score shards of two fingerprints.
     """
     by_id = {shard.id: shard for shard in shards}
-    receipts = tuple(receipt for receipt in read_receipts(store, STAGE) if receipt.shard in by_id)
+    receipts = tuple(receipt for receipt in read_receipts(store, SCORING) if receipt.shard in by_id)
     missing = sorted(by_id.keys() - {receipt.shard for receipt in receipts})
     if missing:
         raise IncompleteError(
@@ -267,7 +267,7 @@ def _write_duplicates(scored: Scored) -> None:
             table = table.take(pa.array(scored.duplicates[receipt.shard]))
             fixed = {
                 "source": scored.shards[receipt.shard].name,
-                "stage": STAGE,
+                "stage": SCORING,
                 "reason": "duplicate_id",
                 "message": "the id stands in an earlier shard",
             }

@@ -17,6 +17,7 @@ from pipeline.audit.records import VersionedRecord, read_record, sealed_values
 from pipeline.audit.summary import Summary, read_summary, unsupported
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
+from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
@@ -28,8 +29,6 @@ ETA_SECONDS = 3.0
 ETA_SHARE = 0.02
 """Work that must have been done before a remaining time means something."""
 LISTED_FAILURES = 20
-SCORING = "score"
-"""The last stage, whose receipts say what is scored (`pipeline.stages.score`, which loads torch)."""
 
 RunState = Literal["running", "complete", "incomplete", "failed"]
 _RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures", "under_way"}
@@ -257,13 +256,13 @@ def run_status(run: str) -> Status:
     check_receipts(store, written, shards, finished)
     if written is not None:
         of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
-        if written.stage == SCORING and written.shards_done < status.shards_done:
+        if is_scoring(written.stage) and written.shards_done < status.shards_done:
             of_driver["under_way"] = 0  # what was under way then may be among the finished by now
         status = status.model_copy(update=of_driver)
     live = status.state != "complete" and lock_is_live(store)
     if live and status.state != "running":
         status = status.model_copy(update={"state": "running", "exit_code": None, "message": None, "eta_s": None})
-    elif live and written is not None and written.stage != SCORING:
+    elif live and written is not None and not is_scoring(written.stage):
         status = written
     elif status.state == "running" and not live:
         update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}

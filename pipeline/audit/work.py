@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.audit.allocation import Parts, adapter_folders, allocate
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device
 from pipeline.stages.base import Stage, model_digests
 from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.registry import stages_of
 
 
 @dataclass(frozen=True, slots=True)

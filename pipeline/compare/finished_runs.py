@@ -15,11 +15,12 @@ from pipeline.audit.digests import VerdictTables
 from pipeline.audit.history import answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import Record
-from pipeline.audit.status import SCORING, read_status
+from pipeline.audit.status import read_status
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 from pipeline.report.wording import model_name
+from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows
 from pipeline.store.receipts import Receipt, read_receipts

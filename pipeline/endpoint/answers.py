@@ -6,16 +6,13 @@ import hashlib
 import itertools
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.endpoint.client import Usage
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, intact_receipts, is_sealed, receipt_name, sealed
-
-FOLDERS = {"sample": "samples", "log_probs": "log_probs"}
-"""Stages that ask, and where their answers are."""
 
 
 class Answers:
@@ -91,19 +88,20 @@ class Question:
             self.answers.add(self.spent, settles=self.key, **answer)
 
 
-def spent_before(store: Store, stage: str) -> Usage:
+def spent_before(store: Store, stage: str, folders: Mapping[str, str]) -> Usage:
     """What a run spent so far on the endpoint of a stage, by receipts and by answers that no receipt names yet.
 
     Args:
         store: the run directory.
         stage: name of a stage that asks the endpoint; the audited model's and the reference model's are told apart.
+        folders: kinds of stages that ask endpoints -> where their answers lie.
     """
     reference = _of_reference(stage.split("/")[1])
     total = Usage()
-    for name in _stages(store):
+    for name in _stages(store, folders):
         for receipt in intact_receipts(store, name) if _of_reference(name.split("/")[1]) == reference else ():
             total += _spent_for(receipt)
-    for folder in FOLDERS.values():
+    for folder in folders.values():
         for part in store.names(folder):
             if _of_reference(part) != reference:
                 continue
@@ -115,13 +113,14 @@ def spent_before(store: Store, stage: str) -> Usage:
     return total
 
 
-def _stages(store: Store) -> Iterator[str]:
-    for kind in FOLDERS:
+def _stages(store: Store, kinds: Iterable[str]) -> Iterator[str]:
+    """The stages of these kinds of which there are receipts, one or two folders below that of the kind."""
+    for kind in kinds:
         for part in store.names(f"receipts/{kind}"):
-            if kind == "log_probs":
+            names = store.names(f"receipts/{kind}/{part}")
+            if any(name.endswith(".json") for name in names):
                 yield f"{kind}/{part}"
-            else:
-                yield from (f"{kind}/{part}/{draws}" for draws in store.names(f"receipts/{kind}/{part}"))
+            yield from (f"{kind}/{part}/{name}" for name in names if not name.endswith(".json"))
 
 
 def _of_reference(part: str) -> bool:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.digests import VerdictTables
-from pipeline.audit.status import SCORING
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export.request import ExportQuestion
+from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed

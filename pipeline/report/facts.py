@@ -19,7 +19,7 @@ from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import Record, parse_part
 from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
-from pipeline.audit.status import SCORING, RunState, check_receipts, made_answer, read_status
+from pipeline.audit.status import RunState, check_receipts, made_answer, read_status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
@@ -27,6 +27,7 @@ from pipeline.config.selection import HISTORY
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
+from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from pipeline.config.models import EndpointConfig
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import AnyModel, EndpointConfig
 from pipeline.corpus.content import text_digest
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
@@ -19,6 +20,7 @@ from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tok
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
 from pipeline.stages.base import Output, Placement, Stage, rows_schema
+from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
 PROBE = "The quick brown fox jumps over the lazy dog."
@@ -190,8 +192,8 @@ async def find_way(
     )
 
 
-def check_log_probs(stages: Sequence[Stage]) -> None:
-    """Try whether endpoints tell the log-probabilities that stages ask for, at the price of a request or two.
+def _check(config: AuditConfig) -> None:
+    """Try whether endpoints tell the log-probabilities that detectors read, at the price of a request or two.
 
     Raises:
         StopError: one does not.
@@ -201,6 +203,45 @@ def check_log_probs(stages: Sequence[Stage]) -> None:
         async with Endpoint(stage.settings.model) as endpoint:
             await find_way(stage, endpoint, Usage())
 
-    by_model = {stage.settings.model: stage for stage in stages if isinstance(stage.settings, LogProbSettings)}
-    for stage in by_model.values():
+    for stage in {stage.settings.model: stage for stage in _stages(Wanted(config), ())}.values():
         asyncio.run(check(stage))
+
+
+def _model_of(needed: Pass, config: AuditConfig) -> AnyModel | None:
+    return config.model if needed.model == "target" else config.reference_model
+
+
+def _serves(needed: Pass, config: AuditConfig) -> bool:
+    return needed.kind == "forward" and isinstance(_model_of(needed, config), EndpointConfig)
+
+
+def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+    return [_stage(wanted, needed) for needed in wanted.passes if _serves(needed, wanted.config)]
+
+
+def _stage(wanted: Wanted, needed: Pass) -> Stage:
+    model = _model_of(needed, wanted.config)
+    assert isinstance(model, EndpointConfig)
+    settings = LogProbSettings(model, needed, wanted.config.max_tokens)
+    columns = [
+        detector.column
+        for detector in wanted.detectors
+        if any(p.kind == "forward" and _model_of(p, wanted.config) == model for p in detector.needs)
+    ]
+    return wanted.stage(
+        settings.folder,
+        folder=settings.folder,
+        schema=SCHEMA,
+        settings=settings,
+        make=EndpointReader,
+        endpoint=model,
+        wanted_by=tuple(columns),
+    )
+
+
+def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
+    """One for each pass; the endpoint writes a token."""
+    return [Questions(stage.settings.model, 1, text_bytes, 1) for stage in _stages(Wanted(config), ())]
+
+
+KIND = StageKind("log_probs", "log_probs", _serves, _stages, _check, _questions, asks=True)

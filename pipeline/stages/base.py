@@ -138,6 +138,10 @@ class Stage:
             parts[AGAINST] = self.judged.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
 
+    def reading(self, column: str) -> tuple[Stage, ...]:
+        """The stages that it reads whose rows have a column."""
+        return tuple(stage for stage in self.reads if column in stage.schema.names)
+
     def fingerprint_of(self, shard: Shard) -> dict[str, Any]:
         """The fingerprint of the receipt of a shard."""
         return shard_fingerprint(self.fingerprint, shard)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipeline.config.models import ModelConfig
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.documents import Document
 from pipeline.corpus.pictures import open_picture
 from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import Pass
 from pipeline.models.load import LanguageModel, open_picture_model
 from pipeline.models.pictures import PicturePrompt, picture_prompt
 from pipeline.models.processors import INSTRUCTION
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import DESCRIPTION_TOKENS, describe
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
+from pipeline.stages.record import StageKind, Wanted
 from pipeline.store.files import Store
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-STAGE = "describe"
-FOLDER = "descriptions"
 SCHEMA = rows_schema(("ids", pa.list_(pa.int32())), ("description", pa.string()))
 
 
@@ -83,6 +84,24 @@ class Describer:
             text = self.lm.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             output.keep(entry.document, ids=ids, description=text)
             output.tokens += len(ids)
+
+
+def _serves(needed: Pass, config: AuditConfig) -> bool:
+    return needed.caption == "generated"
+
+
+def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+    if not any(_serves(needed, wanted.config) for needed in wanted.passes):
+        return []
+    model = weights_of(wanted.config.model)
+    budget = wanted.budget(model)
+    # a picture is read as in scoring, whatever little its keys and values take
+    batch = min(budget.cache, budget.forward) if wanted.device.gpus else budget.cache
+    settings = DescriptionSettings(model, wanted.device.mark, batch)
+    return [wanted.stage(KIND.name, folder=KIND.folder, schema=SCHEMA, settings=settings, make=Describer)]
+
+
+KIND = StageKind("describe", "descriptions", _serves, _stages)
 
 
 # --- from the bytes of a picture to what a model is given of it

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.models import ModelConfig, ParaphraserConfig
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import ModelConfig, ParaphraserConfig, weights_of
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import Pass
+from pipeline.detectors.registry import draws_of
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
@@ -17,10 +21,9 @@ from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphras
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
+from pipeline.stages.record import StageKind, Wanted
 from pipeline.store.files import Store
 
-STAGE = "paraphrase"
-FOLDER = "paraphrases"
 WINDOW_DOCUMENTS = 64
 AUDITED_ITSELF = (
     "is the audited model itself; the knockoffs of a model must not come from it (KTD, definition 1): give another one"
@@ -48,29 +51,51 @@ def drawing(paraphraser: ParaphraserConfig) -> ParaphraseSettings:
     )
 
 
-def check_paraphraser(paraphraser: ParaphraserConfig, model: ModelConfig) -> None:
+def _check(config: AuditConfig) -> None:
     """Check without reading weights that the paraphraser can be opened and is not where the audited model is.
 
     Raises:
         UserError: in one line, what is missing or refused.
     """
+    paraphraser = config.paraphraser
+    if paraphraser is None:
+        return
     check_model(paraphraser, "rewriter")
-    if _place(paraphraser) == _place(model):
+    if _place(paraphraser) == _place(weights_of(config.model)):
         raise UserError(f"paraphraser {paraphraser.shown} {AUDITED_ITSELF}")
-
-
-def check_other_model(stage: Stage) -> None:
-    """Make sure that the paraphraser is another model than the audited one, whose paraphrases tell what it knows.
-
-    Raises:
-        UserError: both have the same weights.
-    """
-    if stage.fingerprint["paraphraser_model"] == stage.fingerprint["model"]:
-        raise UserError(f"paraphraser {stage.settings.paraphraser.shown} {AUDITED_ITSELF}")
 
 
 def _place(model: ModelConfig) -> tuple[str | None, ...]:
     return model.path, model.revision, model.gguf_file, model.adapter
+
+
+def _serves(needed: Pass, config: AuditConfig) -> bool:
+    return needed.draw > 0
+
+
+def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+    """The stage of the paraphrases that the detectors read.
+
+    Raises:
+        UserError: the paraphraser is the audited model, whose paraphrases tell what it knows; or as `model_budget`.
+    """
+    config, draws = wanted.config, draws_of(wanted.detectors)
+    if not draws:
+        return []
+    assert config.paraphraser is not None
+    settings = ParaphraserSettings(
+        weights_of(config.model),
+        config.paraphraser,
+        drawing(config.paraphraser),
+        draws,
+        config.max_tokens,
+        wanted.device.mark,
+        wanted.budget(config.paraphraser).cache,
+    )
+    stage = wanted.stage(KIND.name, folder=KIND.folder, schema=SCHEMA, settings=settings, make=Paraphraser)
+    if stage.fingerprint["paraphraser_model"] == stage.fingerprint["model"]:
+        raise UserError(f"paraphraser {config.paraphraser.shown} {AUDITED_ITSELF}")
+    return [stage]
 
 
 class Paraphraser:
@@ -114,3 +139,6 @@ class Paraphraser:
             output.keep(entry.document, paraphrases=list(result.texts))
             tokens = tokenize(self.tokenizer, list(result.texts), self.settings.max_tokens)
             output.tokens += sum(len(drawn.ids) for drawn in tokens)
+
+
+KIND = StageKind("paraphrase", "paraphrases", _serves, _stages, _check)

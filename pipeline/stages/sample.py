@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
-from pipeline.config.models import ModelConfig
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import Pass
+from pipeline.detectors.registry import sampled_of
 from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling
+from pipeline.stages.ask_samples import EndpointSampler
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.continuations import (
     MAX_NEW_TOKENS,
+    SCHEMA,
     SampleSettings,
     Task,
     draws_of_row,
     keep_draws,
     keep_earlier_draws,
     task_of,
+    token_limit,
 )
+from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
@@ -100,3 +110,54 @@ class Sampler:
         key = (id_key(task.document.doc_id), round(self.settings.continued.prefix_ratio * 1e6))
         ids = self.lm.tokenizer(task.prefix, verbose=False)["input_ids"]
         return Prompt(key, ids, range(first, self.settings.draws), task.words, task.max_new_tokens)
+
+
+def _serves(needed: Pass, config: AuditConfig) -> bool:
+    return needed.continued is not None
+
+
+def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+    endpoint = wanted.config.model if isinstance(wanted.config.model, EndpointConfig) else None
+    return [
+        wanted.stage(
+            settings.stage,
+            folder=settings.folder,
+            schema=SCHEMA,
+            settings=settings,
+            make=EndpointSampler if endpoint is not None else Sampler,
+            endpoint=endpoint,
+            grows="draws",
+        )
+        for settings in _settings(wanted)
+    ]
+
+
+def _settings(wanted: Wanted) -> list[SampleSettings]:
+    """The continuations that the detectors read, drawn on a device or by an endpoint."""
+    config, samples = wanted.config, sampled_of(wanted.detectors)
+    place: tuple[str, int] | tuple[()] = ()
+    if samples and not isinstance(config.model, EndpointConfig):
+        place = wanted.device.mark, wanted.budget(config.model).cache
+    return [
+        SampleSettings(config.model, continued, draws, config.max_tokens, *place)
+        for continued, draws in samples.items()
+    ]
+
+
+def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
+    model, asked = config.model, list[Questions]()
+    if not isinstance(model, EndpointConfig):
+        return asked
+    instruction = len(model.instruction) if model.api == "chat" else 0
+    for samples in _settings(Wanted(config)):
+        requests, ratio = math.ceil(samples.draws / model.choices), samples.continued.prefix_ratio
+        limit = token_limit(round((1 - ratio) * text_bytes), samples.continued)
+        asked.append(Questions(model, requests, requests * (instruction + ratio * text_bytes), samples.draws * limit))
+    return asked
+
+
+def _cost(entry: Mapping[str, Any]) -> float:
+    return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
+
+
+KIND = StageKind("sample", "samples", _serves, _stages, questions=_questions, asks=True, costs={"generate": _cost})

@@ -33,8 +33,6 @@ from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Win
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
 
-STAGE = "score"
-FOLDER = "scores"
 WINDOW_DOCUMENTS = 4096
 WINDOW_CHARACTERS = 1 << 23
 PADDING_TOKENS = {"cpu": 64, "cuda": None}
@@ -144,10 +142,9 @@ class Scorer:
             load_plugins(settings.plugins.plugins)
         self.detectors = settings.detectors.parse()
         self.adapter_keys = settings.adapters or {}
-        earlier = {entry.name.split("/")[0]: entry for entry in stage.reads}
-        self.paraphrase = earlier.get("paraphrase")
-        self.samples = {s.settings.continued: s for s in stage.reads if s.name.startswith("sample/")}
-        self.answers = {s.settings.forward: s for s in stage.reads if s.name.startswith("log_probs/")}
+        self.paraphrase = next(iter(stage.reading("paraphrases")), None)
+        self.samples = {earlier.settings.continued: earlier for earlier in stage.reading("continuations")}
+        self.answers = {earlier.settings.forward: earlier for earlier in stage.reading("log_probs")}
         passes = plan_passes(self.detectors)
         self.passes = {p: read for p, read in passes.items() if p not in self.answers and not p.continued}
         self.draws = draws_of(self.detectors)

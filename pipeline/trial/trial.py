@@ -21,7 +21,6 @@ from pipeline.audit.digests import read_selected
 from pipeline.audit.halvings import blocks_among
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
-from pipeline.audit.stages import stages_of
 from pipeline.audit.status import duration
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
@@ -32,6 +31,7 @@ from pipeline.models.arithmetic import processor_here
 from pipeline.report.roc import roc_figures
 from pipeline.report.svg import FigureImage
 from pipeline.report.tables import Row, as_text, detector_rows, detector_table
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep

@@ -11,6 +11,7 @@ from openai_server import openai_server
 
 from pipeline.endpoint.answers import Answers, spent_before
 from pipeline.endpoint.client import Usage
+from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, receipt_name
 
@@ -47,5 +48,5 @@ def test_what_damaged_samples_cost_stays_in_the_budget(tmp_path: Path, tiny_mode
         (folder / receipt_name("score", receipt.shard)).unlink()
         run(path)
         assert len(server.bodies) > asked_first
-        assert spent_before(Store(str(folder)), STAGE).requests == len(server.bodies)
+        assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
         assert rows(folder) == scores

@@ -15,7 +15,6 @@ from made_up import sentence, write_audit
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
@@ -25,6 +24,7 @@ from pipeline.errors import UserError
 from pipeline.stages import worker
 from pipeline.stages.base import Placement
 from pipeline.stages.process import file_rows
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts

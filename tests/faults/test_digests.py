@@ -15,11 +15,11 @@ from made_up import sentence, write_audit
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.errors import DamagedError, ExitCode, UserError
 from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, read_receipts, receipt_name

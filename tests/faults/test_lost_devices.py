@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
@@ -34,6 +33,7 @@ from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import LOCAL_DRIVER, process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -10,8 +10,8 @@ import torch
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from tests.ray.made_up import sentence

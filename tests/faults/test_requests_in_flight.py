@@ -14,6 +14,7 @@ from openai_server import openai_server
 
 from pipeline.endpoint.answers import Answers, spent_before
 from pipeline.endpoint.client import Usage
+from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 
 STAGE = "sample/half/2"
@@ -59,7 +60,7 @@ def test_requests_under_way_when_a_driver_is_killed_are_in_the_budget(tmp_path: 
         driver.wait()
         assert len(server.bodies) == 5
     store = Store(str(tmp_path))
-    spent = spent_before(store, STAGE)
+    spent = spent_before(store, STAGE, ANSWER_FOLDERS)
     assert spent.requests == 5
     answered = spent.tokens - 4 * 50  # a question that has not ended counts with the most that it can cost
     assert 0 < answered < 50
@@ -76,10 +77,10 @@ def test_a_line_that_a_kill_cut_leaves_the_request_in_the_budget(tmp_path: Path)
     spent += Usage(1, 7)
     whole = (tmp_path / "samples/half/audit-000000.jsonl").read_bytes()
     question.settle(row=0, draw=0, texts=["x"])
-    assert spent_before(store, STAGE) == Usage(1, 7)
+    assert spent_before(store, STAGE, ANSWER_FOLDERS) == Usage(1, 7)
     path = tmp_path / "samples/half/audit-000000.jsonl"
     path.write_bytes(path.read_bytes()[: len(whole) + 30])
-    assert spent_before(store, STAGE) == Usage(1, 50)
+    assert spent_before(store, STAGE, ANSWER_FOLDERS) == Usage(1, 50)
     assert [json.loads(line)["begun"] for line in whole.splitlines()]
 
 
@@ -91,7 +92,7 @@ def test_attempts_that_ended_count_with_what_they_cost_and_the_one_under_way_wit
         question.book(Usage(1, 50))
         spent += ended
     question.book(Usage(1, 50))
-    assert spent_before(store, STAGE) == Usage(3, 59)
+    assert spent_before(store, STAGE, ANSWER_FOLDERS) == Usage(3, 59)
 
 
 def test_a_question_that_was_never_sent_costs_nothing(tmp_path: Path) -> None:

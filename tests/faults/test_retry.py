@@ -16,10 +16,10 @@ from rich.console import Console
 from pipeline.audit.description import load_config
 from pipeline.audit.manifest import read_run
 from pipeline.audit.retry import withdraw_refused
-from pipeline.audit.stages import stages_of
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import retry_run
@@ -80,7 +80,7 @@ def test_documents_that_an_endpoint_failed_are_asked_again_alone_and_come_to_the
         outcome = retry(folder)
         assert outcome.status.state == "complete"
         assert len(server.bodies) == before + 2 * len(FAILING), "three draws, two at a time"
-        assert spent_before(Store(str(folder)), STAGE).requests == len(server.bodies), (
+        assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies), (
             "the failed ones are paid as before"
         )
         assert not list((folder / "samples").rglob("*.jsonl"))
@@ -151,10 +151,10 @@ def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: P
         before, broken = len(server.bodies), False
         # killed once the receipts were withdrawn, and later on in the midst of asking
         assert withdraw_refused(stages, read_run(store)[1], store, ["model_error"]) > 1
-        assert spent_before(store, STAGE).requests == before
+        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before
         with pytest.raises(StopError, match="budget"):
             run(path, f"model.budget.requests={before + 1}")
-        assert spent_before(store, STAGE).requests == before + 1
+        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before + 1
         run(path)
         assert len(server.bodies) == before + 2 * len(FAILING)
         run(path, f"run={tmp_path / 'never failed'}")

@@ -27,12 +27,12 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
-from pipeline.audit.stages import stages_of
 from pipeline.corpus.near_copies import PART, SKETCH, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.sketch_file import SketchFile
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.pieces import ROWS, SortedRows
 from pipeline.store.receipts import Receipt

@@ -21,7 +21,6 @@ from openai_server import openai_server
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors
@@ -31,6 +30,7 @@ from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import ask
@@ -100,7 +100,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
     # 3 choices come of 4 that are asked for: a second request brings the last, and none is paid twice
     good = {prefixes[int(n.split("-")[1]) + (24 if n.startswith("unseen") else 0)] for n in scored}
     assert server.answered == Counter(dict.fromkeys(good, 4))
-    assert spent_before(Store(str(folder)), STAGE).requests == len(server.bodies)
+    assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
     assert server.keys == {f"Bearer {KEY}"}
     spoken = capfd.readouterr()
     assert "answers" in spoken.out, "progress, also while no shard has ended"
@@ -136,7 +136,7 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         assert outcome.status.scored == 40
         assert set(server.answered.values()) == {4}
         assert len(server.bodies) == 80
-        assert spent_before(Store(str(tmp_path / "run")), STAGE).requests == 80
+        assert spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests == 80
         before = rows(tmp_path / "run", "score")
         # more draws pay for those alone, other n-grams and fewer draws for nothing
         run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")
@@ -146,10 +146,10 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         with pytest.raises(StopError, match=r"model\.budget\.requests of 130 is spent"):
             run(path, seven, "selections=[]", "model.budget.requests=130")
         run(path, "detectors=[{samia: {draws: 3}}]", "selections=[]")
-        assert len(server.bodies) == 130 == spent_before(Store(str(tmp_path / "run")), STAGE).requests
+        assert len(server.bodies) == 130 == spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests
         run(path, seven, "selections=[]")
         assert (len(server.bodies), set(server.answered.values())) == (160, {7})
-        assert spent_before(Store(str(tmp_path / "run")), STAGE).requests == 160
+        assert spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests == 160
         # a run of its own, at another speed, comes to the same
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
         assert rows(tmp_path / "again", "score") == before

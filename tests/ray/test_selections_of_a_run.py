@@ -22,12 +22,12 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
-from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import excerpts
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt

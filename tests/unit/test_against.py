@@ -19,7 +19,6 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.against import JUDGED_RECORD, ScoringTerms
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.audit.status import run_status
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
@@ -28,6 +27,7 @@ from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
 from pipeline.stages.judged import JUDGED_FILE, write_judged
 from pipeline.stages.local import finish_shards
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
 from ray_jobs.audit import Outcome, run_audit

@@ -14,10 +14,10 @@ import torch
 from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine
-from pipeline.audit.stages import stages_of
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
 from pipeline.stages.base import Placement, Stage
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs.start import device_of_run
 

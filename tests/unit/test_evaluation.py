@@ -25,12 +25,12 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.records import read_record
 from pipeline.audit.scored import Scored, read_scored
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.tables import evaluation_table, page_table
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 

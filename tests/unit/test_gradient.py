@@ -36,7 +36,6 @@ from transformers import (
 
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import GRADIENT, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes
@@ -44,6 +43,7 @@ from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage, gradient_norms
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 

@@ -20,13 +20,13 @@ from pipeline.audit.description import build_config, load_config
 from pipeline.audit.history import count_questions, read_history, several_questions
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
-from pipeline.audit.stages import stages_of
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.errors import ExitCode, UserError
 from pipeline.report import write_report
 from pipeline.report.contents import Report
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from ray_jobs import terminal

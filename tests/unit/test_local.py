@@ -14,7 +14,6 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import local_machine, runs_locally
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
@@ -23,6 +22,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement
 from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 

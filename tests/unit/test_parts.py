@@ -17,11 +17,11 @@ from pipeline.audit.allocation import Parts, allocate
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 

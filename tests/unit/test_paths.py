@@ -13,7 +13,6 @@ import yaml
 from pydantic import BaseModel
 
 from pipeline.audit.description import build_config, load_config
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
 from pipeline.config.paths import Named, Place, fields_of, origin_of, placed, placed_value, sections_in, written
@@ -23,6 +22,7 @@ from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.detectors import plugins
 from pipeline.errors import UserError
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, load_trial
 

@@ -15,7 +15,6 @@ from picture_models import encoded, random_pictures, save_llava
 
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.stages import stages_of
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.pictures import open_picture, picture_key
 from pipeline.corpus.shard import Shard
@@ -24,6 +23,7 @@ from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import caption_ids, picture_prompt
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

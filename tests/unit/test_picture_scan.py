@@ -21,7 +21,6 @@ from cluster.inspection import Inspection, make_check
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
-from pipeline.audit.stages import stages_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
@@ -35,6 +34,7 @@ from pipeline.series.scorers import scorers_of
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.describe import shown_pictures
 from pipeline.stages.local import finish_shards
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 

@@ -24,9 +24,9 @@ from pipeline.audit.precheck import (
     plan_checks,
 )
 from pipeline.audit.scored import find_overlaps, read_scored
-from pipeline.audit.stages import stages_of
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed

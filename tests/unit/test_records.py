@@ -16,7 +16,7 @@ from signed import sign, sign_manifest, sign_status
 
 from pipeline.audit.manifest import read_manifest, read_run
 from pipeline.audit.records import Record
-from pipeline.audit.status import SCORING, read_status, run_status
+from pipeline.audit.status import read_status, run_status
 from pipeline.audit.summary import Diagnostics, Summary, read_summary
 from pipeline.compare.schemas import COMPARISON_RECORDS
 from pipeline.errors import UserError
@@ -26,7 +26,6 @@ from pipeline.report.facts import read_facts
 from pipeline.report.schemas import RECORDS, render_schemas, write_schemas
 from pipeline.selection import StrictAnswer
 from pipeline.series.schemas import SERIES_RECORDS
-from pipeline.stages.score import STAGE
 from pipeline.store.files import Store
 from ray_jobs.cli import main
 
@@ -122,10 +121,6 @@ def test_a_summary_that_is_read_is_the_one_that_was_written(store: Store) -> Non
     write_report(store)
     report = Report.model_validate(store.read_json("report/report.json"))
     assert report.selections[0].summary == summary
-
-
-def test_the_stage_that_status_counts_is_that_of_scoring() -> None:
-    assert SCORING == STAGE
 
 
 # --- supported, and why not

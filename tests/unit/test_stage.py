@@ -22,7 +22,6 @@ from pipeline import __version__
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
-from pipeline.audit.stages import stages_of
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document
@@ -36,6 +35,7 @@ from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.process import earlier_rows, read_rows
+from pipeline.stages.registry import stages_of
 from pipeline.stages.score import ScoreSettings
 from pipeline.stages.worker import LOCAL_DRIVER, process, work_through
 from pipeline.store.files import Store

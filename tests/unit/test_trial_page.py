@@ -10,11 +10,11 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
-from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.report import write_report
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.trial.config import build_trial

@@ -23,7 +23,6 @@ from pipeline.audit.halvings import Compared
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
-from pipeline.audit.stages import stages_of
 from pipeline.audit.summary import Summary, unsettled
 from pipeline.audit.weighing import (
     blind_after,
@@ -38,6 +37,7 @@ from pipeline.errors import UserError
 from pipeline.selection import calibrate, ranks
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
 from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
 from pipeline.store.files import Store
 

@@ -1,0 +1,137 @@
+"""The record of a stage: what it is called, which passes its rows answer, and what a configuration asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
+from pipeline.detectors.base import Detector, Pass
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.models.checkpoints import dtype_name, locate, read_model_config
+from pipeline.models.devices import CPU, Device
+from pipeline.models.load import count_parameters
+from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, budget_of, shape_of
+from pipeline.stages.base import Digest, Stage, model_digests
+from pipeline.stages.judged import JudgedTexts
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What an endpoint is asked about an average document."""
+
+    model: EndpointConfig
+    requests: int
+    prompt_bytes: float  # of all requests
+    answer_tokens: int  # of all requests, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a configuration asks of the stages of a run."""
+
+    config: AuditConfig
+    device: Device = CPU  # that the workers compute on
+    digest: Digest = field(default_factory=model_digests)  # of models; reads each model's weights once
+    adapters: Mapping[str, str] | None = None  # name -> key of the folder of each; None: not known yet
+    judged: JudgedTexts | None = None  # texts whose audit documents are left out
+
+    @property
+    def detectors(self) -> tuple[Detector, ...]:
+        """The detectors of the run."""
+        return parse_detectors(self.config.detectors)
+
+    @property
+    def passes(self) -> dict[Pass, frozenset[str]]:
+        """The passes that the detectors read, with the statistics of each."""
+        return plan_passes(self.detectors)
+
+    def budget(self, *models: AnyModel | None) -> Budget:
+        """The sizes of batches of a worker that holds these models. Raises UserError as `model_budget`."""
+        held = [model for model in models if model is not None]
+        return model_budget(held, self.device, self.config.max_tokens)
+
+    def stage(self, name: str, **parts: Any) -> Stage:
+        """A stage with what all stages of the run share.
+
+        Args:
+            name: of its folder of receipts.
+            parts: the other fields of `Stage`.
+        """
+        config = self.config
+        shared: dict[str, Any] = {"transform": config.text_transform, "seed": config.seed, "judged": self.judged}
+        return Stage(name, digest=self.digest, **shared, **parts)
+
+
+def _nothing_to_check(config: AuditConfig) -> None:
+    """Nothing can be wrong that the configuration's own checks do not find."""
+
+
+def _no_questions(config: AuditConfig, text_bytes: float) -> Sequence[Questions]:
+    """No endpoint is asked."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageKind:
+    """A kind of stage. A module of `pipeline.stages` holds one in its variable `KIND`; nothing else names it.
+
+    A stage that reads the rows of another finds it by a column of these rows (`Stage.reading`), whatever its name.
+    """
+
+    name: str  # of its stages, or what that begins with, before a slash
+    folder: str  # of their files, or what that begins with
+    serves: Callable[[Pass, AuditConfig], bool]  # whether its rows hold a pass, or what a pass reads
+    stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # wanted stages, of which it may read the earlier ones
+    check: Callable[[AuditConfig], None] = _nothing_to_check  # before weights are read; raises UserError
+    questions: Callable[[AuditConfig, float], Sequence[Questions]] = _no_questions  # for texts of so many bytes
+    asks: bool = False  # whether endpoints may be asked, so that answers lie in the folder
+    costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
+    """Kind of pass -> the cost of a pass of `Plan.passes`, in forward passes over the whole text."""
+
+
+def model_budget(models: Sequence[AnyModel], device: Device, length: int) -> Budget:
+    """The budget of the largest of the models that an actor holds.
+
+    Args:
+        models: of which endpoints take no memory.
+        device: of the actor.
+        length: tokens that documents are cut to.
+
+    Raises:
+        UserError: the weights leave nothing of the device.
+    """
+    local = [model for model in models if isinstance(model, ModelConfig)]
+    if not device.gpus or not local:
+        return CPU_BUDGET
+    shapes = [model_shape(model) for model in local]
+    card = Card(device.memory, device.gpus)
+    budgets = [
+        budget_of(shape, card, length, [*shapes[:index], *shapes[index + 1 :]]) for index, shape in enumerate(shapes)
+    ]
+    least = Budget(
+        min(each.forward for each in budgets),
+        min(each.gradient for each in budgets),
+        min(each.cache for each in budgets),
+    )
+    if not least.forward:
+        size = sum(shape.weights for shape in shapes) / 2**30
+        raise UserError(
+            f"model {local[0].shown}: {size:.1f} GiB of weights leave no room for a batch on {device.gpus:g} GPUs of "
+            f"{device.memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
+        )
+    return Budget(least.forward, max(1, least.gradient), max(1, least.cache))
+
+
+def model_shape(model: ModelConfig) -> Shape:
+    """The shape of a model, from its configuration; no weights are read.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    source = locate(model, weights=False)
+    loaded = read_model_config(model, source, "any")
+    return shape_of(loaded, dtype_name(model, source, loaded), count_parameters(model), model.quantization)

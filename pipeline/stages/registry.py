@@ -1,0 +1,89 @@
+"""The stages that a configuration can need: every module of this package that has a record of one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline import stages as package
+from pipeline.config.audit import AuditConfig
+from pipeline.detectors.base import Pass
+from pipeline.models.devices import CPU, Device
+from pipeline.stages import is_scoring
+from pipeline.stages.base import Digest, Stage, model_digests
+from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.record import Questions, StageKind, Wanted
+
+
+def _found() -> Iterator[StageKind]:
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name != __name__ and (kind := getattr(importlib.import_module(module.name), "KIND", None)):
+            yield kind
+
+
+STAGES: tuple[StageKind, ...] = tuple(sorted(_found(), key=lambda kind: (is_scoring(kind.name), kind.name)))
+"""In the order in which they run; scoring last, which reads the rows of the others."""
+
+ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.asks}
+"""Kinds of stages that ask endpoints, and where their answers lie."""
+
+
+def stages_of(
+    config: AuditConfig,
+    adapters: Mapping[str, str] | None = None,
+    digest: Digest | None = None,
+    device: Device = CPU,
+    judged: JudgedTexts | None = None,
+) -> tuple[Stage, ...]:
+    """The stages of an audit; the last one scores and reads the rows of the others.
+
+    Args:
+        config: of the audit.
+        adapters: name -> key of the folder of each adapter; where it is not known yet, its settings stand for it.
+        digest: of models, from `model_digests`; reads each model's weights once.
+        device: that the actors compute on.
+        judged: texts whose audit documents are left out.
+
+    Raises:
+        UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no room for a
+            batch on the device.
+    """
+    wanted = Wanted(config, device, digest or model_digests(), adapters, judged)
+    made: list[Stage] = []
+    for kind in STAGES:
+        made += kind.stages(wanted, tuple(made))
+    return tuple(made)
+
+
+def check_stages(config: AuditConfig) -> None:
+    """Check what can be checked of the stages of an audit without reading weights; an endpoint is asked a question.
+
+    Raises:
+        UserError: in one line, what is missing or refused.
+        StopError: an endpoint does not give what the detectors need.
+    """
+    for kind in STAGES:
+        kind.check(config)
+
+
+def served_before_scoring(needed: Pass, config: AuditConfig) -> bool:
+    """Whether an earlier stage makes a pass, or what a pass reads."""
+    return any(kind.serves(needed, config) for kind in STAGES[:-1])
+
+
+def questions_of(config: AuditConfig, text_bytes: float) -> list[Questions]:
+    """What endpoints are asked about an average document.
+
+    Args:
+        config: of the audit.
+        text_bytes: of the document.
+    """
+    return [asked for kind in STAGES for asked in kind.questions(config, text_bytes)]
+
+
+def forward_passes(entry: Mapping[str, Any]) -> float:
+    """The cost of a pass of `Plan.passes`, in forward passes over the whole text."""
+    costs: Sequence[float] = [kind.costs[entry["kind"]](entry) for kind in STAGES if entry["kind"] in kind.costs]
+    return sum(costs)

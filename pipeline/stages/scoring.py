@@ -1,0 +1,86 @@
+"""The record of scoring, of texts and of pictures: what scores depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.paths import written
+from pipeline.config.training import AdapterConfig
+from pipeline.corpus.near_copies import SKETCH_KIND
+from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
+from pipeline.detectors.base import Pass
+from pipeline.detectors.registry import DetectorChoice, adapters_of, plugin_code
+from pipeline.passes.budget import Budget
+from pipeline.stages import SCORE_FOLDER, SCORING
+from pipeline.stages.base import Stage
+from pipeline.stages.record import StageKind, Wanted
+from pipeline.stages.score import Scorer, ScoreSettings, score_schema
+from pipeline.stages.score_pictures import PictureScorer
+
+_GRADIENT_COST = 3.0  # in forward passes
+
+
+def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+    config, detectors = wanted.config, wanted.detectors
+    reference = config.reference_model if any(p.model == "reference" for p in wanted.passes) else None
+    budget = _budget(wanted, wanted.budget(config.model, reference))
+    settings = ScoreSettings(
+        config.model,
+        reference,
+        DetectorChoice(tuple(config.detectors)),
+        plugin_code(config.import_, detectors),
+        wanted.adapters if wanted.adapters is not None else _adapter_settings(wanted),
+        config.max_tokens,
+        budget.forward,
+        budget.gradient,
+        wanted.device.mark,
+        PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
+    )
+    stage = wanted.stage(
+        SCORING,
+        folder=SCORE_FOLDER,
+        schema=score_schema([detector.column for detector in detectors]),
+        settings=settings,
+        make=PictureScorer if config.corpus.has_pictures else Scorer,
+        reads=tuple(earlier),
+        quarantines=True,
+    )
+    return [stage]
+
+
+def _budget(wanted: Wanted, budget: Budget) -> Budget:
+    """The sizes of batches, as the configuration states them where it does."""
+    tokens = wanted.config.resources.batch_tokens
+    if tokens == "auto":
+        return budget
+    return replace(budget, forward=tokens, gradient=min(tokens, budget.gradient) if wanted.device.gpus else tokens)
+
+
+def _adapter_settings(wanted: Wanted) -> dict[str, Any] | None:
+    return {name: _settings_of(wanted.config.fsd.adapter(name)) for name in adapters_of(wanted.detectors)} or None
+
+
+def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
+    """The settings of an adapter; where its corpus lies on this machine is none of them."""
+    settings = adapter.model_dump(mode="json")
+    if adapter.corpus is not None and adapter.corpus.path is not None:
+        settings["corpus"]["path"] = [written(path) for path in adapter.corpus.paths]
+    return settings
+
+
+def _serves(needed: Pass, config: AuditConfig) -> bool:
+    return needed.kind in KIND.costs
+
+
+def _forward(entry: Mapping[str, Any]) -> float:
+    return 1.0 + float(entry["paraphrases"])
+
+
+def _gradient(entry: Mapping[str, Any]) -> float:
+    return _GRADIENT_COST * (1 + entry["paraphrases"])
+
+
+KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, costs={"forward": _forward, "gradient": _gradient})
