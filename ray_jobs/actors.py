@@ -44,8 +44,8 @@ END_SECONDS = 10.0
 WATCHDOG_SECONDS = 1800.0
 """After which an actor that computes one batch ends itself; Ray starts another one and repeats the bundle."""
 
-IN_FLIGHT = 2
-"""Rows at an actor: the next bundle is there when one ends. A hung actor holds both."""
+IN_FLIGHT = 1
+"""Rows at an actor. Of two, Ray may call the second one first; a tail row before the bundle reads no shard ahead."""
 
 MOST_ROWS = 4_000
 """Bundles that are dispatched together; Ray Data takes 1.2 ms and 8 KB of the driver for each row."""
@@ -441,8 +441,6 @@ class _Wave:
                 ),
                 num_cpus=self.shape.cpus,
                 num_gpus=self.shape.gpus,
-                # A tail row that overtakes a bundle at its actor finishes its shards one by one, none read ahead.
-                ray_remote_args_fn=lambda: {"allow_out_of_order_execution": False},
                 **task_environment(self.resources, self.shape.gpus),
             )
 

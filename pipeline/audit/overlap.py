@@ -69,7 +69,7 @@ class SharedTexts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Named:
+class RoleNames:
     """How the documents of a role are named where two roles share them."""
 
     role: str  # whose documents calibrate
@@ -78,7 +78,7 @@ class Named:
     known: Callable[[Sequence[int]], Sequence[str]]  # ids of known documents, by their places
 
 
-def find_shared(parts: Sequence[SharedTexts], n_known: int, named: Named) -> tuple[OverlapDiagnostic, np.ndarray]:
+def find_shared(parts: Sequence[SharedTexts], n_known: int, named: RoleNames) -> tuple[OverlapDiagnostic, np.ndarray]:
     """What the audited documents share with a known role.
 
     Args:
@@ -118,18 +118,18 @@ def find_shared(parts: Sequence[SharedTexts], n_known: int, named: Named) -> tup
     return diagnostic, near
 
 
-def shared_error(found: OverlapDiagnostic, n_known: int, role: str) -> UserError:
+def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserError:
     """The error of calibration documents that are near copies of audited ones.
 
     Args:
-        found: there are some.
+        overlap: there are some.
         n_known: calibration documents in all.
         role: of these.
     """
     return UserError(
-        f"{found.n_calibration} of {n_known} {role} documents are near copies of audit documents ({found.n_equal} of "
-        f"them with the same text; {found.n_audit} audit documents; first: {named_pairs(found.pairs)}); remove them, "
-        "or set overlap: drop to leave them out of calibration"
+        f"{overlap.n_calibration} of {n_known} {role} documents are near copies of audit documents "
+        f"({overlap.n_equal} of them with the same text; {overlap.n_audit} audit documents; "
+        f"first: {named_pairs(overlap.pairs)}); remove them, or set overlap: drop to leave them out of calibration"
     )
 
 

@@ -26,12 +26,12 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
     text_bytes = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
     totals: dict[str, list[int]] = {}
     models: dict[str, EndpointConfig] = {}
-    for asked in questions_of(config, text_bytes):
-        key = asked.model.endpoint + asked.model.name
-        models[key] = asked.model
+    for questions in questions_of(config, text_bytes):
+        key = questions.model.endpoint + questions.model.name
+        models[key] = questions.model
         total = totals.setdefault(key, [0, 0, 0])
-        prompts = round(asked.prompt_bytes / BYTES_PER_TOKEN)
-        for place, amount in enumerate((asked.requests, prompts, asked.answer_tokens)):
+        prompts = round(questions.prompt_bytes / BYTES_PER_TOKEN)
+        for place, amount in enumerate((questions.requests, prompts, questions.answer_tokens)):
             total[place] += documents * amount
     if not totals:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.overlap import KnownTexts, Named, SharedTexts, find_shared, shared_error
+from pipeline.audit.overlap import KnownTexts, RoleNames, SharedTexts, find_shared, shared_error
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.score_shards import DUPLICATES, Span, scores_of, span_of
@@ -319,8 +319,8 @@ def find_overlaps(
         return receipt.shard, shared, int(equal.sum()), int((trained.near(some) & ~equal).sum())
 
     shared, n_equal, n_trained = {}, 0, 0
-    for shard, found, equal, alike in (each or each_in_turn)(scored.of("audit"), of_shard):
-        shared[shard] = found
+    for shard, of_documents, equal, alike in (each or each_in_turn)(scored.of("audit"), of_shard):
+        shared[shard] = of_documents
         n_equal += equal
         n_trained += alike
     _check_trained(reading, n_equal, n_trained)
@@ -329,7 +329,7 @@ def find_overlaps(
         of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
         audited = RoleRows(scored, "audit", [part.n_documents for part in of_role])
         known_rows = RoleRows(scored, role, [len(part) for part in keys[role]], finetuned=True)
-        named = Named(role, "left out of calibration", audited.ids, known_rows.ids)
+        named = RoleNames(role, "left out of calibration", audited.ids, known_rows.ids)
         diagnostic, near = find_shared(of_role, known[role].text.size, named)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)

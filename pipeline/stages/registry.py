@@ -17,13 +17,13 @@ from pipeline.stages.judged import JudgedTexts
 from pipeline.stages.record import Questions, StageKind, Wanted
 
 
-def _found() -> Iterator[StageKind]:
+def _stage_kinds() -> Iterator[StageKind]:
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if module.name != __name__ and (kind := getattr(importlib.import_module(module.name), "KIND", None)):
             yield kind
 
 
-STAGES: tuple[StageKind, ...] = tuple(sorted(_found(), key=lambda kind: (is_scoring(kind.name), kind.name)))
+STAGES: tuple[StageKind, ...] = tuple(sorted(_stage_kinds(), key=lambda kind: (is_scoring(kind.name), kind.name)))
 """In the order in which they run; scoring last, which reads the rows of the others."""
 
 ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.asks}
@@ -80,7 +80,7 @@ def questions_of(config: AuditConfig, text_bytes: float) -> list[Questions]:
         config: of the audit.
         text_bytes: of the document.
     """
-    return [asked for kind in STAGES for asked in kind.questions(config, text_bytes)]
+    return [question for kind in STAGES for question in kind.questions(config, text_bytes)]
 
 
 def forward_passes(entry: Mapping[str, Any]) -> float:

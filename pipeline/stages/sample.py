@@ -145,15 +145,17 @@ def _settings(wanted: Wanted) -> list[SampleSettings]:
 
 
 def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
-    model, asked = config.model, list[Questions]()
+    model, questions = config.model, list[Questions]()
     if not isinstance(model, EndpointConfig):
-        return asked
+        return questions
     instruction = len(model.instruction) if model.api == "chat" else 0
     for samples in _settings(Wanted(config)):
         requests, ratio = math.ceil(samples.draws / model.choices), samples.continued.prefix_ratio
         limit = token_limit(round((1 - ratio) * text_bytes), samples.continued)
-        asked.append(Questions(model, requests, requests * (instruction + ratio * text_bytes), samples.draws * limit))
-    return asked
+        questions.append(
+            Questions(model, requests, requests * (instruction + ratio * text_bytes), samples.draws * limit)
+        )
+    return questions
 
 
 def _cost(entry: Mapping[str, Any]) -> float:

@@ -337,7 +337,8 @@ with lock.RunLock(lock.Store(sys.argv[1])) as taken:
         while True:
             taken.held.write_json("status.json", {"by": "the first driver"})
             taken.held.remove("scratch.json")
-            time.sleep(0.02)
+            print("at rest", flush=True)
+            time.sleep(0.5)
     except BusyError as error:
         print(error)
 """
@@ -351,12 +352,13 @@ def test_a_driver_that_slept_changes_nothing_that_its_successor_uses(
     monkeypatch.setattr(lock_module, "LOCAL_FILE_SYSTEMS", frozenset())
     store = Store(str(tmp_path))
     with process(DRIVE, tmp_path, prefix=in_another_container()) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "at rest\n", "no change is under way, which nothing could take back"
         os.killpg(driver.pid, signal.SIGSTOP)
         with RunLock(store) as lock:
             lock.held.write_json("status.json", {"by": "the second driver"})
             lock.held.write_json("scratch.json", {})
             os.killpg(driver.pid, signal.SIGCONT)
-            assert driver.stdout is not None
             assert "was taken over by another driver" in driver.stdout.read()
             assert store.read_json("status.json") == {"by": "the second driver"}
             assert store.exists("scratch.json")

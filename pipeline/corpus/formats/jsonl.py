@@ -21,7 +21,7 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
 _HEAD = 1 << 30  # bytes in which a first row must stand
-_MEASURED = 4  # times `limits.document_bytes` that a line is read to state its size
+_MEASURED = 8  # times `limits.document_bytes` that the stated size of a line is exact, however its file is cut
 _PIECE = 1 << 20
 Numbered = Iterator[tuple[int, bytes]]
 _MARK = b"\xef\xbb\xbf"
@@ -73,8 +73,10 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
             )  # a line that goes on behind the shard is read up to there: another shard began it
             position = shard.start - 1 + skip_line(file, sys.maxsize if stop is None else stop - shard.start + 1)
         within = sys.maxsize if stop is None else stop - position
-        passed = max(within, _MEASURED * document_bytes)
-        for row, line in enumerate(bounded_lines(file, document_bytes, within, passed), shard.first_row):
+        measured = _MEASURED * document_bytes
+        for row, line in enumerate(bounded_lines(file, document_bytes, within, max(within, measured)), shard.first_row):
+            if isinstance(line, Overlong) and line.size > measured:
+                line = Overlong(measured, whole=False)
             if isinstance(line, Overlong) or line.strip():
                 yield row, line
                 count += 1
