@@ -63,7 +63,7 @@ def write_report(store: Store, texts: bool = True) -> str:
     report = _report(run, excerpts, figures)
     drawn = [figure for group in figures.values() for figure in group]
     for figure in drawn:
-        store.write(f"report/figures/{figure.file}", figure.svg.encode())
+        store.write(f"report/figures/{figure.file}", figure.svg)
     for name in store.names("report/figures"):
         if name not in {figure.file for figure in drawn}:
             store.remove(f"report/figures/{name}")
@@ -262,10 +262,10 @@ def _relative(value: Any, folders: Folders) -> Any:
 
 def figure_markup(selection: str, figures: Sequence[FigureImage]) -> dict[str, Markup]:
     """The figures of a selection as the page shows them, by name: `scores`, `p-values` and so on."""
-    template = "<figure>\n{svg}\n<figcaption><b>{title}.</b> {caption}</figcaption>\n</figure>"
+    template = "<figure>\n{image}\n<figcaption><b>{title}.</b> {caption}</figcaption>\n</figure>"
     return {
         figure.file.removeprefix(f"{selection}-").rpartition(".")[0]: Markup(template).format(
-            svg=figure.svg, title=figure.title, caption=visible(figure.caption)
+            image=figure.image, title=figure.title, caption=visible(figure.caption)
         )
         for figure in figures
     }

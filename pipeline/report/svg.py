@@ -1,13 +1,11 @@
-"""Matplotlib's figures as small SVG that can stand in a page: no script, no style, no address, one colour of text.
+"""Matplotlib's figures as SVG files, which pages show as images: a browser runs and loads nothing of an image.
 
-What a page's policy could forbid or its other figures could clash with is taken out: the style element and attributes,
-identifiers that are not of this figure alone, fonts. Dark ink becomes `currentColor`, so that text and axes have the
-colour of the page's text, light or dark; the other colours are changed by `figures.css`.
+`figures.css` inverts the lightness of the colours on a dark page.
 """
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import io
 import re
 import warnings
@@ -15,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 from markupsafe import Markup
 
@@ -31,7 +28,6 @@ SIZE = (5.4, 3.7)
 """Inches, at 72 units each; on a narrow phone a unit is still a pixel."""
 LONGEST_LABEL, SHORT_LABEL = 40, 26
 AXES_HEIGHT, LINE_HEIGHT = 3.1, 0.21
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 SETTINGS = {
     "font.family": "DejaVu Sans",  # as wide as any that a page may use, so that what is laid out by it fits
     "font.size": 10,
@@ -49,24 +45,27 @@ SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "seenset",
 }
-_NUMBER = re.compile(r"-?\d+\.\d+")
-_REFERENCE = re.compile(r"#([\w.-]+)")
-_COORDINATES = {"d", "x", "y", "transform", "points", "stroke-width", "stroke-dasharray", "font-size"}
-_NOTHING = {"font-family", "id", "version"}
-_DEFAULTS = {"stroke-dashoffset": "0", "fill": "currentColor"}  # the latter of the whole figure
-_NO_TURN = re.compile(r"rotate\(-?0 [^)]*\)")
+FONTS = b"'DejaVu Sans', 'Segoe UI', Roboto, Arial, sans-serif"  # a reader may not have the first one
+_TAG = re.compile(rb"<(?:path|text) [^>]*")
+_FRACTION = re.compile(rb"(\.\d\d)\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class FigureImage:
-    """A figure: its kind and file name, what it shows in words, and the SVG."""
+    """A figure: its kind and file name, what it shows in words, and its file."""
 
     kind: str  # what of: scores, p-values, quantiles, alphas, groups, w, weights, roc, ...
     file: str
     title: str
     alt: str  # one sentence, with the numbers
     caption: str
-    svg: Markup  # the file, and as it stands in a page
+    svg: bytes
+
+    @property
+    def image(self) -> Markup:
+        """The figure as a page shows it."""
+        source = base64.b64encode(self.svg).decode()
+        return Markup('<img src="data:image/svg+xml;base64,{}" alt="{}">').format(Markup(source), visible(self.alt))
 
 
 Paint = Callable[["Figure", "Axes"], None]
@@ -92,7 +91,12 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
         buffer = io.BytesIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return FigureImage(kind, file, title, alt, caption, _page_svg(buffer.getvalue(), file, alt))
+    return FigureImage(kind, file, title, alt, caption, _TAG.sub(_shorten, buffer.getvalue()))
+
+
+def _shorten(tag: re.Match[bytes]) -> bytes:
+    """A tag with its coordinates to a hundredth of a point, and with fonts to fall back on."""
+    return _FRACTION.sub(rb"\1", tag.group()).replace(b"'DejaVu Sans'", FONTS)
 
 
 @cache
@@ -134,84 +138,3 @@ def count_axis(axes: Axes) -> None:
 
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
-def _page_svg(drawn: bytes, file: str, alt: str) -> Markup:
-    root = ElementTree.fromstring(drawn)
-    width, height = root.get("viewBox", "").split()[2:]
-    _clean(root)
-    prefix = f"f{hashlib.sha256(file.encode()).hexdigest()[:8]}-"
-    _rename(root, prefix)
-    for name in list(root.attrib):
-        if name != "viewBox":
-            del root.attrib[name]
-    root.attrib.update(
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "width": _short(width),
-            "height": _short(height),
-            "role": "img",
-            "aria-label": visible(alt),
-            "fill": "currentColor",
-            "stroke-linejoin": "round",
-            "stroke-linecap": "butt",
-            "font-family": FONTS,
-        }
-    )
-    return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=True) + "\n")
-
-
-def _clean(element: ElementTree.Element) -> None:
-    """Tags without their namespace, attributes in the place of styles, no group that groups nothing."""
-    element.tag = element.tag.rpartition("}")[2]
-    style = element.attrib.pop("style", "")
-    for declaration in filter(None, map(str.strip, style.split(";"))):
-        name, _, value = declaration.partition(":")
-        element.set(name.strip(), value.strip())
-    attributes = {}
-    for name, value in element.attrib.items():
-        key = name.rpartition("}")[2]
-        if (key in _NOTHING and key != "id") or _NO_TURN.fullmatch(value):
-            continue
-        text = "currentColor" if value.lower() == INK else value
-        if key in _COORDINATES:
-            text = _NUMBER.sub(lambda match: _short(match.group()), " ".join(text.split()))
-            text = re.sub(r" ?([A-Za-z]) ?", r"\1", text) if key == "d" else text
-        if _DEFAULTS.get(key) != text:
-            attributes[key] = text
-    element.attrib.clear()
-    element.attrib.update(attributes)
-    children = []
-    for child in element:
-        _clean(child)
-        invisible = child.tag == "path" and child.get("fill") == "none" and "stroke" not in child.attrib
-        if child.tag in ("metadata", "style") or invisible:
-            continue
-        bare = child.tag == "g" and not set(child.attrib) - {"id"}
-        children += list(child) if bare else [child]
-    for child in children:
-        child.tail = None
-    element[:] = [child for child in children if child.tag not in ("g", "defs") or len(child)]
-    if not (element.text or "").strip():
-        element.text = None
-
-
-def _rename(root: ElementTree.Element, prefix: str) -> None:
-    """Identifiers that no other figure has, in their order, and only where something refers to them."""
-    texts = [value for element in root.iter() for name, value in element.attrib.items() if name != "id"]
-    wanted = {name for text in texts for name in _REFERENCE.findall(text) if "url(" in text or text.startswith("#")}
-    names: dict[str, str] = {}
-    for element in root.iter():
-        name = element.attrib.pop("id", "")
-        if name in wanted:
-            names[name] = f"{prefix}{len(names)}"
-            element.set("id", names[name])
-    for element in root.iter():
-        for key, value in element.attrib.items():
-            if "url(#" in value or (key == "href" and value.startswith("#")):
-                element.set(key, _REFERENCE.sub(lambda match: "#" + names[match.group(1)], value))
-
-
-def _short(number: str) -> str:
-    """A coordinate to a hundredth of a unit."""
-    return f"{round(float(number), 2) + 0.0:.2f}".rstrip("0").rstrip(".")

@@ -359,7 +359,7 @@ class _Trial:
             *self.detector_images(detectors, varied, audited[0][0].pool),
         ]
         for image in images:
-            self.store.write(f"figures/{image.file}", image.svg.encode())
+            self.store.write(f"figures/{image.file}", image.svg)
         for name in set(self.store.names("figures")) - {image.file for image in images}:
             self.store.remove(f"figures/{name}")
         reports = [audit.report for audit in self.audits.values()]

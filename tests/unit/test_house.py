@@ -52,7 +52,7 @@ BUDGETS = {
     "pipeline.stages": 3_290,
     "pipeline.selection": 5_830,
     "pipeline.audit": 11_170,
-    "pipeline.report": 2_910,
+    "pipeline.report": 2_830,
     "pipeline.compare": 2_190,
     "pipeline.export": 1_360,
     "pipeline.mark": 1_080,
