@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any, cast
@@ -237,7 +237,7 @@ def _node_here() -> str:
     return f"node {ray.util.get_node_ip_address()}"
 
 
-def packed(groups: Sequence[Sequence[Shard]]) -> bytes:
+def packed(groups: Iterable[Sequence[Shard]]) -> bytes:
     """Groups of shards in few bytes: shards of one input differ in a number or two."""
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", compresslevel=1, mtime=0) as file:
@@ -419,7 +419,7 @@ class _Wave:
         tails = IN_FLIGHT * self.most
         rows = [{"bundle": packed(bundle), "tail": 0, "tails": 0} for bundle in made]
         rows += [{"bundle": b"", "tail": number, "tails": tails} for number in range(tails)]
-        self.store.write(_todo_file(self.stage), packed([[shard] for shard in _shards(made)]))
+        self.store.write(_todo_file(self.stage), packed([shard] for shard in _shards(made)))
         with DataContext.current(context):
             return ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 cast(Any, ShardActor),

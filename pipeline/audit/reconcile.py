@@ -24,7 +24,7 @@ from pipeline.audit.repair import Stamps, check_documents_read
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.audit.shard_table import SHARDS_FILE, reconciled_shards, write_shards
 from pipeline.corpus.inputs import stamp_of
-from pipeline.corpus.shard import InputFile, Shard, shard_fingerprint
+from pipeline.corpus.shard import BY_ID, InputFile, Shard, place_of, shard_fingerprint
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages import SCORING
@@ -174,14 +174,15 @@ def _differ_in_detectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> b
 
 def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
     """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
-    shards = {shard.id: shard for shard in plan.shards}
+    shards = sorted(plan.shards, key=BY_ID)
     for receipt in intact_receipts(store, stage):
-        shard = shards.get(receipt.shard)
-        if shard is None:
+        place = place_of(receipt.shard, shards)
+        if place is None:
             raise UserError(
                 f"run {store.url} holds shard {receipt.shard}, which the inputs no longer give; "
                 "use another run directory"
             )
+        shard = shards[place]
         wanted = shard_fingerprint(fingerprint, shard)
         differing = [
             key for key in {**wanted, **receipt.fingerprint} if wanted.get(key) != receipt.fingerprint.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -11,7 +12,7 @@ from pipeline.audit.scored import Each
 from pipeline.config.corpus import Role
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError
@@ -47,25 +48,26 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
     Raises:
         UserError: a file cannot be read now.
     """
-    by_id = {shard.id: shard for shard in shards}
-    needed = set(by_id)
-    pending: set[str] = set()
+    shards = sorted(shards, key=BY_ID)
+    needed = bytearray(b"\1") * len(shards)  # by place: 0 once the last stage has finished the shard
     for stage in reversed(stages):
-        filed = (receipt for receipt in read_receipts(store, stage.name) if receipt.shard in needed)
-        while receipts := list(islice(filed, AT_ONCE)):
-            problems: dict[str, str | None] = dict(each(receipts, partial(_problem, store)))
-            for receipt in receipts:
+        filed = (
+            (place, replace(receipt, fingerprint={}, reasons={}))  # without what is long and not read here
+            for receipt in read_receipts(store, stage.name)
+            if (place := place_of(receipt.shard, shards)) is not None and needed[place]
+        )
+        while receipts := dict(islice(filed, AT_ONCE)):
+            problems: dict[str, str | None] = dict(each(list(receipts.values()), partial(_problem, store)))
+            for place, receipt in receipts.items():
                 if (problem := problems[receipt.shard]) is None:
-                    needed.discard(receipt.shard)
+                    needed[place] &= stage is not stages[-1]
                     continue
                 if receipt.spent is not None:  # the budget does not forget it
-                    shard = by_id[receipt.shard]
+                    shard = shards[place]
                     answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
                     answers.add(Usage(**receipt.spent))
                 withdraw_receipt(store, stage.name, receipt.shard)
                 yield problem
-        pending |= needed  # what is left: without a receipt, or with a damaged one
-        needed = set(pending)
 
 
 def _problem(store: Store, receipt: Receipt) -> tuple[str, str | None]:

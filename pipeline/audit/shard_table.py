@@ -56,9 +56,11 @@ def reconciled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ..
                     return None
             else:
                 return None
-            if replace(shard, first_row=filed.first_row) != filed:
+            # the numbered one shares what it can with the planned one, which the caller may hold too
+            numbered = shard if shard.first_row == filed.first_row else replace(shard, first_row=filed.first_row)
+            if numbered != filed:
                 return None
-            shards.append(shard if shard == filed else filed)  # not the equal one, so that memory holds one
+            shards.append(numbered)
     except FileNotFoundError:
         return None
     return tuple(shards) if next(expected, None) is None else None

@@ -154,8 +154,8 @@ def _split_input(
     else:
         total = entry.rows
         step = max(1, min(shard_documents, shard_bytes * total // max(1, entry.text_bytes or entry.size)))
-    for start in range(0, total, step):
-        stop = min(total, start + step)
+    # where one ends the next begins: memory holds one number of both
+    for start, stop in itertools.pairwise(itertools.chain(range(0, total, step), [total])):
         yield replace(whole, start=start, stop=stop, first_row=0 if ranges else start, files=entry.files[start:stop])
 
 

@@ -216,13 +216,13 @@ def _contents_of_receipts(store: Store, stage: str) -> Iterator[tuple[str, bytes
     """Shard and content of every receipt of a stage, in the order of their shards."""
     places: dict[str, str] = {}
     if store.local:
-        shards = [name.removesuffix(".json") for name in store.names(f"receipts/{stage}", ".json")]
+        names = store.names(f"receipts/{stage}", ".json")
     else:
         marks = _marks(store, stage)
-        places, shards = _places(store, stage, marks), sorted(marks)
+        places, names = _places(store, stage, marks), sorted(marks)
     opened: tuple[str, dict[str, str]] = ("", {})
-    for start in range(0, len(shards), AT_ONCE):
-        some = shards[start : start + AT_ONCE]
+    for start in range(0, len(names), AT_ONCE):
+        some = [name.removesuffix(".json") for name in names[start : start + AT_ONCE]]
         single = [shard for shard in some if shard not in places]
         read = dict(zip(single, store.read_many([receipt_name(stage, shard) for shard in single]), strict=True))
         for shard in some:

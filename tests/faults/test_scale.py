@@ -28,7 +28,7 @@ from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
 from pipeline.corpus.near_copies import PART, SKETCH, different, near_families, sketch, stack_sketches
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.corpus.sketch_file import SketchFile
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure
@@ -203,11 +203,27 @@ def test_a_settled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:
     assert settled is not None
     assert all(one is other for one, other in zip(settled, shards, strict=True))
     assert json.loads(store.read(SHARDS_FILE)) == [{**shard.to_dict(), "files": []} for shard in shards]
+    planned = [replace(shard, first_row=0) for shard in shards]
+    write_shards(store, [replace(shard, first_row=shard.start) for shard in shards])
+    numbered = reconciled_shards(store, planned)
+    assert numbered is not None
+    assert [shard.first_row for shard in numbered] == [shard.start for shard in shards]
+    assert all(one.id is other.id and one.stop is other.stop for one, other in zip(numbered, planned, strict=True))
+    write_shards(store, shards)
     assert reconciled_shards(store, shards[:-1]) is None
     assert reconciled_shards(store, [*shards, SHARD]) is None
     filed = read_shards(store)
     assert filed == shards
     assert filed[0].path is filed[1].path, "what shards share is held once"
+
+
+def test_a_shard_is_found_by_its_id_among_shards_in_any_order() -> None:
+    shards = [replace(SHARD, id=f"{role}-{number:06d}") for role in ("unseen", "audit") for number in (2, 1_000_000, 7)]
+    ordered = sorted(shards, key=BY_ID)
+    places = [place_of(shard.id, ordered) for shard in shards]
+    assert [ordered[place] for place in places if place is not None] == shards
+    assert [place_of(name, ordered) for name in ("", "audit-000003", "unseen-1000001")] == [None] * 3
+    assert place_of("audit-000000", []) is None
 
 
 def test_a_table_of_shards_that_was_cut_off_is_one_line(tmp_path: Path) -> None:
