@@ -19,7 +19,7 @@ from pipeline.audit.status import read_status
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
-from pipeline.report.wording import model_name
+from pipeline.report.names import model_name
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows

@@ -16,7 +16,7 @@ from pipeline.audit.sentences import condition
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
-from pipeline.report.wording import documents, null_share, percent, share_text
+from pipeline.report.wording.numbers import documents, null_share, percent, share_text
 from pipeline.selection.procedures import procedure_of
 
 if TYPE_CHECKING:

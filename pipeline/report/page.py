@@ -19,9 +19,6 @@ from pipeline.corpus.formats import format_named
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError, visible
-from pipeline.report import wording
-from pipeline.report.brief import assumptions, brief_answer
-from pipeline.report.checks import checks, common_checks, common_lights, common_notes
 from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
@@ -30,6 +27,11 @@ from pipeline.report.rows import read_listings
 from pipeline.report.scripts import page_script, script_hash
 from pipeline.report.svg import FigureImage
 from pipeline.report.templates import render
+from pipeline.report.wording.brief import assumptions, brief_answer
+from pipeline.report.wording.checks import checks, common_checks, common_lights, common_notes
+from pipeline.report.wording.history import history_report
+from pipeline.report.wording.run import fine_tuned, notices
+from pipeline.report.wording.selection import answer_text, not_covered, untested
 from pipeline.store.files import Store
 
 EXCERPT = 300
@@ -102,12 +104,12 @@ def _report(run: RunFacts, excerpts: dict[_Place, str] | None, figures: dict[str
         limit=run.manifest.limit,
         texts=excerpts is not None,
         answered_at=run.history[-1].when if run.history else None,
-        notices=wording.notices(run),
+        notices=notices(run),
         model=_model(run),
         selections=[_selection(run, selection, excerpts, figures[selection.name]) for selection in run.selections],
         verdict=run.verdict,
-        not_covered=wording.not_covered(run.selections),
-        history=wording.history_report(run.history),
+        not_covered=not_covered(run.selections),
+        history=history_report(run.history),
         documents=list(run.roles),
         quarantine=run.quarantine if excerpts is not None else _without_messages(run.quarantine),
         provenance=run.manifest,  # without the hashes of documents, which Provenance leaves to manifest.json
@@ -131,7 +133,7 @@ def _model(run: RunFacts) -> ModelReport:
         fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         max_tokens=run.manifest.config.max_tokens,
         counted="words" if weights is None else "tokens",
-        fine_tuned=wording.fine_tuned(run),
+        fine_tuned=fine_tuned(run),
     )
 
 
@@ -144,7 +146,7 @@ def _model_digest(run: RunFacts) -> str | None:
 def _selection(
     run: RunFacts, selection: SelectionFacts, excerpts: dict[_Place, str] | None, figures: Sequence[FigureImage]
 ) -> SelectionReport:
-    answer = wording.answer_text(run, selection)
+    answer = answer_text(run, selection)
     return SelectionReport(
         answer=answer,
         brief=brief_answer(selection.summary, answer, model_name(run.manifest.config.model)),
@@ -216,7 +218,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.n_rows for selection in run.selections) else ""
     summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
-    lit = [wording.untested(summary) for summary in summaries]  # what the light of the blind test states
+    lit = [untested(summary) for summary in summaries]  # what the light of the blind test states
     notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])
     values = {
         "report": report,

@@ -11,8 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pydantic import BaseModel
 
 from pipeline.errors import visible
-from pipeline.report import brief, wording
 from pipeline.report.names import Folders
+from pipeline.report.wording import brief, numbers
 
 
 def render(template: str, **values: Any) -> str:
@@ -37,8 +37,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=wording.percent, pretty=_pretty, relative=_relative)
-    environment.globals.update(null_share=wording.null_share, share_text=wording.share_text)
+    environment.filters.update(percent=numbers.percent, pretty=_pretty, relative=_relative)
+    environment.globals.update(null_share=numbers.null_share, share_text=numbers.share_text)
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
     environment.globals.update(marks=brief.MARKS, terms_on_page=brief.terms_on_page)
     return environment

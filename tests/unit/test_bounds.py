@@ -14,7 +14,7 @@ from pipeline.audit.sentences import bound_sentence, wrong_clause
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.report.bounds import bound_clause, bound_text, bounds_not_covered
+from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.selection import RankCounts, envelope
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, wrong_in_list
 from pipeline.selection.envelope import Envelope, probability_of_keeping

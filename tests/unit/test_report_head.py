@@ -16,9 +16,9 @@ from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, ShareDiagnostic, read_summary
 from pipeline.config.models import EndpointConfig
 from pipeline.report import write_report
-from pipeline.report.checks import TITLES
 from pipeline.report.contents import Report
 from pipeline.report.names import Folders, run_names
+from pipeline.report.wording.checks import TITLES
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 

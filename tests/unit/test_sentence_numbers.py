@@ -26,7 +26,7 @@ from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.audit.weighing import weighted_diagnostic, weighting_diagnostic
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
-from pipeline.report.wording import answer_text
+from pipeline.report.wording.selection import answer_text
 from pipeline.selection import RankCounts, decide
 from pipeline.selection.digits import beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
@@ -277,7 +277,7 @@ def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
 def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: float) -> None:
     from pipeline.audit.judge import _count_sentences
     from pipeline.audit.sentences import sureness
-    from pipeline.report.bounds import bound_text
+    from pipeline.report.wording.bounds import bound_text
 
     summary = seenset.select(
         np.r_[np.full(60, 9.0), np.zeros(40)], unseen=np.arange(99.0) / 99, procedure="bh", confidence=confidence
