@@ -40,8 +40,8 @@ from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import CPU, Device
 from pipeline.models.sharing import SharedModels
-from pipeline.report import write_report
 from pipeline.report.evaluation_page import write_evaluation
+from pipeline.report.page import write_report
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring

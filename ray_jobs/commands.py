@@ -145,7 +145,7 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
 
     store = Store(run)
     read_run(store)
-    from pipeline.report import write_report
+    from pipeline.report.page import write_report
 
     path = write_report(store, texts=not no_text)
     terminal.show(json_, {"report": path}, terminal.print_line, f"report: {path}")

@@ -21,7 +21,7 @@ from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
-from pipeline.report import rewrite_report, write_report
+from pipeline.report.page import rewrite_report, write_report
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock

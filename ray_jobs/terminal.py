@@ -206,7 +206,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     if not summaries:
         return
     from pipeline.audit.conclusion import STYLES
-    from pipeline.audit.sentences import bound_sentence
+    from pipeline.report.wording.bounds import bound_sentence
 
     checks = Column("checks", min_width=len("CONTRADICTED"))  # is read whole, however narrow the terminal
     table = Table(
@@ -248,7 +248,8 @@ def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:
 
 def print_verdict(verdict: CollectionVerdict) -> None:
     """The verdict on a collection: the answer, why nobody should act on it, and the numbers that it rests on."""
-    from pipeline.audit.conclusion import STYLES, WARNING
+    from pipeline.audit.conclusion import STYLES
+    from pipeline.report.wording.conclusion import WARNING
 
     screen = console()
     head, *others = verdict.sentences
@@ -318,8 +319,8 @@ def print_comparison(comparison: Comparison, page: str) -> None:
 
 def print_ranking(ranking: RankingReport, folder: str) -> None:
     """Models on all items and on the clean ones, who changes places, and what the numbers rest on."""
-    from pipeline.audit.conclusion import WARNING
     from pipeline.compare.tables import ranking_table_of
+    from pipeline.report.wording.conclusion import WARNING
 
     screen = console()
     clean = ranking.clean

@@ -8,27 +8,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.audit.records import Record
+from pipeline.report.wording.conclusion import CONTRADICTED, UNCHECKED, UNCONFIRMED
 from pipeline.selection.bounds import Bound
 
 Conclusion = Literal["supported", "inconclusive", "contradicted"]
 
-CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
-"""Why an answer has no bound that a check contradicts."""
-
-WARNING = "CONTRADICTED, do not act on it"
-"""What stands before the reason, and before any number, of an answer that a check contradicts."""
-
 STYLES: dict[Conclusion, str] = {"supported": "green", "inconclusive": "yellow", "contradicted": "bold red"}
 """How a terminal shows the words."""
-
-GROUPED = (
-    "This selection states no bound: a bound requires independent documents, and these are grouped or near copies of "
-    "each other."
-)
-"""Why an answer has no bound whose documents depend on each other."""
-
-_UNCONFIRMED = "provided both groups are alike; the test could not confirm this"
-_UNCHECKED = "provided both groups are alike; this was not checked"
 
 
 def conclude(checks: Iterable[bool | None]) -> Conclusion:
@@ -63,19 +49,7 @@ def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
         return None
     if conclusion == "supported":
         return ""
-    return _UNCONFIRMED if checked else _UNCHECKED
-
-
-def standing(conclusion: Conclusion, checked: bool = True) -> str:
-    """The word for a conclusion in tables.
-
-    Args:
-        conclusion: of the checks.
-        checked: as for `bound_condition`.
-    """
-    if conclusion == "contradicted":
-        return "CONTRADICTED"
-    return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
+    return UNCONFIRMED if checked else UNCHECKED
 
 
 class Concluded(Record):

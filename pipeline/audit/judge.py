@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.audit.block_counts import count_of, other_failures, summaries_of
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, read_collection
-from pipeline.audit.conclusion import CONTRADICTED, Conclusion, bound_condition, conclude, supported_of
+from pipeline.audit.conclusion import Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Each
@@ -17,6 +17,7 @@ from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettl
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, display_name
+from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.collection import FOLDS, PERMUTATIONS, Blocks, PermutationTest, permutation_test
 from pipeline.selection.digits import beside, decimal, percentage
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 from pipeline.audit.against import judged_before
 from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
-from pipeline.audit.conclusion import GROUPED
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
@@ -38,6 +37,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import UserError
+from pipeline.report.wording.conclusion import GROUPED
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together

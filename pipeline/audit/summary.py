@@ -8,15 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.audit.conclusion import (
-    WARNING,
-    Bounded,
-    Conclusion,
-    bound_condition,
-    conclude,
-    standing,
-    supported_of,
-)
+from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.digests import check_answer, no_digests, remade
 from pipeline.audit.records import Record, VersionedRecord, read_record
@@ -24,6 +16,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.config.series import Rule, SeriesConfig
 from pipeline.errors import ExitCode
+from pipeline.report.wording import conclusion as wording
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot
@@ -258,14 +251,12 @@ class SeriesPlace(Record):
 
     def clause(self) -> str:
         """The place in a few words."""
-        of = "" if self.horizon is None else f" of {self.horizon:,}"
-        return f"scan {self.slot:,}{of} at level {self.level:.3g}"
+        return wording.scan(self.slot, self.horizon, self.level)
 
     @property
     def sentence(self) -> str:
         """The place and what it is a part of."""
-        counted = f", {self.before:,} selected before" if self.rule != "spend" else ""
-        return f"{self.clause()} of alpha {self.alpha:g} ({self.rule}{counted})"
+        return wording.part_of_schedule(self.clause(), self.alpha, self.rule, self.before)
 
 
 class Summary(Bounded, VersionedRecord):
@@ -327,17 +318,15 @@ class Summary(Bounded, VersionedRecord):
     @property
     def standing(self) -> str:
         """The conclusion of the checks, in the word that tables print."""
-        return standing(self.conclusion, self.checked)
+        return wording.standing(self.conclusion, self.checked)
 
     @property
     def remarks(self) -> list[str]:
         """What a reader of the numbers must know of the promise, a line each; empty where nothing contradicts it."""
         weighting = self.diagnostics.weighting
-        weighed = (
-            [] if weighting is None or weighting.ok is False else [f"no guarantee is proved. {weighting.sentence}"]
-        )
+        weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
         if self.conclusion == "contradicted":
-            return [*(f"{WARNING}: {reason}" for reason in self.reasons), *weighed]
+            return [*(f"{wording.WARNING}: {reason}" for reason in self.reasons), *weighed]
         if self.conclusion == "supported":
             return weighed
         return [unsettled(self.diagnostics.blind), *weighed]
@@ -348,20 +337,17 @@ class Summary(Bounded, VersionedRecord):
 
     def line(self) -> str:
         """The answer in one line; what contradicts the promise comes before the count."""
-        count = f"{self.n_selected:,} of {self.n_audit:,} selected"
+        count = wording.selected(self.n_selected, self.n_audit)
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
         terms = f"{self.procedure}, {level}"
         if self.conclusion == "contradicted":
-            return f"{self.name}: {' '.join(self.remarks)} {count} ({terms}; guarantee contradicted)"
+            return wording.contradicted_line(self.name, " ".join(self.remarks), count, terms)
         return f"{self.name}: {count} ({terms}, {self.guarantee}), {self.standing}"
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
     """Why a blind test leaves an answer inconclusive, and what would settle it."""
-    if blind.outcome != "not tested":
-        return blind.sentence
-    settles = "" if blind.n_to_settle else " To settle it, repeat the selection where the texts can be read."
-    return f"Not checked: {blind.sentence}{settles}"
+    return wording.unsettled(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.conclusion import WARNING, Concluded
+from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
 from pipeline.compare.finished_runs import (
@@ -26,6 +26,7 @@ from pipeline.compare.finished_runs import (
 from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.calibrations import Calibration, calibration_of
 from pipeline.selection.joint import (
     JointCut,

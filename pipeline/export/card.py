@@ -16,11 +16,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pipeline import __version__
 from pipeline.audit.conclusion import Conclusion
 from pipeline.audit.history import HistoryEntry, read_history, several_questions
-from pipeline.audit.sentences import bound_sentence
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible
 from pipeline.export.request import FORMS, ExportQuestion
+from pipeline.report.wording.bounds import bound_sentence
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.audit.conclusion import WARNING
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError, nearest
+from pipeline.report.wording.conclusion import WARNING
 from pipeline.store.files import Store
 
 Keep = Literal["selected", "rest"]

@@ -6,13 +6,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.audit.conclusion import WARNING, Concluded
+from pipeline.audit.conclusion import Concluded
 from pipeline.audit.digests import digests_file, no_digests
 from pipeline.audit.history import answered_by_0_9_0, read_history
 from pipeline.audit.records import Record
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording.conclusion import WARNING
 from pipeline.series.records import FiledSelection
 from pipeline.series.scans import Scan, Schedule
 from pipeline.store.files import Store

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.audit.conclusion import STYLES, standing
+from pipeline.audit.conclusion import STYLES
+from pipeline.report.wording.conclusion import standing
 from pipeline.series.course import Course
 
 _STYLES = {"no result": "bold red", **{standing(conclusion): style for conclusion, style in STYLES.items()}}

@@ -14,8 +14,8 @@ from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
 from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.config.models import ModelConfig
-from pipeline.report import write_report
 from pipeline.report.evaluation_page import write_evaluation
+from pipeline.report.page import write_report
 from pipeline.report.roc import roc_figures
 from pipeline.selection.in_memory import Scores
 from pipeline.store.files import Store

@@ -29,9 +29,9 @@ from pipeline.compare.items import clean_items
 from pipeline.errors import UserError
 from pipeline.export.export import write_export
 from pipeline.export.request import ExportRequest
-from pipeline.report import write_report
 from pipeline.report.facts import read_facts
 from pipeline.report.names import Folders
+from pipeline.report.page import write_report
 from pipeline.report.rows import read_listings
 from pipeline.series.course import read_course
 from pipeline.store.files import Store

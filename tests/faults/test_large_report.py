@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 )
 WRITING = """
 import json, resource, sys, time
-from pipeline.report import write_report
+from pipeline.report.page import write_report
 from pipeline.store.files import Store
 write_report(Store(sys.argv[1]))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import seenset
-from pipeline.audit.conclusion import CONTRADICTED, bound_condition, conclude
-from pipeline.audit.sentences import bound_sentence, wrong_clause
+from pipeline.audit.conclusion import bound_condition, conclude
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
+from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered, wrong_clause
+from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection import RankCounts, envelope
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, wrong_in_list
 from pipeline.selection.envelope import Envelope, probability_of_keeping

@@ -23,8 +23,8 @@ from pipeline.audit.reconcile import reconcile
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.errors import ExitCode, UserError
-from pipeline.report import write_report
 from pipeline.report.contents import Report
+from pipeline.report.page import write_report
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process

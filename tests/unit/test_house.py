@@ -105,8 +105,17 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield alias.name, node.lineno
 
 
+WORDING = "pipeline.report.wording."
+"""Each module of it stands in the room of the lowest module that it imports: a room above the report takes from it what
+needs only numbers, or records of that room and of those above it."""
+
+
 def room_of(module: str) -> int:
     parts = module.split(".")
+    if module.startswith(WORDING):
+        return min(
+            ROOMS.index("pipeline.report"), max((room_of(other) for other, _ in imports(MODULES[module])), default=0)
+        )
     return max(i for i, room in enumerate(ROOMS) if parts[: room.count(".") + 1] == room.split("."))
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.conclusion import GROUPED
 from pipeline.audit.dependence import read_sketches
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
@@ -25,6 +24,7 @@ from pipeline.audit.summary import Summary
 from pipeline.corpus.documents import id_key, read_shard, text_key
 from pipeline.corpus.near_copies import sketch
 from pipeline.errors import UserError
+from pipeline.report.wording.conclusion import GROUPED
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, withdraw_receipt, write_receipt

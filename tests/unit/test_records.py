@@ -20,9 +20,9 @@ from pipeline.audit.status import read_status, run_status
 from pipeline.audit.summary import Diagnostics, Summary, read_summary
 from pipeline.compare.schemas import COMPARISON_RECORDS
 from pipeline.errors import UserError
-from pipeline.report import write_report
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
+from pipeline.report.page import write_report
 from pipeline.report.schemas import RECORDS, render_schemas, write_schemas
 from pipeline.selection import StrictAnswer
 from pipeline.series.schemas import SERIES_RECORDS

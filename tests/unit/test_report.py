@@ -28,10 +28,10 @@ from pipeline.audit.summary import BlindDiagnostic, Summary, SymmetryDiagnostic,
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError, visible
-from pipeline.report import write_report
 from pipeline.report.contents import Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import MAX_POINTS, _slope, _thinned, draw_figures
+from pipeline.report.page import write_report
 from pipeline.selection import StrictAnswer
 from pipeline.store.files import Store
 

@@ -9,10 +9,10 @@ import pytest
 from report_run import amend, build_run
 from test_report import Page, report
 
-from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import Report
+from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
 from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.store.files import Store

@@ -11,12 +11,12 @@ import pytest
 from report_run import amend, build_run
 from signed import sign
 
-from pipeline.audit.conclusion import CONTRADICTED
 from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
 from pipeline.config.models import EndpointConfig, ModelConfig
-from pipeline.report import write_report
 from pipeline.report.contents import BriefAnswer, Light, Report
 from pipeline.report.names import Folders, model_name
+from pipeline.report.page import write_report
+from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
 from pipeline.store.files import Store
 

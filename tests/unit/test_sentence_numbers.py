@@ -276,8 +276,7 @@ def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
 @pytest.mark.parametrize("confidence", [0.95, 0.999, 0.9999999, 0.5, 0.12345678])
 def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: float) -> None:
     from pipeline.audit.judge import _count_sentences
-    from pipeline.audit.sentences import sureness
-    from pipeline.report.wording.bounds import bound_text
+    from pipeline.report.wording.bounds import bound_text, sureness
 
     summary = seenset.select(
         np.r_[np.full(60, 9.0), np.zeros(40)], unseen=np.arange(99.0) / 99, procedure="bh", confidence=confidence

@@ -13,7 +13,7 @@ from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
-from pipeline.report import write_report
+from pipeline.report.page import write_report
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process

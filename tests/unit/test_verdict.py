@@ -19,7 +19,6 @@ from signed import file_blind_test, sign
 
 import seenset
 from pipeline.audit.blind import blind
-from pipeline.audit.conclusion import CONTRADICTED, GROUPED
 from pipeline.audit.description import load_config
 from pipeline.audit.group_sizes import GroupSizes
 from pipeline.audit.judge import CALIBRATING
@@ -30,6 +29,7 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
+from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.audit import run_audit

@@ -1,12 +1,15 @@
-"""What a report says of the bounds of its answers: of one list, of all audited documents, and of what they rest on."""
+"""What a report states of the bounds of its answers: of one list, of all audited documents, and of what they rest on.
+
+No sentence claims more than its bound.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipeline.audit.sentences import condition, known_claim, sentence, wrong_claim
 from pipeline.audit.summary import Summary
+from pipeline.selection.bounds import Bound
 from pipeline.selection.digits import percentage
 
 
@@ -35,6 +38,23 @@ def bound_text(summary: Summary) -> str | None:
     )
 
 
+def bound_sentence(summary: Summary) -> str | None:
+    """How many of the selected are wrong at most, and how many of all audited documents are members (or clean).
+
+    Where no bound may be stated, the reason; None where no theorem covers the selection.
+    """
+    bound = summary.bound
+    if bound is None:
+        return summary.bound_withheld
+    known = f"{sentence(known_claim(summary, bound))}{condition(summary) if bound.members_at_least else ''}."
+    if not summary.n_selected:
+        return known
+    wrong = sentence(wrong_claim(summary, bound))
+    if bound.wrong_at_most >= summary.n_selected:
+        return f"{wrong}. {known}" if bound.members_at_least else f"{wrong}."
+    return f"{wrong}, and {known_clause(summary, bound)}{condition(summary)}."
+
+
 def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
     """What a bound adds to the average, and what it does not."""
     if not any(summary.bound for summary in summaries):
@@ -45,3 +65,49 @@ def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
         "It rests on the calibration documents as the average does, and fails too where documents of one role depend "
         "on one another."
     ]
+
+
+def condition(summary: Summary) -> str:
+    """The clause that ends a sentence with a bound: the condition under which it is stated, if there is one."""
+    return f", {summary.condition}" if summary.condition else ""
+
+
+def sentence(clause: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return f"{clause[0].upper()}{clause[1:]}"
+
+
+def wrong_claim(summary: Summary, bound: Bound) -> str:
+    """At most how many of the selected are wrong, with the confidence; that all may be wrong needs none."""
+    clause = wrong_clause(summary, bound)
+    return clause if bound.wrong_at_most >= summary.n_selected else f"with {sureness(bound)} {clause}"
+
+
+def known_claim(summary: Summary, bound: Bound) -> str:
+    """At least how many of all audited documents are members (or clean), with the confidence; a bound of 0 has none."""
+    clause = known_clause(summary, bound)
+    return f"with {sureness(bound)} {clause}" if bound.members_at_least else clause
+
+
+def sureness(bound: Bound) -> str:
+    """The confidence of a bound in words: 95% confidence. It is not rounded: 99.99999% is not 100%."""
+    return f"{percentage(Fraction(repr(bound.confidence)))} confidence"
+
+
+def wrong_clause(summary: Summary, bound: Bound) -> str:
+    """At most how many of the selected are wrong; there is at least one."""
+    wrong, these = bound.wrong_at_most, f"these {summary.n_selected:,}"
+    if wrong >= summary.n_selected:
+        return "the one selected document may be wrong" if wrong == 1 else f"all of {these} may be wrong"
+    if wrong == 0:
+        return "the one selected document is not wrong" if summary.n_selected == 1 else f"none of {these} is wrong"
+    return f"at most {wrong:,} of {these} {'is' if wrong == 1 else 'are'} wrong"
+
+
+def known_clause(summary: Summary, bound: Bound) -> str:
+    """At least how many of all audited documents are members; with direction clean, how many are not."""
+    kind = "trained on" if summary.direction == "members" else "not trained on"
+    least, audited = bound.members_at_least, f"of the {summary.n_audit:,} audited documents"
+    if least == 0:
+        return f"the bound is 0: it does not show that any {audited} was {kind}"
+    return f"at least {least:,} {audited} {'was' if least == 1 else 'were'} {kind}"

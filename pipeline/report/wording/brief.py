@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.audit.blind import to_settle
-from pipeline.audit.conclusion import CONTRADICTED
-from pipeline.audit.sentences import known_claim, sentence, sureness, wrong_claim
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
-from pipeline.report.wording.bounds import bound_clause
+from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
 from pipeline.report.wording.checks import TITLES, checks
+from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.report.wording.numbers import documents, null_share, percent
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
