@@ -42,6 +42,7 @@ from pipeline.models.devices import CPU, Device
 from pipeline.models.sharing import SharedModels
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
+from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring
@@ -205,7 +206,7 @@ def run_evaluation(
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     with scoring(config, reporter, limit, plan) as (scored, status, *_):
-        evaluated = evaluate_scores(config, scored, limit)
+        evaluated = worded(evaluate_scores(config, scored, limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
     return EvaluationOutcome(evaluated.evaluation, page)

@@ -17,9 +17,6 @@ import pyarrow.parquet as pq
 
 from pipeline.audit.blind import (
     CHARACTERS,
-    LEAST,
-    TOLERANCE,
-    Blind,
     blind,
     blind_diagnostic,
     blocks_of_documents,
@@ -27,7 +24,7 @@ from pipeline.audit.blind import (
     word_counts,
     word_model,
 )
-from pipeline.audit.halvings import Compared
+from pipeline.audit.halvings import LEAST, TOLERANCE, Blind, Compared
 from pipeline.audit.plan import Plan
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import (
@@ -46,6 +43,7 @@ from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
+from pipeline.report.wording import blind as wording
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import mix
 from pipeline.selection.split import halves, shuffled
@@ -87,10 +85,7 @@ class TellingWords:
 
     def line(self) -> str:
         """One line for a person."""
-        return (
-            f"words that tell them apart: {', '.join(self.audited) or 'none'} (audited); "
-            f"{', '.join(self.known) or 'none'} ({self.role})"
-        )
+        return wording.telling_words(self.role, self.audited, self.known)
 
 
 def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count: int = SHOWN_WORDS) -> TellingWords:
@@ -216,15 +211,7 @@ class Matched:
 
     def sentence(self) -> str:
         """What was kept and what that repairs, for a person."""
-        text = f"{self.path}: {self.count:,} of {self.total:,} {self.role} documents whose words resemble the audited"
-        if self.after is None:
-            return f"{text}; fewer than {LEAST}, too few to calibrate on: look for others"
-        if self.before is not None:
-            text += f"; blind AUC {self.before.auc:.2f} before, {self.after.auc:.2f} with these"
-        if self.after.ok is False:
-            return f"{text}: words still tell them apart, so nothing of this set repairs that"
-        use = f"corpus.{self.role}: {{path: {self.path}, id: id}}"
-        return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"
+        return wording.matched(self.path, self.count, self.total, self.role, self.before, self.after)
 
     def facts(self) -> dict[str, Any]:
         """The same for machines."""

@@ -2,78 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from pipeline.audit.blind_pictures import PictureLooks, caption_features, looks_of, picture_model
-from pipeline.audit.halvings import (
-    LEAST_BLOCKS,
-    Z99,
-    Compared,
-    HeldOut,
-    blocks_among,
-    held_out,
-    interval_of,
-)
-from pipeline.audit.summary import BlindDiagnostic, BlindOutcome
+from pipeline.audit.halvings import LEAST, Blind, Compared, HeldOut, blocks_among, held_out, interval_of, to_settle
+from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.tail import TailTest, tail_test
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.shard import Shard
-from pipeline.selection.digits import beside
+from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, WORDS, blind_sentence
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
 CHARACTERS = 20_000
 FOLDS = 5
 FEATURES = 1 << 16
-TOLERANCE = 0.03
-PASSING = 0.05
-"""Above chance: the most that the upper limit of the interval may be for documents to pass as alike."""
-
-CERTAINTY = 1.2815515655446004
-"""Standard errors: nine of ten tests are decided with as many documents as the sentence says."""
-
-LEAST = 20
-"""Documents of each role without which no weights are learned, and no scores of single documents are stated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blind:
-    """How well the words alone tell calibration documents from audited ones."""
-
-    auc: float  # held out, in [0, 1]: mean over the halves
-    low: float  # of the 99% interval
-    high: float
-    n_calibration: int  # documents that were compared
-    n_audit: int
-    n_calibration_blocks: int | None = None  # sets of dependent documents among these; None: all count singly
-    n_audit_blocks: int | None = None
-
-    @property
-    def outcome(self) -> BlindOutcome:
-        """Failed if all of the interval lies above 0.53, passed if none lies above 0.55; below 0.5 is chance."""
-        if self.low > 0.5 + TOLERANCE:
-            return "failed"
-        return "passed" if self.high <= 0.5 + PASSING else "inconclusive"
-
-    @property
-    def ok(self) -> bool | None:
-        """Whether it passed or failed; None where it is inconclusive."""
-        return {"passed": True, "failed": False, "inconclusive": None}[self.outcome]
-
-
-WORDS, OF_PICTURES = "words", "thumbnails, colours and files"
-OF_CAPTIONED = "thumbnails, colours, files and captions"
-"""What the classifier knows of documents, as sentences say it."""
 
 Shown = str | PictureLooks
 """What the classifier is given of a document: its text, or what it knows of its picture."""
@@ -187,77 +138,22 @@ def word_model(strength: float = 10.0) -> Any:
 
 
 def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:
-    """What summary.json and the report say of the test of a role.
+    """The record of the test of a role, for summary.json and the report.
 
     Args:
         test: None where there were too few documents for one.
         role: whose documents calibrate.
         by: what the classifier knows of documents, `WORDS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
-    if test is None:
-        sentence = (
-            f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
-            f"near-duplicates count once: whether their {by} differ could not be tested. {settled_by(role, by=by)}"
-        )
-        return BlindDiagnostic(ok=None, by=by, outcome="inconclusive", sentence=sentence, n_to_settle=to_settle())
-    interval = interval_text(test)
-    limit, outcome = 0.5 + TOLERANCE, test.outcome
-    if outcome == "passed":
-        sentence = (
-            f"A classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with "
-            f"an AUC of at most {0.5 + PASSING:.2f} at 99% confidence ({interval}). It does not prove them alike."
-        )
-    elif outcome == "inconclusive":
-        sentence = (
-            f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
-            f'differ ({interval}). "Different" needs a lower limit above {limit:.2f}, "alike" an upper limit of at '
-            f"most {0.5 + PASSING:.2f}. {settled_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
-        )
-    else:
-        sentence = (
-            f"A classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC "
-            f"above {limit:.2f} at 99% confidence ({interval}): they differ in more than membership, and the promised "
-            "error rate is not supported."
-        )
-    needed = to_settle() if outcome == "inconclusive" else None
-    return BlindDiagnostic(ok=test.ok, by=by, outcome=outcome, sentence=sentence, n_to_settle=needed, **asdict(test))
-
-
-def interval_text(test: Blind) -> str:
-    """The AUC and its interval in words, its ends on the side of the limit that each is held against."""
-    low, high = beside(test.low, 0.5 + TOLERANCE), beside(test.high, 0.5 + PASSING)
-    return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"
-
-
-def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
-    """How many documents of two kinds would decide the test, in words.
-
-    Args:
-        first: the one kind.
-        second: the other.
-        by: what the classifier knows of documents.
-        blocks: whether some of the documents are of one group, or near-duplicates.
-    """
-    once = " (documents of one group and near-duplicates count once)" if blocks else ""
-    return (
-        f"About {to_settle():,} {first} and as many {second} documents{once} would settle it: if their {by} are alike, "
-        "nine of ten tests then pass."
+    outcome = "inconclusive" if test is None else test.outcome
+    return BlindDiagnostic(
+        ok=None if test is None else test.ok,
+        by=by,
+        outcome=outcome,
+        sentence=blind_sentence(test, role, by),
+        n_to_settle=to_settle() if outcome == "inconclusive" else None,
+        **({} if test is None else asdict(test)),
     )
-
-
-@cache
-def to_settle() -> int:
-    """About how many documents of each kind let nine of ten tests pass where the words are alike.
-
-    A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,
-    DeLong's standard error of a half is sqrt(1 / (3 n)) where the words are alike. The mean AUC varies by that over
-    sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add next
-    to nothing. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
-    """
-    errors = Z99 + CERTAINTY / math.sqrt(2)
-    needed = (errors / PASSING) ** 2 / 3
-    digits = 10 ** (math.floor(math.log10(needed)) - 1)
-    return round(needed / digits) * digits
 
 
 class BlindTest(BlindDiagnostic):

@@ -110,18 +110,6 @@ def least_untrained(rate: float, models: int = 1) -> int:
     return math.ceil(math.log(_tail(models)) / math.log1p(-rate))
 
 
-def too_few_untrained(count: int, kind: str, models: int = 1) -> list[str]:
-    """For which false positive rates so many independent untrained documents give no interval, a sentence each.
-
-    Args:
-        count: of the model that has the fewest.
-        kind: what they are called, such as "unseen documents".
-        models: over which the TPR is a mean.
-    """
-    rates = [rate for rate in RATES if count < least_untrained(rate, models)]
-    return [f"Too few {kind} ({count:,}) for an interval at a false positive rate of {rate:.0%}." for rate in rates]
-
-
 def _tail(models: int) -> float:
     """The probability with which each of the four limits of a model's interval of a TPR may fail."""
     return (1 - CONFIDENCE) / 4 / models

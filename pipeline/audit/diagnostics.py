@@ -21,6 +21,8 @@ from pipeline.audit.summary import (
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording import documents as wording
+from pipeline.report.wording.blind import ONLY_SCORES, untested
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
 from pipeline.store.files import Store
@@ -62,18 +64,12 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
         answer: of the selection.
         role: the null role, whose documents calibrate.
     """
-    sentence = f"Whether the words of {role} and audited documents differ was not tested: only scores were at hand."
     return Diagnostics(
-        blind=BlindDiagnostic(ok=None, sentence=sentence),
+        blind=BlindDiagnostic(ok=None, sentence=untested(role, ONLY_SCORES)),
         resolution=_resolution_diagnostic(answer, role),
-        overlap=OverlapDiagnostic(
-            ok=None,
-            sentence=f"Whether {role} documents are copies of audited ones was not tested.",
-            n_calibration=0,
-            n_audit=0,
-        ),
-        duplicates=CountDiagnostic(ok=None, sentence="Whether documents repeat an id was not tested.", count=0),
-        truncated=ShareDiagnostic(ok=None, sentence="How many documents were cut is not known.", share=0.0),
+        overlap=OverlapDiagnostic(ok=None, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0),
+        duplicates=CountDiagnostic(ok=None, sentence=wording.UNTESTED_IDS, count=0),
+        truncated=ShareDiagnostic(ok=None, sentence=wording.UNKNOWN_LENGTHS, share=0.0),
         sign_symmetry=_symmetry_diagnostic(answer.symmetry),
     )
 
@@ -110,8 +106,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
     try:
         test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
-        sentence = f"Whether the words of {role} and audited documents differ was not tested: {error}."
-        return BlindTest(ok=None, sentence=sentence)
+        return BlindTest(ok=None, sentence=untested(role, str(error)))
     write_part(scored.store, name, test)
     return test
 
@@ -119,31 +114,22 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
     """Repeated ids take nothing from the promise: they are quarantined, and count as hypotheses with p = 1."""
     count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
-    sentence = f"{count} documents repeat an id and were quarantined."
-    return CountDiagnostic(ok=None if count else True, sentence=sentence, count=count)
+    return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids(count), count=count)
 
 
 def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
     total = sum(receipt.n_scored for receipt in scored.receipts)
     truncated = sum(receipt.n_truncated for receipt in scored.receipts)
     share = truncated / total if total else 0.0
-    if total and not truncated:
-        return ShareDiagnostic(ok=True, sentence=f"None of the {total} documents was truncated.", share=0.0)
-    sentence = (
-        f"{truncated} of {total} documents {'was' if truncated == 1 else 'were'} truncated at max_tokens. A truncated "
-        "document is judged by its first max_tokens tokens alone."
-    )
-    return ShareDiagnostic(ok=None, sentence=sentence, share=share)
+    ok = True if total and not truncated else None
+    return ShareDiagnostic(ok=ok, sentence=wording.truncated(truncated, total), share=share)
 
 
 def _finetuned_diagnostic(scored: Scored, role: str, n_trained: int) -> CountDiagnostic | None:
     if not scored.finetuned and not n_trained:
         return None
     count = scored.n_finetuned(role)
-    sentence = f"{count} {role} documents were fine-tuned on, or are near copies of one that was, and do not calibrate."
-    if n_trained:
-        sentence += f" {n_trained} audited documents are near copies of one: to fsd they look less like members."
-    return CountDiagnostic(ok=True, sentence=sentence, count=count)
+    return CountDiagnostic(ok=True, sentence=wording.fine_tuned(count, role, n_trained), count=count)
 
 
 def _resolution_diagnostic(answer: Answer, role: str) -> ResolutionDiagnostic:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from pipeline.audit.blind import LEAST, Shown, dependent_blocks, hold_out, sampled
+from pipeline.audit.blind import Shown, dependent_blocks, hold_out, sampled
 from pipeline.audit.detection import Area, Estimate, area_interval, effective_blocks
-from pipeline.audit.halvings import Compared
+from pipeline.audit.halvings import LEAST, Compared
 from pipeline.audit.score_shards import scores_of
 from pipeline.audit.scored import Scored
 from pipeline.config.corpus import Role

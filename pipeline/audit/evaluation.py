@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.audit.blind import (
-    LEAST,
-    OF_PICTURES,
-    PASSING,
-    SAMPLED_SHARDS,
-    TOLERANCE,
-    WORDS,
-    settled_by,
-)
 from pipeline.audit.detection import (
     CONFIDENCE,
     RATES,
@@ -25,7 +15,6 @@ from pipeline.audit.detection import (
     Estimate,
     detection,
     roc,
-    too_few_untrained,
 )
 from pipeline.audit.evaluated_documents import COMPARED, ByRole, Numbers, blocks_of_roles, known_documents, words_alone
 from pipeline.audit.records import Record, VersionedRecord
@@ -92,10 +81,14 @@ class Evaluation(VersionedRecord):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluated:
-    """An evaluation, and the ROC curve of each of its detectors over all documents."""
+    """An evaluation, the ROC curve of each of its detectors over all documents, and what `notices` are made of."""
 
     evaluation: Evaluation
     curves: dict[str, Curve]
+    n_blocks: dict[Role, int]  # sets of documents that depend on one another
+    n_independent: int  # unseen documents that the TPR counts
+    shares_groups: bool  # whether a group has documents of both roles
+    n_groups_left_out: int  # of the table
 
 
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
@@ -139,13 +132,14 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         notices=[],
         rows=rows,
     )
-    notices = [
-        *_notices(evaluation),
-        *_about_intervals(kinds, columns[0], blocks),
-        *([f"{dropped:,} smaller groups are left out of the table."] if dropped else []),
-    ]
-    curves = {name: roc(*(kinds[role].of(name, None) for role in COMPARED)) for name in names}
-    return Evaluated(evaluation.model_copy(update={"notices": notices}), curves)
+    return Evaluated(
+        evaluation,
+        curves={name: roc(*(kinds[role].of(name, None) for role in COMPARED)) for name in names},
+        n_blocks={role: np.unique(blocks[role]).size for role in COMPARED},
+        n_independent=_sample(kinds, columns[0], None, blocks).independent[1].size,
+        shares_groups=bool({*kinds["seen"].groups.tolist()} & {*kinds["unseen"].groups.tolist()} - {None}),
+        n_groups_left_out=dropped,
+    )
 
 
 def _groups(kinds: ByRole) -> tuple[list[str], int]:
@@ -207,101 +201,6 @@ def _documents(scored: Scored, role: Role, n_compared: int) -> ComparedDocuments
     )
 
 
-def _notices(evaluation: Evaluation) -> Iterator[str]:
-    """What a reader must know before the figures."""
-    if evaluation.limit is not None:
-        yield f"This is a sample: only the first {evaluation.limit:,} documents of each role were read."
-    yield about_words(evaluation.rows[0])
-    yield from _about_sample(evaluation)
-    if evaluation.n_shared:
-        yield (
-            f"{evaluation.n_shared:,} seen documents have the same text as an unseen one: their labels contradict "
-            "each other. They are compared all the same."
-        )
-    seen, unseen = (entry.n_compared for entry in evaluation.documents)
-    blunt = [f"{rate:.0%}" for rate in RATES if rate * unseen < 1]
-    if blunt:
-        yield (
-            f"With {unseen:,} unseen documents a false positive rate of {' or '.join(blunt)} allows no false positive: "
-            "the TPR there is the share of seen documents above every unseen one."
-        )
-    if seen + unseen and min(seen, unseen) < LEAST:
-        yield f"Fewer than {LEAST} documents of one kind are compared: the figures are too uncertain to rely on."
-
-
-def _about_sample(evaluation: Evaluation) -> Iterator[str]:
-    """What the classifier's row leaves out, and which documents it counts; nothing without such a row."""
-    row = evaluation.rows[0]
-    if not is_blind(row.detector):
-        return
-    yield f'The TPR of the row "{row.detector}" has no interval: ten classifiers score the documents.'
-    counts = [
-        (counted, entry.n_compared, entry.role)
-        for entry, counted in zip(evaluation.documents, (row.n_seen, row.n_unseen), strict=True)
-    ]
-    if all(counted == compared for counted, compared, _ in counts):
-        each = " and ".join(f"{counted:,} {role}" for counted, _, role in counts)
-        yield f'The row "{row.detector}" counts all of the {each} documents that are compared.'
-        return
-    each = " and ".join(f"{counted:,} of the {compared:,} {role}" for counted, compared, role in counts)
-    yield (
-        f'The row "{row.detector}" counts {each} documents that are compared: the first ones of at most '
-        f"{SAMPLED_SHARDS} shards of each role, evenly spaced over its files."
-    )
-
-
-def _about_intervals(kinds: ByRole, column: str, blocks: Numbers) -> Iterator[str]:
-    """What the intervals over all documents are over, and which figures have none."""
-    seen, unseen = (np.unique(blocks[role]).size for role in COMPARED)
-    units = "documents"
-    if seen + unseen < sum(kind.groups.size for kind in kinds.values()):
-        units = "blocks"
-        yield (
-            "Documents of one group, and near copies, may depend on one another: the intervals over all documents are "
-            f"over {seen:,} seen and {unseen:,} unseen blocks (groups, families of near copies, single documents), and "
-            "those of the TPR count one document of each, drawn by a hash of its text."
-        )
-    if {*kinds["seen"].groups.tolist()} & {*kinds["unseen"].groups.tolist()} - {None}:
-        yield "Groups with seen and unseen documents are taken as given: their documents count one by one."
-    _, independent = _sample(kinds, column, None, blocks).independent
-    yield from too_few_untrained(independent.size, f"unseen {units}")
-
-
 def is_blind(detector: str) -> bool:
     """Whether a row is of a classifier that never saw the model."""
     return detector in (BLIND, BLIND_PICTURES)
-
-
-def about_words(row: DetectorEvaluation) -> str:
-    """What the classifier's row says of the documents; what it means that there is none."""
-    if not is_blind(row.detector):
-        return (
-            f"Fewer than {LEAST} seen or unseen documents, or too few groups: whether a classifier tells them apart "
-            "was not tested."
-        )
-    by = WORDS if row.detector == BLIND else OF_PICTURES
-    value, low, high = row.auc.value, row.auc.low, row.auc.high
-    assert value is not None  # there are documents of both kinds
-    if low is None or high is None:
-        return (
-            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot be "
-            f"determined: there are too few groups for an interval of its AUC ({value:.3f}; 0.5 is chance)."
-        )
-    interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
-    if low > 0.5 + TOLERANCE:
-        return (
-            f"A classifier that never saw the model tells seen from unseen documents by their {by} ({interval}): they "
-            "differ in more than membership. A detector may have found that difference, and these figures do not say "
-            "how much of what it finds is membership."
-        )
-    if high > 0.5 + PASSING:
-        return (
-            f"Whether a classifier that never saw the model tells seen from unseen documents by their {by} cannot "
-            f"be determined from so few documents ({interval}): the test is inconclusive. "
-            f"{settled_by('seen', 'unseen', by)}"
-        )
-    return (
-        f"A classifier that never saw the model hardly tells seen from unseen documents by their {by}: with an AUC of "
-        f"at most {0.5 + PASSING:g} ({interval}). That speaks for these documents; it does not prove that they differ "
-        "in membership alone."
-    )

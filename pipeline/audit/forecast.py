@@ -16,6 +16,7 @@ from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.formats import extent_of
 from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.report.wording import resolution as wording
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import PLAIN, Basis
@@ -136,12 +137,9 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
             figures |= _by_share(rule, known, m, figures, role, basis)
         elif not chosen.built_in:
             figures |= _of_plugin(selection.procedure, needed, n, m, role)
-    if calibrated.weighted:  # what they weigh is not known before they are read
-        figures["sentence"] = figures["sentence"].replace("With ", "If all weighed the same, with ", 1)
-        figures["ok"] = figures["ok"] or None
-    if at_most:  # which documents of a group there are is not known before they are read
-        figures["sentence"] = figures["sentence"].replace("With ", "With at most ", 1)
-    return {**facts, **figures}
+    sentence = wording.before_reading(figures["sentence"], calibrated.weighted, at_most)
+    ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
+    return {**facts, **figures, "sentence": sentence, "ok": ok}
 
 
 def rule_of(selection: SelectionConfig, known_members: bool) -> Rule:
@@ -159,34 +157,20 @@ def rule_of(selection: SelectionConfig, known_members: bool) -> Rule:
 def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:
     """What is different where the procedure estimates the share of nulls: the figures hold at a share of 1."""
     needed, best = figures["minimum_selectable"], fewest_at_best(rule, known, m)
-    given = _given(rule.calibrating(known), m, role, basis)
-    if best > m:
-        sentence = (
-            f"{given}, nothing can be selected at any estimated null share: the shortest possible list would have "
-            f"{best:,} documents."
-        )
-    else:
-        half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
-        sentence = (
-            f"{given}, the length of the shortest possible list depends on the estimated null share: {needed:,} at a "
-            f"share of 1, {half:,} at 0.5, never fewer than {best:,}."
-        )
-    if figures["ok"] is not True:
-        were = "were" if role == "unseen" else "were not"
-        sentence += (
-            f"{_for_a_hundredth(figures['calibration_for_1_percent'], m, role, basis)}; fewer suffice if part of the "
-            f"audited documents {were} trained on."
-        )
+    half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
+    sentence = wording.shortest_list_by_share(
+        wording.Given(rule.calibrating(known), m, role, basis),
+        (needed, half, best),
+        figures["ok"],
+        figures["calibration_for_1_percent"],
+    )
     ok = False if best > m else figures["ok"] or None
     return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
 
 
 def _of_plugin(procedure: str, needed: int, n: int, m: int, role: str) -> dict[str, Any]:
-    sentence = (
-        f"{_given(n, m, role, PLAIN)}, the shortest possible list of procedure bh has {_documents(needed)}; that of "
-        f"{procedure}, a plugin's procedure, is not known."
-    )
-    return {"sentence": sentence, "ok": None}
+    given = wording.Given(n, m, role, PLAIN)
+    return {"sentence": wording.shortest_list_of_plugin(given, needed, procedure), "ok": None}
 
 
 def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis: Basis) -> dict[str, Any]:
@@ -207,27 +191,5 @@ def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis
     ok = False if needed > m else True if needed <= fewest else None
     sentence = basis.sentence
     if sentence is None:
-        given = _given(n, m, role, basis)
-        sentence = f"{given}, the shortest possible list has {_documents(needed)}."
-        if ok is False:
-            sentence = f"{given}, nothing can be selected: the shortest possible list would have {_documents(needed)}."
-        if not ok and enough is not None:
-            sentence += f"{_for_a_hundredth(enough, m, role, basis)}."
+        sentence = wording.shortest_list(wording.Given(n, m, role, basis), needed, ok, enough)
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
-
-
-def _given(n: int, m: int, role: str, basis: Basis) -> str:
-    half = ", half of those that are known," if basis.halved else ""
-    share = "" if basis.share is None else f" at an estimated null share of {basis.share:.3g}"
-    return f"With {n:,} {role} documents to calibrate on{half} and {m:,} to judge{share}"
-
-
-def _for_a_hundredth(enough: int, m: int, role: str, basis: Basis) -> str:
-    half = ", half of which calibrate" if basis.halved else ""
-    group = " of one group" if basis.grouped else ""
-    few = "as few as 1% of the audited documents" if m >= 200 else "a single document"
-    return f" With {enough:,} {role} documents{group}{half}{',' * basis.halved} {few} can be selected"
-
-
-def _documents(count: int) -> str:
-    return f"{count:,} document{'s' * (count != 1)}"

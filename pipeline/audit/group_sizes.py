@@ -12,6 +12,7 @@ from pipeline.audit.summary import Diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.keys import Keys
+from pipeline.report.wording.documents import grouped
 from pipeline.selection.procedures import procedure_of
 
 MOST_GROUPS = 1_000
@@ -72,12 +73,8 @@ def group_diagnostic(
         calibrating: groups of those that calibrate.
     """
     sides = {"audited": audited, role: calibrating}
-    grouped = " and ".join(name for name, sizes in sides.items() if sizes.breaks_bounds)
-    if not grouped:
+    roles = [name for name, sizes in sides.items() if sizes.breaks_bounds]
+    if not roles:
         return None
-    instead = "seenset verdict counts groups" if direction == "members" else "the list and its error rate stay"
-    sentence = (
-        f"The {grouped} documents are grouped, and documents of one group may depend on each other. A bound on numbers "
-        f"of documents requires independent documents, so none is stated; {instead}."
-    )
-    return Diagnostic(ok=False if procedure_of(procedure).per_list else None, sentence=sentence)
+    ok = False if procedure_of(procedure).per_list else None
+    return Diagnostic(ok=ok, sentence=grouped(roles, instead=direction == "members"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from pipeline.audit.summary import BlindOutcome
 from pipeline.selection.collection import joined_blocks
 
 HALVINGS = 5
@@ -16,7 +18,56 @@ LEAST_BLOCKS = 4
 """Of each role: two in each half, the fewest between which a variance can be estimated."""
 
 Z99 = 2.5758293035489004
+TOLERANCE = 0.03
+PASSING = 0.05
+"""Above chance: the most that the upper limit of the interval may be for documents to pass as alike."""
+
+CERTAINTY = 1.2815515655446004
+"""Standard errors: nine of ten tests are decided with as many documents as the sentence says."""
+
+LEAST = 20
+"""Documents of each role without which no weights are learned, and no scores of single documents are stated."""
 _HALVE = 1  # the stream of random numbers that halves are drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """How well the words alone tell calibration documents from audited ones."""
+
+    auc: float  # held out, in [0, 1]: mean over the halves
+    low: float  # of the 99% interval
+    high: float
+    n_calibration: int  # documents that were compared
+    n_audit: int
+    n_calibration_blocks: int | None = None  # sets of dependent documents among these; None: all count singly
+    n_audit_blocks: int | None = None
+
+    @property
+    def outcome(self) -> BlindOutcome:
+        """Failed if all of the interval lies above 0.53, passed if none lies above 0.55; below 0.5 is chance."""
+        if self.low > 0.5 + TOLERANCE:
+            return "failed"
+        return "passed" if self.high <= 0.5 + PASSING else "inconclusive"
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether it passed or failed; None where it is inconclusive."""
+        return {"passed": True, "failed": False, "inconclusive": None}[self.outcome]
+
+
+@cache
+def to_settle() -> int:
+    """About how many documents of each kind let nine of ten tests pass where the words are alike.
+
+    A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,
+    DeLong's standard error of a half is sqrt(1 / (3 n)) where the words are alike. The mean AUC varies by that over
+    sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add next
+    to nothing. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
+    """
+    errors = Z99 + CERTAINTY / math.sqrt(2)
+    needed = (errors / PASSING) ** 2 / 3
+    digits = 10 ** (math.floor(math.log10(needed)) - 1)
+    return round(needed / digits) * digits
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
@@ -17,25 +16,10 @@ from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettl
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, display_name
+from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.conclusion import CONTRADICTED
-from pipeline.selection.collection import FOLDS, PERMUTATIONS, Blocks, PermutationTest, permutation_test
-from pipeline.selection.digits import beside, decimal, percentage
-
-OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
-NO_TEST = (
-    "No permutation test was made: only labels of blocks of like size are permuted, and no class of size has blocks of "
-    "both roles."
-)
-
-UNGROUPED = (
-    "No count is stated: a count requires independent documents, and the groups of these are ignored (blocks: family). "
-    "The permutation test takes documents of one group to be independent."
-)
-
-CALIBRATING = (
-    "Unseen documents that depend on each other (groups, near copies) are blocks: one document of each calibrates the "
-    "count, drawn by a hash of its id."
-)
+from pipeline.report.wording.numbers import sample_of
+from pipeline.selection.collection import PERMUTATIONS, Blocks, PermutationTest, permutation_test
 
 
 def judge_collection(
@@ -88,7 +72,7 @@ def judge_collection(
         reasons=reasons,
         sentences=[
             *_sentences(_model_name(config), answer, evidence, limit, sampled),
-            *([OUTSIDE] if config.series is not None else []),
+            *([wording.OUTSIDE] if config.series is not None else []),
         ],
         level=LEVEL,
         counts=evidence.counts,
@@ -134,7 +118,7 @@ class _Evidence:
         condition = bound_condition(self.conclude()[0], self.blind.outcome != "not tested")
         if condition is None or not self.ungrouped:
             return condition
-        return ", and ".join(["provided documents of one group are independent", *([condition] if condition else [])])
+        return ", and ".join([wording.IF_GROUPED, *([condition] if condition else [])])
 
     def conclude(self) -> tuple[Conclusion, list[str]]:
         """The conclusion of the checks of the verdict, and the reasons why it is not supported.
@@ -148,7 +132,7 @@ class _Evidence:
         if others:
             return "contradicted", others
         if self.withheld and not self.by_test and self.first is not None:
-            return "contradicted", [f"A check contradicts selection {self.first.name}: see its answer."]
+            return "contradicted", [wording.see_selection(self.first.name)]
         supported: bool | None = self.blind.ok
         if self.by_count and not self.by_test and self.count is not None:
             supported = self.count.supported
@@ -174,101 +158,35 @@ def _test_record(result: PermutationTest, collection: Collection, made: Blocks) 
 
 def _model_name(config: AuditConfig) -> str:
     model = config.model
-    name = display_name(model)
-    return (
-        name if isinstance(model, EndpointConfig) or not model.adapter else f"{name} with adapter {model.adapter_shown}"
-    )
+    adapter = None if isinstance(model, EndpointConfig) or not model.adapter else model.adapter_shown
+    return wording.model_with_adapter(display_name(model), adapter)
 
 
 def _direction(differences: np.ndarray) -> Diagnostic:
     """Training raises scores: a difference to lower ones has another cause."""
     mean = float(differences.mean())
-    if mean > 0:
-        sentence = f"Audited documents score higher than unseen ones, by {mean:.2f} standard deviations on average."
-    else:
-        sentence = (
-            f"Audited documents do not score higher than unseen ones ({mean:+.2f} standard deviations on average over "
-            "the detectors): training raises scores, so the test gives p = 1."
-        )
-    return Diagnostic(ok=mean > 0, sentence=sentence)
+    return Diagnostic(ok=mean > 0, sentence=wording.direction(mean))
 
 
 def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | None, sampled: bool) -> list[str]:
-    condition = f", {evidence.condition}" if evidence.condition else ""
-    heads = {
-        "trained on": f"{model} was trained on documents of this collection{condition}.",
-        "not shown": f"It is not shown that {model} was trained on this collection. That is no proof that it was not.",
-        "not supported": (
-            f"Contradicted: the audited documents differ from the unseen ones; this does not show that {model} was "
-            "trained on them."
-        ),
-    }
     count, test = evidence.count, evidence.test
     stated = "contradicted" not in (conclude([evidence.blind.ok]), evidence.conclude()[0])
     if not stated or (count is None and evidence.withheld):
         counted = [CONTRADICTED]
     elif evidence.ungrouped:
-        counted = [UNGROUPED]
+        counted = [wording.UNGROUPED]
+    elif count is None:
+        counted = [wording.NO_COUNT]
     else:
         bounded = evidence.first is not None and evidence.first.bound is not None
-        counted = _count_sentences(count, sampled, evidence.blind.outcome != "not tested", bounded)
-    lines = [heads[answer], *counted]
-    lines.append(_test_sentence(test) if test is not None else NO_TEST)
+        counted = wording.counted(count, sampled, evidence.blind.outcome != "not tested", bounded)
+    lines = [wording.head(model, answer, evidence.condition), *counted]
+    lines.append(wording.tested(test) if test is not None else wording.NO_TEST)
     if test is not None and not evidence.direction.ok:
         lines.append(evidence.direction.sentence)
     if count is not None and test is not None and stated:
-        wrong, level = 1 - Fraction(repr(count.confidence)), Fraction(repr(LEVEL))
-        lines.append(
-            f"Of collections without a trained document the count is wrong for at most {decimal(wrong)} and "
-            f"the test (p <= {LEVEL:g}) for at most {LEVEL:g}; one of the two for at most {decimal(wrong + level)}."
-        )
-    lines.append(
-        "The verdict assumes that nothing but training tells the audited documents from the unseen ones. The blind "
-        "test looks for other differences in their words alone, or in thumbnails, colours and files of pictures."
-    )
+        lines.append(wording.both_rates(count.confidence))
+    lines.append(wording.ASSUMED)
     if limit is not None:
-        lines.append(f"This is a sample: only the first {limit:,} documents of each role were read.")
+        lines.append(sample_of(limit))
     return lines
-
-
-def _count_sentences(count: MemberCount | None, sampled: bool, checked: bool, bounded: bool) -> list[str]:
-    """The count in words; `bounded`: it is the bound that the selection itself states."""
-    if count is None:
-        return ["No selection of this run states how many documents were trained on at least."]
-    by = f"selection {count.selection}, {', '.join(count.detectors)}"
-    sure = f"{percentage(Fraction(repr(count.confidence)))} confidence"
-    units = {"document": "documents", "group": "groups", "family": "families of near copies"}[count.unit]
-    of = f"{count.n_units:,} {'sampled ' * sampled}audited {units}"
-    if not count.at_least:
-        return [f"The count shows none: {by} at {sure}, {of}."]
-    condition = bound_condition(count.conclusion, checked)
-    ending = f", {condition}." if condition else "."
-    if count.unit == "document":
-        were = "was" if count.at_least == 1 else "were"
-        line = f"With {sure} at least {count.at_least:,} of the {of} {were} trained on ({by}){ending}"
-        return [line, *([] if bounded else [CALIBRATING])]
-    contain = "contains" if count.at_least == 1 else "contain"
-    noun = "group" if count.unit == "group" else "family"
-    single = "" if count.unit == "group" else "A document without near copies is a family of its own. "
-    drawn = "one of its documents, drawn by a hash of its id"
-    if count.documents_of_each > 1:
-        drawn = f"the mean over {count.documents_of_each:,} of its documents, drawn by a hash of their ids"
-    mixed = ""
-    if count.n_mixed:
-        mixed = f" {count.n_mixed:,} documents are left out, because their {units} stand in both roles."
-    return [
-        f"With {sure} at least {count.at_least:,} of the {of} {contain} a document that was trained on ({by}){ending}",
-        f"{single}The score of a {noun} is {drawn}; its size is assumed to carry no information on its score.{mixed}",
-    ]
-
-
-def _test_sentence(test: BlockTest) -> str:
-    kinds = {"group": "groups", "family": "families of near copies"}
-    number = len(test.differences)
-    read = f"{number} detector{'' if number == 1 else 's'}"
-    return (
-        f"The permutation test gives p = {beside(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
-        f"cross-fitted in {FOLDS} folds of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
-        f"({kinds[test.blocks]}; {test.n_audit:,} and {test.n_unseen:,} documents; {PERMUTATIONS:,} permutations of "
-        f"whole blocks, refitted for each; AUC {test.auc:.2f})."
-    )

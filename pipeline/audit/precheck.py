@@ -22,8 +22,9 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.audit.apart import advice, calibrating
-from pipeline.audit.blind import LEAST, SAMPLED_TEXTS, BlindTest, blind_test
+from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, counted, near_copies_among
+from pipeline.audit.halvings import LEAST
 from pipeline.audit.overlap import KnownTexts, RoleNames, find_shared, shared_error, short_id
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, read_record, write_record

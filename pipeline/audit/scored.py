@@ -24,6 +24,7 @@ from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import IncompleteError, UserError
+from pipeline.report.wording.documents import LEFT_OUT
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
@@ -329,7 +330,7 @@ def find_overlaps(
         of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
         audited = RoleRows(scored, "audit", [part.n_documents for part in of_role])
         known_rows = RoleRows(scored, role, [len(part) for part in keys[role]], finetuned=True)
-        named = RoleNames(role, "left out of calibration", audited.ids, known_rows.ids)
+        named = RoleNames(role, LEFT_OUT, audited.ids, known_rows.ids)
         diagnostic, near = find_shared(of_role, known[role].text.size, named)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)

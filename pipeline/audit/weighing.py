@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import LEAST, PASSING, TOLERANCE, Blind, interval_text, word_counts, word_model
-from pipeline.audit.halvings import Compared, held_out, interval_of
+from pipeline.audit.blind import word_counts, word_model
+from pipeline.audit.halvings import LEAST, Blind, Compared, held_out, interval_of
 from pipeline.audit.summary import BlindDiagnostic, WeightingDiagnostic
 from pipeline.errors import UserError
-from pipeline.selection.digits import beside
+from pipeline.report.wording.blind import weighted_sentence, weights_sentence
 from pipeline.selection.split import halves, shuffled
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 
@@ -215,31 +215,10 @@ def weighted_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
         role: whose documents calibrate.
     """
     if test is None:
-        sentence = f"Whether words still tell the weighted {role} documents from the audited ones could not be tested: "
-        sentence += f"at least {4 * LEAST} documents of each kind are needed."
-        return BlindDiagnostic(ok=None, sentence=sentence, n_to_settle=4 * LEAST)
-    interval = interval_text(test)
-    limit = 0.5 + TOLERANCE
+        return BlindDiagnostic(ok=None, sentence=weighted_sentence(None, role, None), n_to_settle=4 * LEAST)
     ok = None if test.ok and test.n_calibration < FEWEST_EFFECTIVE else test.ok
-    if ok is None:
-        sentence = (
-            f"With the weights, the {role} documents compared count as much as {test.n_calibration:,} of equal "
-            f"weight, too few to test whether words still tell them from the audited ones ({interval})."
-        )
-    elif ok:
-        sentence = (
-            f"With the weights, a classifier that knows only their words hardly tells the {role} documents from the "
-            f"audited ones: with an AUC of at most {0.5 + PASSING:.2f} at 99% confidence ({interval}). It does not "
-            "prove the weights right."
-        )
-    else:
-        sentence = (
-            f"Even with the weights, a classifier that knows only their words tells the {role} documents from the "
-            f"audited ones, with an AUC above {limit:.2f} at 99% confidence ({interval}): weighting did not repair "
-            "that they differ, and the promised error rate is not supported."
-        )
     outcome = "inconclusive" if ok is None else test.outcome
-    return BlindDiagnostic(ok=ok, outcome=outcome, sentence=sentence, **asdict(test))
+    return BlindDiagnostic(ok=ok, outcome=outcome, sentence=weighted_sentence(test, role, ok), **asdict(test))
 
 
 def weighting_diagnostic(
@@ -254,16 +233,11 @@ def weighting_diagnostic(
         before: the blind test without weights; None where there were no texts.
         after: the same with weights.
     """
-    ok = effective >= FEWEST_EFFECTIVE
-    number = beside(effective, FEWEST_EFFECTIVE, 1, ",f")
-    sentence = f"Weighted by their words, the {n:,} {role} documents count as much as {number} of equal weight"
-    if not ok:
-        sentence += f": fewer than {FEWEST_EFFECTIVE}, so a few of them decide all, and the promise is not supported"
     aucs = [None if test is None else test.auc for test in (before, after)]
-    if aucs[0] is not None and aucs[1] is not None:
-        sentence += (
-            f". The AUC of the blind classifier is {aucs[0]:.2f} without the weights and {aucs[1]:.2f} with them"
-        )
     return WeightingDiagnostic(
-        ok=ok, sentence=f"{sentence}.", effective=effective, auc_before=aucs[0], auc_after=aucs[1]
+        ok=effective >= FEWEST_EFFECTIVE,
+        sentence=weights_sentence(effective, FEWEST_EFFECTIVE, n, role, *aucs),
+        effective=effective,
+        auc_before=aucs[0],
+        auc_after=aucs[1],
     )

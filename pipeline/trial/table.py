@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Column, Table
 
-from pipeline.audit.detection import UNDEFINED, too_few_untrained
+from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.report.wording.evaluation import too_few_untrained
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
 from pipeline.trial.bounds import audit_bounds, bound_cells, bound_headers, shown_audit_bounds, shown_bounds

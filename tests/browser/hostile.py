@@ -143,4 +143,5 @@ def write_evaluation_page(folder: Path) -> Path:
         rows=rows,
     )
     curve = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
-    return Path(write_evaluation(store, Evaluated(evaluation, {BLIND: curve, "loss": curve, "min_k(k=0.1)": curve})))
+    curves = {BLIND: curve, "loss": curve, "min_k(k=0.1)": curve}
+    return Path(write_evaluation(store, Evaluated(evaluation, curves, {"seen": 60, "unseen": 60}, 60, True, 0)))

@@ -15,8 +15,8 @@ from pipeline.audit.detection import (
     detection,
     least_untrained,
     threshold_places,
-    too_few_untrained,
 )
+from pipeline.report.wording.evaluation import too_few_untrained
 from pipeline.selection.shares import clopper_pearson
 
 ERROR = 1 - CONFIDENCE

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.audit.blind import Blind, blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
+from pipeline.audit.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
 from pipeline.audit.description import build_config
-from pipeline.audit.halvings import Compared, held_out
+from pipeline.audit.halvings import Blind, Compared, held_out
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.corpus.documents import Document

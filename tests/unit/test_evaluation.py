@@ -18,10 +18,11 @@ from test_report import Page
 
 from benchmarks.small_model import WORDS
 from pipeline.audit import evaluated_documents
+from pipeline.audit import evaluation as numbers
 from pipeline.audit.blind import sampled
 from pipeline.audit.description import build_evaluation
 from pipeline.audit.detection import Estimate
-from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation, about_words, evaluate_scores
+from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.records import read_record
@@ -30,6 +31,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.tables import evaluation_table, page_table
+from pipeline.report.wording.evaluation import about_words, worded
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.stages.worker import process
@@ -78,6 +80,11 @@ def score(tmp_path: Path, tiny_model_folder: Path) -> Score:
         return config, read_scored(store, plan.shards)
 
     return finish
+
+
+def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
+    """As the driver evaluates them: with the notices."""
+    return worded(numbers.evaluate_scores(config, scored, limit))
 
 
 def figures(evaluated: Evaluated) -> dict[tuple[str | None, str], Any]:

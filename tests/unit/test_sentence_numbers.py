@@ -18,14 +18,17 @@ from test_plan import outlook
 from test_precheck import planned, text
 
 import seenset
-from pipeline.audit.blind import LEAST, Blind, blind_diagnostic
+from pipeline.audit.blind import blind_diagnostic
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import near_copies_diagnostic
+from pipeline.audit.halvings import LEAST, Blind
 from pipeline.audit.precheck import RUN, Effort, check_documents
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.audit.weighing import weighted_diagnostic, weighting_diagnostic
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
+from pipeline.report.wording import verdict as wording
+from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection import RankCounts, decide
 from pipeline.selection.digits import beside, decimal, percentage
@@ -262,22 +265,17 @@ def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
 
 def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
     """It was told: not shown, p = 0.05, where p <= 0.05 shows it."""
-    from pipeline.audit.judge import _test_sentence
-
     common = {"p_values": [], "permutations": 9_999, "auc": 0.5, "blocks": "family", "n_mixed": 0, "differences": {}}
     sizes = dict.fromkeys(("n_audit", "n_unseen", "n_audit_blocks", "n_unseen_blocks"), 30)
     for count in [*range(480, 520), 2, 10_000]:
         p = count / 10_000
-        (shown,) = re.findall(r"gives p = ([\d.e-]+):", _test_sentence(BlockTest(p_value=p, **common, **sizes)))  # type: ignore[arg-type]
+        (shown,) = re.findall(r"gives p = ([\d.e-]+):", wording.tested(BlockTest(p_value=p, **common, **sizes)))  # type: ignore[arg-type]
         assert (float(shown) <= LEVEL) == (p <= LEVEL)
         assert float(shown) == pytest.approx(p, rel=0.06)
 
 
 @pytest.mark.parametrize("confidence", [0.95, 0.999, 0.9999999, 0.5, 0.12345678])
 def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: float) -> None:
-    from pipeline.audit.judge import _count_sentences
-    from pipeline.report.wording.bounds import bound_text, sureness
-
     summary = seenset.select(
         np.r_[np.full(60, 9.0), np.zeros(40)], unseen=np.arange(99.0) / 99, procedure="bh", confidence=confidence
     ).summary
@@ -287,7 +285,7 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
     told = [
         sureness(summary.bound),
         bound_text(summary.model_copy(update={"supported": None})) or "",
-        _count_sentences(count, sampled=False, checked=True, bounded=True)[0],
+        wording.counted(count, sampled=False, checked=True, bounded=True)[0],
         terms_of_bound(Fraction(repr(confidence))).promise,
     ]
     for sentence in told:

@@ -21,7 +21,6 @@ import seenset
 from pipeline.audit.blind import blind
 from pipeline.audit.description import load_config
 from pipeline.audit.group_sizes import GroupSizes
-from pipeline.audit.judge import CALIBRATING
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -30,6 +29,7 @@ from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
+from pipeline.report.wording.verdict import CALIBRATING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.audit import run_audit

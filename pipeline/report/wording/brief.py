@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.audit.blind import to_settle
+from pipeline.audit.halvings import to_settle
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
 from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim

@@ -23,6 +23,11 @@ def documents(count: int) -> str:
     return f"{count:,} document{'' if count == 1 else 's'}"
 
 
+def sample_of(limit: int) -> str:
+    """That no more than the first documents of each role were read."""
+    return f"This is a sample: only the first {limit:,} documents of each role were read."
+
+
 def applied_in(summary: Summary) -> tuple[Procedure, bool]:
     """The procedure that decided on ranks in the end, and whether only half of the known documents calibrated."""
     options = Options(

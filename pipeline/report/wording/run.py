@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.report.facts import RunFacts
+from pipeline.report.wording.numbers import sample_of
 
 
 def notices(run: RunFacts) -> list[str]:
@@ -10,10 +11,7 @@ def notices(run: RunFacts) -> list[str]:
     lines: list[str] = []
     manifest = run.manifest
     if manifest.limit is not None:
-        lines.append(
-            f"This is a sample: only the first {manifest.limit:,} documents of each role were read. "
-            "Nothing here is about the whole corpus."
-        )
+        lines.append(f"{sample_of(manifest.limit)} Nothing here is about the whole corpus.")
     if manifest.gradient is not None and manifest.gradient.quantised:
         lines.append(
             f"The model is quantised: gradient_norm is the norm over the {manifest.gradient.differentiable:,} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipeline.audit.blind import to_settle
+from pipeline.audit.halvings import to_settle
 from pipeline.audit.history import several_questions
 from pipeline.audit.summary import Summary
 from pipeline.report.contents import AnswerText

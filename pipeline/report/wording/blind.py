@@ -1,0 +1,167 @@
+"""What classifiers that never saw the model found: the blind test, the same with weights, and the row of an evaluation.
+
+A difference of two roles that words or looks alone show is no membership, and to find none does not prove them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, to_settle
+from pipeline.selection.digits import beside
+
+WORDS, OF_PICTURES = "words", "thumbnails, colours and files"
+OF_CAPTIONED = "thumbnails, colours, files and captions"
+"""What a classifier knows of documents."""
+
+_DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
+_UNSUPPORTED = "the promised error rate is not supported."
+
+
+def blind_sentence(test: Blind | None, role: str, by: str) -> str:
+    """What came of the blind test.
+
+    Args:
+        test: None where there were too few documents for one.
+        role: whose documents calibrate.
+        by: what the classifier knows of documents.
+    """
+    if test is None:
+        return (
+            f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
+            f"near-duplicates count once: whether their {by} differ could not be tested. {settled_by(role, by=by)}"
+        )
+    if test.outcome == "inconclusive":
+        return (
+            f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
+            f'differ ({_interval(test)}). "Different" needs a lower limit above {_DIFFERENT:.2f}, "alike" an upper '
+            f"limit of at most {_ALIKE:.2f}. {settled_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
+        )
+    if test.outcome == "passed":
+        return f"A {_hardly(test, role, by)} It does not prove them alike."
+    return f"A {_tells(test, role, by)}: they differ in more than membership, and {_UNSUPPORTED}"
+
+
+def weighted_sentence(test: Blind | None, role: str, ok: bool | None) -> str:
+    """What came of the blind test with weights.
+
+    Args:
+        test: its calibration documents counted by their weights; None where there were too few for one.
+        role: whose documents calibrate.
+        ok: whether it passed; None where it is inconclusive.
+    """
+    if test is None:
+        return (
+            f"Whether words still tell the weighted {role} documents from the audited ones could not be tested: "
+            f"at least {4 * LEAST} documents of each kind are needed."
+        )
+    if ok is None:
+        return (
+            f"With the weights, the {role} documents compared count as much as {test.n_calibration:,} of equal "
+            f"weight, too few to test whether words still tell them from the audited ones ({_interval(test)})."
+        )
+    if ok:
+        return f"With the weights, a {_hardly(test, role, WORDS)} It does not prove the weights right."
+    repaired = f"weighting did not repair that they differ, and {_UNSUPPORTED}"
+    return f"Even with the weights, a {_tells(test, role, WORDS)}: {repaired}"
+
+
+def weights_sentence(
+    effective: float, fewest: int, n: int, role: str, before: float | None, after: float | None
+) -> str:
+    """What weights leave of the calibration documents.
+
+    Args:
+        effective: number of calibration documents, by their weights.
+        fewest: that are enough.
+        n: calibration documents.
+        role: of these.
+        before: AUC of the blind classifier without weights; None where it was not tested.
+        after: the same with weights.
+    """
+    number = beside(effective, fewest, 1, ",f")
+    text = f"Weighted by their words, the {n:,} {role} documents count as much as {number} of equal weight"
+    if effective < fewest:
+        text += f": fewer than {fewest}, so a few of them decide all, and the promise is not supported"
+    if before is not None and after is not None:
+        text += f". The AUC of the blind classifier is {before:.2f} without the weights and {after:.2f} with them"
+    return f"{text}."
+
+
+def to_be_weighted(sentence: str) -> str:
+    """The sentence of a failed blind test where every selection weighs the documents of the role."""
+    return f"{sentence} So much for the documents as they are; the weights by their words are to repair that."
+
+
+def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
+    """How many documents of two kinds would decide the test.
+
+    Args:
+        first: the one kind.
+        second: the other.
+        by: what the classifier knows of documents.
+        blocks: whether some of the documents are of one group, or near-duplicates.
+    """
+    once = " (documents of one group and near-duplicates count once)" if blocks else ""
+    return (
+        f"About {to_settle():,} {first} and as many {second} documents{once} would settle it: if their {by} are alike, "
+        "nine of ten tests then pass."
+    )
+
+
+def untested(role: str, why: str) -> str:
+    """That the blind test of a role was not made, and why."""
+    return f"Whether the words of {role} and audited documents differ was not tested: {why}."
+
+
+ONLY_SCORES = "only scores were at hand"
+"""Why a blind test was not made of scores without texts."""
+
+
+def telling_words(role: str, audited: Sequence[str], known: Sequence[str]) -> str:
+    """The words that tell a role from the audited documents, those that are more frequent in either."""
+    return (
+        f"words that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"
+    )
+
+
+def matched(place: str, count: int, total: int, role: str, before: Blind | None, after: Blind | None) -> str:
+    """Which documents of a role were kept because their words resemble those of the audited, and what that repairs.
+
+    Args:
+        place: of the file that holds them.
+        count: documents that were kept.
+        total: readable documents of the role.
+        role: of these.
+        before: the blind test with all.
+        after: with those that were kept; None where they are too few.
+    """
+    text = f"{place}: {count:,} of {total:,} {role} documents whose words resemble the audited"
+    if after is None:
+        return f"{text}; fewer than {LEAST}, too few to calibrate on: look for others"
+    if before is not None:
+        text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
+    if after.ok is False:
+        return f"{text}: words still tell them apart, so nothing of this set repairs that"
+    use = f"corpus.{role}: {{path: {place}, id: id}}"
+    return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"
+
+
+def _hardly(test: Blind, role: str, by: str) -> str:
+    return (
+        f"classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with an AUC "
+        f"of at most {_ALIKE:.2f} at 99% confidence ({_interval(test)})."
+    )
+
+
+def _tells(test: Blind, role: str, by: str) -> str:
+    return (
+        f"classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC above "
+        f"{_DIFFERENT:.2f} at 99% confidence ({_interval(test)})"
+    )
+
+
+def _interval(test: Blind) -> str:
+    """The AUC and its interval, whose ends are on the side of the limit that each is held against."""
+    low, high = beside(test.low, _DIFFERENT), beside(test.high, _ALIKE)
+    return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"

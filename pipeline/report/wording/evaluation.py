@@ -1,0 +1,129 @@
+"""What a reader of an evaluation must know: what its figures are of, and whether words alone tell the roles apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pipeline.audit.blind import SAMPLED_SHARDS
+from pipeline.audit.detection import RATES, least_untrained
+from pipeline.audit.evaluated_documents import COMPARED
+from pipeline.audit.evaluation import BLIND, DetectorEvaluation, Evaluated, Evaluation, is_blind
+from pipeline.audit.halvings import LEAST, PASSING, TOLERANCE
+from pipeline.report.wording.blind import OF_PICTURES, WORDS, settled_by
+from pipeline.report.wording.numbers import sample_of
+
+
+def too_few_untrained(count: int, kind: str, models: int = 1) -> list[str]:
+    """For which false positive rates so many independent untrained documents give no interval, a sentence each.
+
+    Args:
+        count: of the model that has the fewest.
+        kind: what they are called, such as "unseen documents".
+        models: over which the TPR is a mean.
+    """
+    rates = [rate for rate in RATES if count < least_untrained(rate, models)]
+    return [f"Too few {kind} ({count:,}) for an interval at a false positive rate of {rate:.0%}." for rate in rates]
+
+
+def notices(evaluated: Evaluated) -> Iterator[str]:
+    """What a reader must know before the figures."""
+    evaluation = evaluated.evaluation
+    if evaluation.limit is not None:
+        yield sample_of(evaluation.limit)
+    yield about_words(evaluation.rows[0])
+    yield from _about_sample(evaluation)
+    if evaluation.n_shared:
+        yield (
+            f"{evaluation.n_shared:,} seen documents have the same text as an unseen one: their labels contradict "
+            "each other. They are compared all the same."
+        )
+    seen, unseen = (entry.n_compared for entry in evaluation.documents)
+    blunt = [f"{rate:.0%}" for rate in RATES if rate * unseen < 1]
+    if blunt:
+        yield (
+            f"With {unseen:,} unseen documents a false positive rate of {' or '.join(blunt)} allows no false positive: "
+            "the TPR there is the share of seen documents above every unseen one."
+        )
+    if seen + unseen and min(seen, unseen) < LEAST:
+        yield f"Fewer than {LEAST} documents of one kind are compared: the figures are too uncertain to rely on."
+    yield from _about_intervals(evaluated, seen + unseen)
+    if evaluated.n_groups_left_out:
+        yield f"{evaluated.n_groups_left_out:,} smaller groups are left out of the table."
+
+
+def _about_sample(evaluation: Evaluation) -> Iterator[str]:
+    """What the classifier's row leaves out, and which documents it counts; nothing without such a row."""
+    row = evaluation.rows[0]
+    if not is_blind(row.detector):
+        return
+    yield f'The TPR of the row "{row.detector}" has no interval: ten classifiers score the documents.'
+    counts = [
+        (counted, entry.n_compared, entry.role)
+        for entry, counted in zip(evaluation.documents, (row.n_seen, row.n_unseen), strict=True)
+    ]
+    if all(counted == compared for counted, compared, _ in counts):
+        each = " and ".join(f"{counted:,} {role}" for counted, _, role in counts)
+        yield f'The row "{row.detector}" counts all of the {each} documents that are compared.'
+        return
+    each = " and ".join(f"{counted:,} of the {compared:,} {role}" for counted, compared, role in counts)
+    yield (
+        f'The row "{row.detector}" counts {each} documents that are compared: the first ones of at most '
+        f"{SAMPLED_SHARDS} shards of each role, evenly spaced over its files."
+    )
+
+
+def _about_intervals(evaluated: Evaluated, n_compared: int) -> Iterator[str]:
+    """What the intervals over all documents are over, and which figures have none."""
+    seen, unseen = (evaluated.n_blocks[role] for role in COMPARED)
+    units = "documents"
+    if seen + unseen < n_compared:
+        units = "blocks"
+        yield (
+            "Documents of one group, and near copies, may depend on one another: the intervals over all documents are "
+            f"over {seen:,} seen and {unseen:,} unseen blocks (groups, families of near copies, single documents), and "
+            "those of the TPR count one document of each, drawn by a hash of its text."
+        )
+    if evaluated.shares_groups:
+        yield "Groups with seen and unseen documents are taken as given: their documents count one by one."
+    yield from too_few_untrained(evaluated.n_independent, f"unseen {units}")
+
+
+def about_words(row: DetectorEvaluation) -> str:
+    """What the classifier's row says of the documents; what it means that there is none."""
+    if not is_blind(row.detector):
+        return (
+            f"Fewer than {LEAST} seen or unseen documents, or too few groups: whether a classifier tells them apart "
+            "was not tested."
+        )
+    by = WORDS if row.detector == BLIND else OF_PICTURES
+    value, low, high = row.auc.value, row.auc.low, row.auc.high
+    assert value is not None  # there are documents of both kinds
+    apart = f"a classifier that never saw the model tells seen from unseen documents by their {by}"
+    if low is None or high is None:
+        return (
+            f"Whether {apart} cannot be determined: there are too few groups for an interval of its AUC "
+            f"({value:.3f}; 0.5 is chance)."
+        )
+    interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
+    if low > 0.5 + TOLERANCE:
+        return (
+            f"{apart[0].upper()}{apart[1:]} ({interval}): they differ in more than membership. A detector may have "
+            "found that difference, and these figures do not say how much of what it finds is membership."
+        )
+    if high > 0.5 + PASSING:
+        return (
+            f"Whether {apart} cannot be determined from so few documents ({interval}): the test is inconclusive. "
+            f"{settled_by('seen', 'unseen', by)}"
+        )
+    return (
+        f"A classifier that never saw the model hardly tells seen from unseen documents by their {by}: with an AUC of "
+        f"at most {0.5 + PASSING:g} ({interval}). That speaks for these documents; it does not prove that they differ "
+        "in membership alone."
+    )
+
+
+def worded(evaluated: Evaluated) -> Evaluated:
+    """The same with the notices that evaluation.json holds."""
+    evaluation = evaluated.evaluation.model_copy(update={"notices": list(notices(evaluated))})
+    return replace(evaluated, evaluation=evaluation)

@@ -1,0 +1,133 @@
+"""The verdict on a collection in words: the answer, the count, the permutation test, and what they rest on."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pipeline.audit.conclusion import bound_condition
+from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement
+from pipeline.selection.collection import FOLDS, PERMUTATIONS
+from pipeline.selection.digits import beside, decimal, percentage
+
+OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
+NO_TEST = (
+    "No permutation test was made: only labels of blocks of like size are permuted, and no class of size has blocks of "
+    "both roles."
+)
+NO_COUNT = "No selection of this run states how many documents were trained on at least."
+UNGROUPED = (
+    "No count is stated: a count requires independent documents, and the groups of these are ignored (blocks: family). "
+    "The permutation test takes documents of one group to be independent."
+)
+CALIBRATING = (
+    "Unseen documents that depend on each other (groups, near copies) are blocks: one document of each calibrates the "
+    "count, drawn by a hash of its id."
+)
+ASSUMED = (
+    "The verdict assumes that nothing but training tells the audited documents from the unseen ones. The blind test "
+    "looks for other differences in their words alone, or in thumbnails, colours and files of pictures."
+)
+IF_GROUPED = "provided documents of one group are independent"
+
+_UNITS = {
+    "document": ("document", "documents"),
+    "group": ("group", "groups"),
+    "family": ("family", "families of near copies"),
+}
+
+
+def model_with_adapter(name: str, adapter: str | None) -> str:
+    """The name of a model and of the adapter that it is asked with."""
+    return f"{name} with adapter {adapter}" if adapter else name
+
+
+def head(model: str, answer: Statement, condition: str | None) -> str:
+    """The answer.
+
+    Args:
+        model: its name.
+        answer: of the verdict.
+        condition: under which it is stated, if there is one.
+    """
+    if answer == "trained on":
+        return f"{model} was trained on documents of this collection{_under(condition)}."
+    if answer == "not shown":
+        return f"It is not shown that {model} was trained on this collection. That is no proof that it was not."
+    return (
+        f"Contradicted: the audited documents differ from the unseen ones; this does not show that {model} was "
+        "trained on them."
+    )
+
+
+def see_selection(name: str) -> str:
+    """Why a verdict is contradicted whose selection is."""
+    return f"A check contradicts selection {name}: see its answer."
+
+
+def direction(mean: float) -> str:
+    """Whether audited documents score higher than unseen ones, by the mean difference in standard deviations."""
+    if mean > 0:
+        return f"Audited documents score higher than unseen ones, by {mean:.2f} standard deviations on average."
+    return (
+        f"Audited documents do not score higher than unseen ones ({mean:+.2f} standard deviations on average over "
+        "the detectors): training raises scores, so the test gives p = 1."
+    )
+
+
+def both_rates(confidence: float) -> str:
+    """How often the count and the test are wrong of collections without a trained document."""
+    wrong, level = 1 - Fraction(repr(confidence)), Fraction(repr(LEVEL))
+    return (
+        f"Of collections without a trained document the count is wrong for at most {decimal(wrong)} and "
+        f"the test (p <= {LEVEL:g}) for at most {LEVEL:g}; one of the two for at most {decimal(wrong + level)}."
+    )
+
+
+def counted(count: MemberCount, sampled: bool, checked: bool, bounded: bool) -> list[str]:
+    """The count.
+
+    Args:
+        count: of the first selection.
+        sampled: whether the audited documents are a sample.
+        checked: whether the blind test was made.
+        bounded: whether the count is the bound that the selection itself states.
+    """
+    by = f"selection {count.selection}, {', '.join(count.detectors)}"
+    sure = f"{percentage(Fraction(repr(count.confidence)))} confidence"
+    noun, units = _UNITS[count.unit]
+    of = f"{count.n_units:,} {'sampled ' * sampled}audited {units}"
+    if not count.at_least:
+        return [f"The count shows none: {by} at {sure}, {of}."]
+    single = count.at_least == 1
+    what = ("was" if single else "were") + " trained on"
+    if count.unit != "document":
+        what = ("contains" if single else "contain") + " a document that was trained on"
+    condition = _under(bound_condition(count.conclusion, checked))
+    line = f"With {sure} at least {count.at_least:,} of the {of} {what} ({by}){condition}."
+    if count.unit == "document":
+        return [line, *([] if bounded else [CALIBRATING])]
+    alone = "" if count.unit == "group" else "A document without near copies is a family of its own. "
+    drawn = "one of its documents, drawn by a hash of its id"
+    if count.documents_of_each > 1:
+        drawn = f"the mean over {count.documents_of_each:,} of its documents, drawn by a hash of their ids"
+    mixed = ""
+    if count.n_mixed:
+        mixed = f" {count.n_mixed:,} documents are left out, because their {units} stand in both roles."
+    size = "its size is assumed to carry no information on its score."
+    return [line, f"{alone}The score of a {noun} is {drawn}; {size}{mixed}"]
+
+
+def tested(test: BlockTest) -> str:
+    """What the permutation test gives, and what it was made of."""
+    number = len(test.differences)
+    read = f"{number} detector{'' if number == 1 else 's'}"
+    return (
+        f"The permutation test gives p = {beside(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
+        f"cross-fitted in {FOLDS} folds of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
+        f"({_UNITS[test.blocks][1]}; {test.n_audit:,} and {test.n_unseen:,} documents; {PERMUTATIONS:,} permutations "
+        f"of whole blocks, refitted for each; AUC {test.auc:.2f})."
+    )
+
+
+def _under(condition: str | None) -> str:
+    return f", {condition}" if condition else ""
