@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipeline.audit.status import Counts
+from pipeline.audit.status import Counts, duration
 from pipeline.errors import LINE_BREAK, visible
 
 LINE_SECONDS = 10.0
@@ -75,14 +75,28 @@ class Reporter:
         """Show the counts."""
         if self._bar is not None:
             task = self._bar.task_ids[0]
-            self._bar.update(task, total=1.0, completed=counts.share, description=counts.line())
+            self._bar.update(task, total=1.0, completed=counts.share, description=progress_line(counts))
         if self._notebook is not None:
             if last or self._notebook.is_due:
-                self._notebook.draw(counts.share, counts.line())
+                self._notebook.draw(counts.share, progress_line(counts))
         elif last:
-            self.say(counts.line())
+            self.say(progress_line(counts))
         elif self._bar is None and time.monotonic() >= self._next:  # a line is not made in vain
-            self.pace(counts.line())
+            self.pace(progress_line(counts))
+
+
+def progress_line(counts: Counts) -> str:
+    """How far a stage is, in one line."""
+    status = counts.status()
+    eta = "-" if status.eta_s is None else duration(status.eta_s)
+    answers = f"answers {counts.answers:,}  " if counts.answers else ""
+    judged = f"  judged before {counts.judged:,}" if counts.judged else ""
+    return (
+        f"{status.stage}: shards {status.shards_done}/{status.shards}  "
+        f"documents {status.documents + status.under_way:,}  "
+        f"{status.documents_per_s:,.1f} documents/s  {status.tokens_per_s:,.0f} tokens/s  "
+        f"ETA {eta}  {answers}quarantined {status.quarantined:,}{judged}"
+    )
 
 
 def notebook_shell() -> Any:

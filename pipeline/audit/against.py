@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.audit.digests import PUT_BACK
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
@@ -28,6 +27,7 @@ from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING
 from pipeline.stages.base import AGAINST
 from pipeline.stages.judged import JudgedTexts, read_judged, write_judged
@@ -85,7 +85,7 @@ class ScoringTerms:
         """The first field in which another run scored otherwise, with both values; None where it scored alike."""
         unscored = [column for column in self.detectors if column not in fingerprint.get(_DETECTORS, ())]
         if unscored:
-            return f"detector {unscored[0]} was never scored there"
+            return wording.never_scored(unscored[0])
         for key in sorted({*self.parts, *fingerprint} - _OF_A_RUN):
             theirs, mine = fingerprint.get(key), self.parts.get(key)
             if key == "reads" and isinstance(theirs, dict):  # stages of other detectors change nothing
@@ -97,7 +97,7 @@ class ScoringTerms:
             if key == "adapters" and isinstance(theirs, dict):
                 theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
             if theirs != mine:
-                return f"{key} is {_short(theirs)} there and {_short(mine)} here"
+                return wording.differs(key, _short(theirs), _short(mine), there=True)
         return None
 
 
@@ -107,7 +107,7 @@ def reconciled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, 
     Raises:
         UserError: the run began with another `against`, or a file is damaged.
     """
-    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory", PUT_BACK)
+    record = read_record(store, JUDGED_RECORD, JudgedRecord, wording.NEW_RUN, wording.PUT_BACK)
     if record is None:
         return None
     if config.against is None or Store(config.against).url != real_address(record.against):
@@ -153,7 +153,7 @@ def reconcile_judged(
         except (UserError, OSError) as error:
             if strict:
                 raise
-            say(f"against: a run counts nothing: {' '.join(str(error).split())}")
+            say(wording.counts_nothing(error))
     judged = write_judged(store, np.concatenate(keys))
     record = JudgedRecord(
         against=Store(config.against).url,
@@ -168,8 +168,7 @@ def reconcile_judged(
 
 def judged_before(scored: Scored, config: AuditConfig) -> str:
     """What to say of the audit documents of a run that are left out."""
-    count, others = scored.n_judged(), "" if scored.has_news() else ", and there are no others: nothing is selected"
-    return f"{count:,} audit documents were judged before by {config.against} and are not audited again{others}"
+    return wording.judged_before(scored.n_judged(), config.against, scored.has_news())
 
 
 def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
@@ -189,7 +188,7 @@ def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
             raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
     _check_answered(store, terms)
     keys = [_keys_of(store, receipts, by_id)]
-    record = read_record(store, JUDGED_RECORD, JudgedRecord, "begin a new run directory", PUT_BACK)
+    record = read_record(store, JUDGED_RECORD, JudgedRecord, wording.NEW_RUN, wording.PUT_BACK)
     if record is not None and set(terms.detectors) <= set(record.detectors):
         keys.append(read_judged(store, record.sha256))
     return np.concatenate(keys)

@@ -21,6 +21,7 @@ from pipeline.models.arithmetic import (
     choose_training,
     stored_bytes,
 )
+from pipeline.report.wording.files import OTHER_VERSION, made_again
 from pipeline.store.files import Store
 
 ARITHMETIC_FILE = "arithmetic.json"
@@ -153,8 +154,7 @@ def read_arithmetic(store: Store, name: str = ARITHMETIC_FILE) -> Arithmetic | N
     Raises:
         UserError: in one line, a damaged record, or one of another version.
     """
-    remedy = "start a new run directory with seenset run, or use that version"
-    return read_record(store, name, Arithmetic, remedy)
+    return read_record(store, name, Arithmetic, OTHER_VERSION)
 
 
 def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARITHMETIC_FILE) -> Arithmetic | None:
@@ -171,7 +171,7 @@ def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARI
     try:
         return read_arithmetic(store, name)
     except DamagedError as error:
-        say(f"{error}; the types are decided again")
+        say(made_again(error, "the decision is"))
         return None
 
 

@@ -9,6 +9,7 @@ from pipeline.audit.records import opened
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import DamagedError
 from pipeline.models.devices import Device
+from pipeline.report.wording.files import written_again
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed
 
@@ -40,7 +41,7 @@ def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
         if DIGEST in record:  # version 0.9.0 wrote none
             record = opened(record, where)
     except DamagedError as error:
-        _log.warning("%s; it is written again", error)
+        _log.warning(written_again(error))
         return None
     device = Device(float(record["gpus"]), int(record["memory"]), str(record["name"]))
     return with_memory(replace(device, deterministic=resources.deterministic and device.gpus > 0), resources)

@@ -24,11 +24,6 @@ from pipeline.store.receipts import Receipt
 MOST_DOCUMENTS = 200_000
 """Audited documents that are read; of more, groups and families are drawn by their keys."""
 
-NO_UNSEEN = (
-    "seenset verdict compares the audited documents with unseen ones, and {run} has none: add corpus.unseen, documents "
-    "like the audited ones that the model cannot have seen, and a new run directory, and run seenset run"
-)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
@@ -92,7 +87,11 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
         UserError: no audited or unseen documents, no group where groups are asked for, or damaged scores.
     """
     if not scored.of("unseen"):
-        raise UserError(NO_UNSEEN.format(run=scored.store.url))
+        raise UserError(
+            f"seenset verdict compares the audited documents with unseen ones, and {scored.store.url} has none: add "
+            "corpus.unseen, documents like the audited ones that the model cannot have seen, and a new run directory, "
+            "and run seenset run"
+        )
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     parts = {role: _read(scored, role, columns, each, config.near_copies) for role in ("audit", "unseen")}
     for role, read in parts.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.audit.kinds import check_kind
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import ROLE_DOCUMENTS, Role
+from pipeline.config.corpus import Role
 from pipeline.config.models import EndpointConfig
 from pipeline.config.paths import check_run_folder
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
@@ -17,6 +17,7 @@ from pipeline.detectors.base import Detector
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
 from pipeline.errors import UserError, nearest
+from pipeline.report.wording.setup import add_role, did_you_mean, listed, not_given
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import refuse_uncovered
 from pipeline.selection.procedures import PROCEDURES, check_known, procedure_of, why_unbounded
@@ -28,9 +29,9 @@ class MissingRoleError(UserError):
 
     def __init__(self, need: str, role: Role) -> None:
         """`need` is who needs them, and what for."""
-        self.problem = f"{need} corpus.{role}, which is not given"
+        self.problem = not_given(need, role)
         self.role = role
-        super().__init__(f"{self.problem}; add corpus.{role}: {{path: ...}}, {ROLE_DOCUMENTS[role]}")
+        super().__init__(f"{self.problem}; {add_role(role)}")
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
@@ -166,7 +167,7 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
         for column in selection.detectors:
             if column not in columns:
                 named = next((scored for scored, detector in columns.items() if detector.name == column), None)
-                guess = "" if named is None else f"did you mean {named!r}? "
+                guess = "" if named is None else did_you_mean(named)
                 tail = f"{guess}scored: {', '.join(columns)}" if guess else nearest(column, columns, "scored")
                 raise UserError(f"{where}: detector {column!r} is not scored; {tail}")
         _check_selection(config, selection, where)
@@ -177,7 +178,7 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
             )
 
 
-FROM_LOG_PROBS = "loss, zlib, lowercase, reference and min_k"
+FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k")
 
 
 def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
@@ -189,13 +190,13 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
         if needed.kind == "gradient" or needed.draw or needed.adapter or statistics - {"log_prob"}:
             raise UserError(
                 f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "
-                f"samia and samia_zlib, and where it tells prompt log-probabilities {FROM_LOG_PROBS}"
+                f"samia and samia_zlib, and where it tells prompt log-probabilities {listed(FROM_LOG_PROBS)}"
             )
         if model.log_probs == "none" or model.api == "chat":
-            why = "api chat has none" if model.api == "chat" else "log_probs is none"
+            key, value = ("api", "chat") if model.api == "chat" else ("log_probs", "none")
             raise UserError(
-                f"detector {detector.column} needs prompt log-probabilities of endpoint {model.name}, and {why}; "
-                "without them there are samia and samia_zlib"
+                f"detector {detector.column} needs prompt log-probabilities of endpoint {model.name}, and {key} "
+                f"{value} gives none; without them there are samia and samia_zlib"
             )
 
 

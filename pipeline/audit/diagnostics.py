@@ -23,6 +23,7 @@ from pipeline.config.corpus import Role
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import ONLY_SCORES, untested
+from pipeline.report.wording.files import made_again
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
 from pipeline.store.files import Store
@@ -88,7 +89,7 @@ def filed_blind_test(store: Store, name: str) -> BlindTest | None:
     try:
         return read_part(store, name, BlindTest)
     except DamagedError as error:
-        _log.warning("%s; the test is made again", error)
+        _log.warning(made_again(error, "the test is"))
         return None
 
 

@@ -22,6 +22,7 @@ from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError
+from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written
 from pipeline.store.files import SIDE_BY_SIDE, Store
 from pipeline.store.receipts import DIGEST
 
@@ -30,12 +31,6 @@ HISTORY_FILE = f"selection/{HISTORY}"
 
 DOCUMENTS = "documents"
 """Folder of a selection with the verdicts on all documents: a file is checked when it is read."""
-
-REWRITTEN = "seenset run with the configuration of the run writes it again"
-"""What makes a damaged manifest again, for messages."""
-
-PUT_BACK = "put it back, or begin a new run directory"
-"""What helps where a file cannot be made again, for messages."""
 
 _OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, JUDGED_RECORD: PUT_BACK}
 """Files of which answers are made and that `seenset select` does not write, with what helps."""
@@ -63,11 +58,6 @@ def digests_file(selection: str) -> str:
 def verdicts_file(selection: str, shard: str) -> str:
     """Where a run directory keeps the verdicts of a selection on the documents of a shard."""
     return f"selection/{selection}/{DOCUMENTS}/{shard}.parquet"
-
-
-def remade(store: Store) -> str:
-    """What makes answers again, for messages."""
-    return f"seenset select {store.url} makes the answer again from the scores"
 
 
 def write_digests(store: Store, selection: str, files: Mapping[str, str]) -> None:
@@ -102,9 +92,9 @@ def read_digests(store: Store, selection: str) -> AnswerDigests | None:
     """
     name = digests_file(selection)
     where = f"{store.url}/{name}"
-    digests = read_record(store, name, AnswerDigests, remade(store), remade(store))
+    digests = read_record(store, name, AnswerDigests, answered_by(store.url), answered_by(store.url))
     if digests is not None and digests.selection != selection:
-        raise DamagedError(f"{where} is damaged: it is of selection {digests.selection}; {remade(store)}")
+        raise DamagedError(f"{where} is damaged: it is of selection {digests.selection}; {answered_by(store.url)}")
     return digests
 
 
@@ -149,7 +139,7 @@ def _check_unlisted(store: Store, digests: AnswerDigests, shared: bool) -> None:
     names += [name for name in _MAY_BE_MISSING if shared and name not in digests.files and store.exists(name)]
     for name in names:
         if name not in digests.files and name != digests_file(digests.selection):
-            raise DamagedError(f"{store.url}/{name} is no part of the answer; {remade(store)}")
+            raise DamagedError(f"{store.url}/{name} is no part of the answer; {answered_by(store.url)}")
 
 
 def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -221,14 +211,14 @@ def no_digests(store: Store, selection: str) -> DamagedError:
     """The error of an answer without digests."""
     return DamagedError(
         f"{store.url}/{digests_file(selection)} is missing, so the answer cannot be checked (version 0.9.0 wrote no "
-        f"digests): {remade(store)}"
+        f"digests): {answered_by(store.url)}"
     )
 
 
 def changed_file(store: Store, name: str, missing: bool = False) -> DamagedError:
     """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
-    what = "is missing" if missing else "is damaged: its content is not what was written"
-    return DamagedError(f"{store.url}/{name} {what}; {_OF_RUN.get(name) or remade(store)}")
+    what = not_as_written(f"{store.url}/{name}", missing)
+    return DamagedError(f"{what}; {_OF_RUN.get(name) or answered_by(store.url)}")
 
 
 def _digest(store: Store, name: str) -> str | None:

@@ -11,12 +11,13 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from pipeline.audit.conclusion import Concluded
-from pipeline.audit.digests import HISTORY_FILE, remade
+from pipeline.audit.digests import HISTORY_FILE
 from pipeline.audit.records import VersionedRecord, opened, parse_part
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import DamagedError
+from pipeline.report.wording.files import LINE_LEFT_OUT, answered_by, asked_several
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import DIGEST, sealed
 
@@ -70,12 +71,12 @@ def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
     try:
         value = json.loads(line)
     except ValueError:
-        raise DamagedError(f"{where} is damaged: line {number} is not JSON; {remade(store)}") from None
+        raise DamagedError(f"{where} is damaged: line {number} is not JSON; {answered_by(store.url)}") from None
     if isinstance(value, dict) and DIGEST in value:  # version 0.9.0 wrote none
         try:
             value = opened(value, f"{where}, line {number},")
         except DamagedError as error:
-            raise DamagedError(f"{error}; {remade(store)}") from None
+            raise DamagedError(f"{error}; {answered_by(store.url)}") from None
     return parse_part(HistoryEntry, value, f"{where}, line {number},")
 
 
@@ -143,7 +144,7 @@ def _intact(store: Store) -> tuple[list[bytes], list[HistoryEntry]]:
             lines.append(line)
         except DamagedError as error:
             problem = str(error).partition("; seenset ")[0]
-            _log.warning("%s; the line is left out: the run may have been asked more than its history lists", problem)
+            _log.warning("%s; %s", problem, LINE_LEFT_OUT)
     return lines, entries
 
 
@@ -187,11 +188,7 @@ def several_questions(history: Sequence[HistoryEntry]) -> str | None:
     first = {question.key() for entry in history[:1] for question in entry.questions}
     if not history or len(first) == (number := count_questions(history)):
         return None
-    return (
-        f"This run was asked {number} different questions, and not all at once: the guarantee of an answer holds if "
-        "its question was settled before any answer was seen, and not for an answer that was picked among several "
-        "because of its result."
-    )
+    return asked_several(number)
 
 
 def _lines(store: Store) -> list[bytes]:

@@ -9,9 +9,10 @@ from pipeline.config.models import EndpointConfig
 from pipeline.detectors.base import Detector
 from pipeline.errors import UserError
 from pipeline.passes.statistics import PARTS
+from pipeline.report.wording.setup import listed
 from pipeline.selection.calibrations import calibration_of
 
-READING_PARTS = "renyi, mod_renyi, m_entropy, loss, min_k, min_k_plus_plus and gap_k"
+READING_PARTS = ("renyi", "mod_renyi", "m_entropy", "loss", "min_k", "min_k_plus_plus", "gap_k")
 
 
 def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
@@ -59,12 +60,12 @@ def _check_reads(config: AuditConfig, detector: Detector) -> None:
             )
         raise UserError(
             f"detector {detector.column} reads texts, and the documents are pictures; of pictures there are "
-            f"{READING_PARTS}"
+            f"{listed(READING_PARTS)}"
         )
     if any(needed.kind != "forward" or needed.draw or needed.adapter for needed in detector.needs):
         raise UserError(
             f"detector {detector.column} changes texts or the model, and the documents are pictures; of pictures "
-            f"there are {READING_PARTS}"
+            f"there are {listed(READING_PARTS)}"
         )
     if any(needed.caption == "given" for needed in detector.needs) and not config.corpus.has_captions:
         raise UserError(

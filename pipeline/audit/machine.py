@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pipeline.audit.plan import Plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
+from pipeline.report.wording.setup import largest_of
 
 LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
 """Tokens over all passes that count as small: some hours of a small model on a CPU, of a larger one on a GPU."""
@@ -149,7 +150,7 @@ def actor_shape(resources: ResourcesConfig, nodes: Sequence[Node]) -> ActorShape
     too_large = f"gpus_per_actor is {gpus:g}"
     if gpus <= largest.gpus:
         too_large = f"cpus_per_actor is {shape.cpus}" + (f" beside {gpus:g} GPUs" if gpus else "")
-    where = "this machine" if len(nodes) == 1 else f"the largest of {len(nodes)} nodes"
+    where = "this machine" if len(nodes) == 1 else largest_of(len(nodes))
     raise UserError(f"resources.{too_large}, {where} has {largest.gpus:g} GPUs and {largest.cpus:g} CPUs")
 
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from pydantic import Field, JsonValue
 
 from pipeline import __version__
-from pipeline.audit.digests import REWRITTEN, changed_file
+from pipeline.audit.digests import changed_file
 from pipeline.audit.records import MANIFEST_FILE, Record, VersionedRecord, read_record, write_record
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards
 from pipeline.config.audit import AuditConfig
@@ -16,6 +16,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording.files import OTHER_VERSION, REWRITTEN
 from pipeline.store.files import Store
 
 PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
@@ -111,8 +112,7 @@ def read_manifest(store: Store) -> Manifest | None:
         DamagedError: it is not as it was written.
         UserError: in one line, a damaged manifest, or one of another version.
     """
-    remedy = "begin a new run directory with seenset run, or use that version"
-    return read_record(store, MANIFEST_FILE, Manifest, remedy, REWRITTEN)
+    return read_record(store, MANIFEST_FILE, Manifest, OTHER_VERSION, REWRITTEN)
 
 
 def read_run(store: Store) -> tuple[Manifest, list[Shard]]:

@@ -11,6 +11,7 @@ import torch
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import LanguageModel, open_made_up
 from pipeline.passes.forward import forward
+from pipeline.report.wording.setup import MATRIX_PRODUCT, some_layers
 
 PASS_SECONDS = 0.15  # of one measured pass, about
 REPEATS = 3  # after one that warms up
@@ -49,7 +50,7 @@ def measure_pace(config: ModelConfig, dtype: str, parameters: int, length: float
     try:
         torch.set_num_threads(1)
         single = speed if torch.cuda.is_available() else measured_flops(dtype)
-        rough = Pace(2 * parameters / (max(single, speed) / 2), "a matrix product on it")
+        rough = Pace(2 * parameters / (max(single, speed) / 2), MATRIX_PRODUCT)
         if config.quantization is not None:
             return rough
         pace = _of_layers(config, dtype, parameters, single / 2, length, statistics)
@@ -76,7 +77,7 @@ def _of_layers(
     size = max(2, min(LONGEST, round(length), tokens))
     ids = [[1] * size for _ in range(max(1, tokens // size))]
     seconds = _seconds(lm, ids, statistics)
-    source = f"a short measurement of a model of the same shape with {some} of {total} layers"
+    source = some_layers(some, total)
     by_size = seconds / share
     if some > 1 and (single := open_made_up(config, dtype, 1, MOST_BYTES)) is not None:
         layer = (seconds - _seconds(single[0], ids, statistics)) / (some - 1)

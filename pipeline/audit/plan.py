@@ -24,6 +24,7 @@ from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
+from pipeline.report.wording.setup import RUN_OR_LEDGER, pictures_with
 from pipeline.store.files import Store
 
 BYTES_PER_TOKEN = 4.0
@@ -115,7 +116,7 @@ def _picture_passes(planned: Mapping[Pass, frozenset[str]]) -> list[dict[str, An
             {
                 "kind": "forward",
                 "model": "target",
-                "text": f"pictures with {caption} descriptions ({', '.join(sorted(parts))})",
+                "text": pictures_with(caption, sorted(parts)),
                 "adapter": None,
                 "paraphrases": 0,
                 "statistics": sorted(frozenset().union(*parts.values())),
@@ -130,7 +131,7 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
-    _check_folder("against", config.against, "the folder of a run or a ledger")
+    _check_folder("against", config.against, RUN_OR_LEDGER)
     _check_folder("series.ledger", config.series.ledger if config.series is not None else None, "a folder")
     known = read_known(config)
     inputs = find_inputs(config.corpus, config.limits, known.inputs)

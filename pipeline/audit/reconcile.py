@@ -27,6 +27,7 @@ from pipeline.corpus.inputs import stamp_of
 from pipeline.corpus.shard import BY_ID, InputFile, Shard, place_of, shard_fingerprint
 from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING
 from pipeline.stages.base import Stage
 from pipeline.store.files import Store
@@ -92,11 +93,7 @@ def _manifest_before(store: Store) -> Manifest | None:
     except DamagedError as error:
         before, problem = None, str(error).partition("; seenset ")[0]
     if problem is not None:
-        _log.warning(
-            "%s: it is written again from the configuration, and the inputs of all finished shards are compared with "
-            "what was scored",
-            problem,
-        )
+        _log.warning("%s: %s", problem, wording.MANIFEST_WRITTEN_AGAIN)
     return before
 
 
@@ -106,7 +103,7 @@ def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, .
         check_shard_table(store, before)
         return reconciled_shards(store, plan.shards)
     except DamagedError as error:
-        _log.warning("%s; it is written again", str(error).partition("; seenset ")[0])
+        _log.warning(wording.written_again(str(error).partition("; seenset ")[0]))
         return None
 
 
@@ -132,7 +129,7 @@ def note_gradient(store: Store, scored: Scored) -> None:
         return
     gradient = GradientRecord(**coverage)
     if gradient.reason:
-        _log.warning("gradient_norm took one backward pass a document: %s", gradient.reason)
+        _log.warning(wording.one_backward_pass(gradient.reason))
     write_manifest(store, manifest.model_copy(update={"gradient": gradient}))
 
 
@@ -153,7 +150,7 @@ def _manifest(plan: Plan, fingerprint: Mapping[str, Any], model: AuditedModel, a
 
 def _check_layout(plan: Plan, before: Manifest, store: Store) -> None:
     if before.limit != plan.limit:
-        extent = f"a sample (--limit {before.limit})" if before.limit else "the whole corpus"
+        extent = wording.extent(before.limit)
         raise UserError(f"run {store.url} was planned for {extent}; use the same --limit or another run directory")
     for key in ("shard_bytes", "shard_documents"):
         was, now = getattr(before.config.resources, key), getattr(plan.config.resources, key)
@@ -194,8 +191,7 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
             )
         if differing:
             fields = "; ".join(
-                f"{key}: {_short(receipt.fingerprint.get(key))} then, {_short(wanted.get(key))} now"
-                for key in differing
+                wording.differs(key, _short(receipt.fingerprint.get(key)), _short(wanted.get(key))) for key in differing
             )
             where = f" (shard {shard.id}, {shard.name})" if {"rows", "columns"} & set(differing) else ""
             raise UserError(

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.config.yaml import build
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording.files import UNKNOWN_VERSION
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
@@ -166,4 +167,4 @@ def _writer(store: Store) -> str:
     manifest = store.read_json(MANIFEST_FILE)
     versions = manifest.get("versions") if isinstance(manifest, dict) else None
     version = versions.get("seenset") if isinstance(versions, dict) else None
-    return str(version) if version else "of an unknown version"
+    return str(version) if version else UNKNOWN_VERSION

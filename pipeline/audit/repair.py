@@ -16,6 +16,7 @@ from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording.files import read_again, unreadable
 from pipeline.stages.base import Stage
 from pipeline.stages.process import changed_input
 from pipeline.store.files import Store
@@ -115,15 +116,9 @@ def check_documents_read(
             if receipt.shard in by_id:
                 read.setdefault(receipt.shard, []).append((stage, receipt))
     if read:
-        _log.warning(
-            "%d inputs may have changed since: their %d finished shards are read again", len(touched), len(read)
-        )
+        _log.warning(read_again(len(touched), len(read)))
     for shard_id in [shard_id for shard_id, filed in read.items() if not filed[0][1].documents]:
-        _log.warning(
-            "shard %s of %s holds a document that kills its reader: whether others changed is not checked",
-            shard_id,
-            by_id[shard_id].name,
-        )
+        _log.warning(unreadable(shard_id, by_id[shard_id].name))
         del read[shard_id]
     firsts = [filed[0][1] for filed in read.values()]
     digests: dict[str, str] = dict(each(firsts, partial(_content_of, by_id)))

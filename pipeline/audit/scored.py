@@ -25,6 +25,7 @@ from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import IncompleteError, UserError
 from pipeline.report.wording.documents import LEFT_OUT
+from pipeline.report.wording.files import REPEATED_ID
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
@@ -270,7 +271,7 @@ def _write_duplicates(scored: Scored) -> None:
                 "source": scored.shards[receipt.shard].name,
                 "stage": SCORING,
                 "reason": "duplicate_id",
-                "message": "the id stands in an earlier shard",
+                "message": REPEATED_ID,
             }
             columns = {
                 f.name: table[f.name] if f.name not in fixed else pa.array([fixed[f.name]] * len(table))

@@ -10,13 +10,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.audit.digests import REWRITTEN, no_digests
+from pipeline.audit.digests import no_digests
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record, sealed_values
 from pipeline.audit.summary import Summary, read_summary, unsupported
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
+from pipeline.report.wording.files import DRIVER_GONE, REWRITTEN
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store
@@ -162,18 +163,6 @@ class Counts:
         under_way = sum(min(advance.tokens, self.sizes.get(shard, 0.0)) for shard, advance in self.under_way.items())
         return min(1.0, (self.size_done + under_way) / self.size)
 
-    def line(self) -> str:
-        """One line for a person."""
-        status = self.status()
-        eta = "-" if status.eta_s is None else duration(status.eta_s)
-        answers = f"answers {self.answers:,}  " if self.answers else ""
-        judged = f"  judged before {self.judged:,}" if self.judged else ""
-        return (
-            f"{self.stage}: shards {self.shards_done}/{self.shards}  documents {self.documents + status.under_way:,}  "
-            f"{status.documents_per_s:,.1f} documents/s  {status.tokens_per_s:,.0f} tokens/s  "
-            f"ETA {eta}  {answers}quarantined {self.quarantined:,}{judged}"
-        )
-
 
 def duration(seconds: float) -> str:
     """Seconds as h:mm:ss."""
@@ -265,7 +254,7 @@ def run_status(run: str) -> Status:
     elif live and written is not None and not is_scoring(written.stage):
         status = written
     elif status.state == "running" and not live:
-        update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
+        update = {"state": "incomplete", "message": DRIVER_GONE}
         status = status.model_copy(update=update)
     made = (made_answer(store, name) for name in answer_names(store, manifest.config))
     return status.answered([summary for summary in made if summary is not None])

@@ -28,6 +28,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import BusyError, UserError
+from pipeline.report.wording.files import no_top_documents, top_documents
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.token_table import TOKEN_SCHEMA
@@ -200,11 +201,11 @@ def write_evidence(
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
         if reread is not None:
-            say(f"evidence: {len(index.keys() & places):,} of {len(places):,} documents have it")
+            say(top_documents(len(index.keys() & places), len(places)))
     except BusyError:
         raise
     except Exception as error:  # the answers stand without it
-        say(f"no evidence of single documents: {' '.join(str(error).split()) or type(error).__name__}")
+        say(no_top_documents(error))
     return written
 
 

@@ -10,13 +10,14 @@ from pydantic import Field, model_validator
 
 from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.copies import NearCopies
-from pipeline.audit.digests import check_answer, no_digests, remade
+from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.config.series import Rule, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
+from pipeline.report.wording.files import answered_by
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot
@@ -342,7 +343,7 @@ class Summary(Bounded, VersionedRecord):
         terms = f"{self.procedure}, {level}"
         if self.conclusion == "contradicted":
             return wording.contradicted_line(self.name, " ".join(self.remarks), count, terms)
-        return f"{self.name}: {count} ({terms}, {self.guarantee}), {self.standing}"
+        return wording.line(self.name, count, f"{terms}, {self.guarantee}", self.standing)
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
@@ -448,4 +449,4 @@ def read_summary(store: Store, name: str) -> Summary | None:
         if store.exists(summary_file(name)):
             raise no_digests(store, name)
         return None
-    return read_record(store, summary_file(name), Summary, remade(store))
+    return read_record(store, summary_file(name), Summary, answered_by(store.url))

@@ -12,6 +12,7 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.report.wording.files import other_encoding
 
 _LEAST = 3  # documents that are not of the encoding, before a run stops for it
 
@@ -29,8 +30,8 @@ class Undecodable(Record):
     @property
     def sentence(self) -> str:
         """What is wrong, and the setting that corrects it."""
-        counts = f"{self.undecodable:,} of {self.documents:,} sampled {self.unit}s of {self.name}"
-        return f"{counts} are not {self.label}; set encoding: {self.encoding}"
+        counts = self.undecodable, self.documents
+        return other_encoding(self.name, counts, self.unit, self.label, self.encoding)
 
     @property
     def stops(self) -> bool:

@@ -58,7 +58,7 @@ BUDGETS = {
     "pipeline.mark": 1_080,
     "pipeline.series": 1_580,
     "pipeline.trial": 2_910,
-    "ray_jobs": 4_590,
+    "ray_jobs": 4_610,
     "cluster": 1_380,
     "seenset": 970,
 }

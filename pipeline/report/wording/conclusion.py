@@ -55,6 +55,11 @@ def selected(n_selected: int, n_audit: int) -> str:
     return f"{n_selected:,} of {n_audit:,} selected"
 
 
+def line(name: str, count: str, terms: str, standing: str) -> str:
+    """An answer in one line."""
+    return f"{name}: {count} ({terms}), {standing}"
+
+
 def contradicted_line(name: str, remarks: str, count: str, terms: str) -> str:
     """A contradicted answer in one line: what contradicts the promise comes before the count."""
     return f"{name}: {remarks} {count} ({terms}; guarantee contradicted)"

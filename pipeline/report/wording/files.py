@@ -1,0 +1,134 @@
+"""What messages state of a run directory and its inputs: what is wrong, what is done about it, and what helps."""
+
+from __future__ import annotations
+
+NEW_RUN = "begin a new run directory"
+PUT_BACK = f"put it back, or {NEW_RUN}"
+"""What helps where a file cannot be made again."""
+
+OTHER_VERSION = f"{NEW_RUN} with seenset run, or use that version"
+"""What helps where another version wrote a file."""
+
+REWRITTEN = "seenset run with the configuration of the run writes it again"
+"""What makes a damaged manifest again."""
+
+MANIFEST_WRITTEN_AGAIN = (
+    "it is written again from the configuration, and the inputs of all finished shards are compared with what was "
+    "scored"
+)
+LINE_LEFT_OUT = "the line is left out: the run may have been asked more than its history lists"
+UNKNOWN_VERSION = "of an unknown version"
+"""Of the program that wrote a file."""
+
+DRIVER_GONE = "its driver is gone; the same command resumes"
+REPEATED_ID = "the id stands in an earlier shard"
+"""Why a document is in quarantine whose id an earlier one has."""
+
+
+def changed(place: str) -> str:
+    """That a file is not the one that was written."""
+    return f"{place} is not as it was written"
+
+
+def made_again(problem: object, what: str) -> str:
+    """What is wrong with a file, and that what it held, with its verb, is made again."""
+    return f"{problem}; {what} made again"
+
+
+def written_again(problem: object) -> str:
+    """What is wrong with a file that is written again."""
+    return f"{problem}; it is written again"
+
+
+def answered_by(run: str) -> str:
+    """What makes the answers of a run again."""
+    return f"seenset select {run} makes the answer again from the scores"
+
+
+def judged_by(run: str) -> str:
+    """What makes the verdict of a run again."""
+    return f"run seenset verdict {run} again"
+
+
+def checked_after(file: str) -> str:
+    """What helps where another version wrote the checks before scoring."""
+    return f"remove {file} and run again"
+
+
+def not_as_written(place: str, missing: bool = False) -> str:
+    """That a file is gone, or is not the one that was written."""
+    return f"{place} is missing" if missing else f"{place} is damaged: its content is not what was written"
+
+
+def differs(key: str, was: str, now: str, there: bool = False) -> str:
+    """A field in which a run differs from what is asked now; `there`: it is another run."""
+    return f"{key} is {was} there and {now} here" if there else f"{key}: {was} then, {now} now"
+
+
+def never_scored(detector: str) -> str:
+    """A detector that another run did not score."""
+    return f"detector {detector} was never scored there"
+
+
+def extent(limit: int | None) -> str:
+    """How much of its corpus a run reads."""
+    return f"a sample (--limit {limit})" if limit else "the whole corpus"
+
+
+def counts_nothing(problem: object) -> str:
+    """Why a run that may have judged documents counts for nothing."""
+    return f"against: a run counts nothing: {' '.join(str(problem).split())}"
+
+
+def judged_before(count: int, against: str | None, others: bool) -> str:
+    """The audited documents that are left out; `others`: whether there are more."""
+    rest = "" if others else ", and there are no others: nothing is selected"
+    return f"{count:,} audit documents were judged before by {against} and are not audited again{rest}"
+
+
+def asked_several(number: int) -> str:
+    """What asking again does to the guarantee of an answer."""
+    return (
+        f"This run was asked {number} different questions, and not all at once: the guarantee of an answer holds if "
+        "its question was settled before any answer was seen, and not for an answer that was picked among several "
+        "because of its result."
+    )
+
+
+def read_again(inputs: int, shards: int) -> str:
+    """That inputs are compared with what was read of them."""
+    return f"{inputs} inputs may have changed since: their {shards} finished shards are read again"
+
+
+def unreadable(shard: str, name: str) -> str:
+    """That a shard cannot be compared with what was read of it."""
+    return f"shard {shard} of {name} holds a document that kills its reader: whether others changed is not checked"
+
+
+def other_encoding(name: str, counts: tuple[int, int], unit: str, label: str, encoding: str) -> str:
+    """Documents of an input that are not of its encoding, and the setting that corrects it.
+
+    Args:
+        name: of the input.
+        counts: of these documents, and of all that were read.
+        unit: what a document is: a line or a file.
+        label: the encoding that is set.
+        encoding: the one that was recognised.
+    """
+    bad, read = counts
+    return f"{bad:,} of {read:,} sampled {unit}s of {name} are not {label}; set encoding: {encoding}"
+
+
+def one_backward_pass(reason: str) -> str:
+    """Why the gradient norm was not taken over a batch."""
+    return f"gradient_norm took one backward pass a document: {reason}"
+
+
+def top_documents(count: int, total: int) -> str:
+    """How many of the top documents are shown with their tokens."""
+    return f"evidence: {count:,} of {total:,} documents have it"
+
+
+def no_top_documents(error: Exception) -> str:
+    """Why none is."""
+    return f"no evidence of single documents: {' '.join(str(error).split()) or type(error).__name__}"
