@@ -16,6 +16,7 @@ from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
 from pipeline.corpus.near_copies import SKETCH, Sketches
 from pipeline.corpus.sketch_file import SketchFile
+from pipeline.report.wording import documents as wording
 from pipeline.selection.digits import beside
 from pipeline.selection.procedures import procedure_of
 from pipeline.store.receipts import Receipt
@@ -144,23 +145,15 @@ def near_copies_diagnostic(
     factor = inflation(calibration)
     sentences = [counted(audit, "audited documents")]
     if unsafe:
-        sentences.append(
-            f"They count as about {audit.effective:,.0f} independent documents, too few for {procedure}: it estimates "
-            "the share of nulls from them, and its share of wrong documents can be larger than alpha."
-        )
-    if unsafe and alone and factor <= INFLATION:
-        sentences.append(
-            f"The guarantee of bh holds with near copies among the audited documents; bh selects {n_bh:,}."
-        )
-    sentences.append(counted(calibration, f"{role} documents that calibrate"))
+        sentences.append(wording.too_few_independent(audit.effective, procedure))
+    if n_bh is not None and unsafe and alone and factor <= INFLATION:
+        sentences.append(wording.bh_holds(n_bh))
+    sentences.append(counted(calibration, wording.that_calibrate(role)))
     if calibration.n_copies:
-        sentences.append(
-            f"They rank as {calibration.n_distinct:,} distinct documents, so the p-values of every procedure can be "
-            f"too small by a factor of up to {beside(factor, INFLATION)}; to fix it, keep one document of each family."
-        )
+        sentences.append(wording.small_p_values(calibration.n_distinct, beside(factor, INFLATION)))
     unbounded = breaks_bounds(audit, calibration)
     if unbounded:
-        sentences.append("A bound assumes independent documents, so none is stated.")
+        sentences.append(wording.NO_BOUND)
     failed = unsafe or factor > INFLATION or (procedure_of(procedure).per_list and unbounded)
     return NearCopiesDiagnostic(
         ok=False if failed else None if audit.n_copies or calibration.n_copies else True,

@@ -59,3 +59,33 @@ def grouped(roles: Sequence[str], instead: bool) -> str:
         f"The {' and '.join(roles)} documents are grouped, and documents of one group may depend on each other. A "
         f"bound on numbers of documents requires independent documents, so none is stated; {other}."
     )
+
+
+NO_BOUND = "A bound assumes independent documents, so none is stated."
+"""What near copies take from an answer of independent documents."""
+
+
+def too_few_independent(effective: float, procedure: str) -> str:
+    """What near copies among the audited documents take from a procedure that estimates the share of nulls."""
+    return (
+        f"They count as about {effective:,.0f} independent documents, too few for {procedure}: it estimates the share "
+        "of nulls from them, and its share of wrong documents can be larger than alpha."
+    )
+
+
+def bh_holds(n_selected: int) -> str:
+    """What bh selects where its guarantee holds with near copies."""
+    return f"The guarantee of bh holds with near copies among the audited documents; bh selects {n_selected:,}."
+
+
+def that_calibrate(role: str) -> str:
+    """The documents of a role that calibrate."""
+    return f"{role} documents that calibrate"
+
+
+def small_p_values(n_distinct: int, factor: str) -> str:
+    """What near copies among the documents that calibrate do to p-values; `factor` is the most, in digits."""
+    return (
+        f"They rank as {n_distinct:,} distinct documents, so the p-values of every procedure can be too small by a "
+        f"factor of up to {factor}; to fix it, keep one document of each family."
+    )
