@@ -20,10 +20,10 @@ from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
 from pipeline.audit.tail import LEVEL, TailTest
 from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
-from pipeline.selection.digits import beside
+from pipeline.report.wording import minority as wording
+from pipeline.report.wording.minority import NAMED
 from pipeline.store.pieces import SortedRows
 
-NAMED = 10
 LEAST_SELECTED = 2
 """Selected documents in a tail, at least, before it contradicts a list."""
 
@@ -60,25 +60,16 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
     tail = test.tail
     if tail is None:
         return None
-    p_value = beside(tail.p_value, LEVEL, kind="g")
     if not tail.significant or tail.share is None:
-        sentence = (
-            f"No small part of the audited documents stands out from the {listed.role} documents by their {test.by} "
-            f"(p = {p_value}; p of at most {LEVEL:g} would be a finding)."
-        )
+        sentence = wording.no_tail(listed.role, test.by, tail.p_value)
         return TailDiagnostic(ok=True, sentence=sentence, p_value=tail.p_value)
     n_compared, inside = _selected_in(tail, listed)
     contradicted = len(inside) >= LEAST_SELECTED and len(inside) / n_compared - tail.share > listed.alpha / 2
     names = [doc_id for _, doc_id in inside[:NAMED]] if inside else _audited_names(tail, listed.scored)
-    sentence = (
-        f"A small part of the audited documents is unlike the {listed.role} documents: of the {tail.share:.1%} of the "
-        f"compared documents whose {test.by} look most like those of audited ones, more are audited than chance allows "
-        f"(p = {p_value}). {_share_clause(n_compared, len(inside), len(listed.selected))}"
-    )
-    if names:
-        whose = "selected" if inside else "audited"
-        sentence += f" The highest {whose} documents in it: {', '.join(map(short_id, names))}."
-    sentence += _outcome_clause(listed, contradicted)
+    sentence = wording.tail(listed.role, test.by, tail.p_value, tail.share)
+    sentence += wording.selected_in_tail(n_compared, len(inside), len(listed.selected))
+    sentence += wording.highest([*map(short_id, names)], selected=bool(inside))
+    sentence += wording.tail_outcome(listed.role, contradicted, len(listed.selected))
     return TailDiagnostic(
         ok=False if contradicted else None,
         sentence=sentence,
@@ -88,25 +79,6 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
         n_selected=len(inside),
         documents=names,
     )
-
-
-def _share_clause(n_compared: int, n_inside: int, n_selected: int) -> str:
-    if not n_selected:
-        return "No document is selected."
-    compared = (
-        "" if n_compared == n_selected else f"{n_compared:,} of the {n_selected:,} selected documents were compared. "
-    )
-    if not n_compared:
-        return compared.strip()
-    return (
-        f"{compared}Of {n_compared:,} selected documents {n_inside:,} ({n_inside / n_compared:.0%}) are in this part."
-    )
-
-
-def _outcome_clause(listed: Listed, contradicted: bool) -> str:
-    if contradicted:
-        return f" No {listed.role} document calibrates this part, so the error rate of the list is not supported."
-    return " That is too few to contradict the list." if len(listed.selected) else ""
 
 
 def _selected_in(tail: TailTest, listed: Listed) -> tuple[int, list[tuple[float, str]]]:
@@ -157,8 +129,7 @@ def families_diagnostic(copies: Mapping[Role, NearCopies], listed: Listed) -> Fa
         p_value = None if candidate is None else one_role_p(len(candidate[1]), *counts, families)
         if candidate is not None and p_value is not None and p_value <= LEVEL:
             return _found_family(*candidate, p_value, listed)
-    shown = "" if p_value is None else f" (p = {beside(p_value, LEVEL, kind='g')})"
-    sentence = f"No large family of near-duplicates is among the audited or the {role} documents alone{shown}."
+    sentence = wording.no_family(role, p_value)
     return FamiliesDiagnostic(ok=True, sentence=sentence, p_value=p_value)
 
 
@@ -216,16 +187,11 @@ def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) ->
     contradicted = n_selected >= max(1, listed.alpha / 2 * len(listed.selected))
     known = "audited" if kind == "audit" else kind
     others = listed.role if kind == "audit" else "audited"
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    sentence = (
-        f"{len(names):,} {known} documents are near-duplicates of one another and have none among the {others} "
-        f"documents, which chance does not explain (p = {beside(p_value, LEVEL, kind='g')}): "
-        f"{', '.join(map(short_id, names[:NAMED]))}{more}."
-    )
+    sentence = wording.family([*map(short_id, names[:NAMED])], len(names), known, others, p_value)
     if kind == "audit" and len(listed.selected):
-        sentence += f" {n_selected:,} of the {len(listed.selected):,} selected documents are among them."
+        sentence += wording.selected_in_family(n_selected, len(listed.selected))
     if contradicted:
-        sentence += f" No {listed.role} document calibrates them, so the error rate of the list is not supported."
+        sentence += wording.family_outcome(listed.role)
     return FamiliesDiagnostic(
         ok=False if contradicted else None,
         sentence=sentence,
