@@ -15,6 +15,7 @@ from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error
 from pipeline.selection.shares import clopper_pearson, hoeffding_limit
 
 CONFIDENCE = 0.95
+LEAST_MODELS = 3  # fewer give no interval over models: two models show little of a third
 RATES = (0.01, 0.05, 0.10)
 
 _LEAST_PAIRS = 5

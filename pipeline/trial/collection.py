@@ -15,12 +15,12 @@ from pipeline.audit.collection import depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 from pipeline.selection.collection import draw_blocks, joined_blocks, make_blocks, permutation_test
 from pipeline.selection.in_memory import answer_all
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import by_model, estimate_of
 from pipeline.trial.repeats import Pool, repeats
-from pipeline.trial.table import interval_scope
 
 COLLECTIONS = ("audited", "never trained on")
 """The audited documents; and those of them alone that the model was not trained on, of which nothing is true."""
@@ -126,10 +126,10 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
 
 def collection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The rows of `collection_rows` for a terminal."""
-    table = Table(*labels(settings), "collection", title=f"Was the collection trained on? {interval_scope(rows)}")
+    table = Table(*labels(settings), "collection", title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")
     for name in ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it"):
         table.add_column(name, justify="right")
-    for name in ("median p", f"test shows it (p <= {LEVEL:g})"):
+    for name in ("median p", TEST_SHOWS):
         table.add_column(name, justify="right")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.report.svg import COLOURS, INK, FigureImage, draw, label, put_legend
-from pipeline.report.tables import Row, cell, labels, readable
+from pipeline.report.tables import Row, labels, readable
+from pipeline.report.wording import trial as wording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
 """So many names fit side by side under an axis; more of them are rotated."""
-NAMED = 12
-"""Rows whose numbers the text alternative gives; those of all stand in the table."""
 
 
-def selection_figures(rows: Sequence[Row], settings: Sequence[str], scope: str) -> list[FigureImage]:
+def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[FigureImage]:
     """FDR, with its target, and power of each selection over the first setting of the sweep.
 
     Without a sweep the selections stand side by side. Further settings make further lines.
@@ -31,12 +30,10 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str], scope: str) 
     Args:
         rows: of the selections.
         settings: of the sweep.
-        scope: what the intervals are over, in words.
     """
     axis = settings[0] if settings else "selection"
     lines = _lines(rows, settings, [*settings[1:], *(["selection"] if settings else [])])
     ticks = _ticks(rows, settings, axis)
-    over = f" over {labels(settings)[0]}" if settings else ""
 
     def paint_fdr(figure: Figure, axes: Axes) -> None:
         _draw(axes, lines, axis, ticks, "fdr", "realised FDR (95% interval)")
@@ -53,17 +50,17 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str], scope: str) 
         draw(
             "fdr",
             "fdr.svg",
-            "Wrong documents among the selected, and the target",
-            f"Realised FDR of each selection{over}, {scope}: {_numbers(rows, settings, 'selection', 'fdr')}.",
-            "A target below the whole interval is contradicted by the repeats.",
+            wording.FDR_TITLE,
+            wording.selections_alt(rows, settings, "fdr"),
+            wording.FDR_CAPTION,
             paint_fdr,
         ),
         draw(
             "power",
             "power.svg",
             "Power",
-            f"Power of each selection{over}, {scope}: {_numbers(rows, settings, 'selection', 'power')}.",
-            "The share of the members (clean: of the others) that was selected, on average over the repeats.",
+            wording.selections_alt(rows, settings, "power"),
+            wording.POWER_CAPTION,
             paint_power,
         ),
     ]
@@ -78,26 +75,14 @@ def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> FigureImage
         axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
         put_legend(figure)
 
-    title = f"AUC of the detectors over {labels(settings)[0]}"
     return draw(
         "detectors",
         "detectors.svg",
-        title,
-        f"{title}: {_numbers(rows, settings, 'detector', 'auc')}.",
-        "How well each detector tells trained from untrained documents; the dotted line is chance.",
+        wording.auc_title(settings),
+        wording.auc_alt(rows, settings),
+        wording.AUC_CAPTION,
         paint,
     )
-
-
-def _numbers(rows: Sequence[Row], settings: Sequence[str], name: str, figure: str) -> str:
-    """The figures of the first rows in words, each with its interval and its target if it has one."""
-    short = labels(settings)
-    shown = []
-    for row in readable(rows[:NAMED], settings):
-        at = "".join(f", {what} {row[setting]}" for what, setting in zip(short, settings, strict=True))
-        target = f" (target {row['target']:g})" if figure == "fdr" else ""
-        shown.append(f"{row[name]}{at} {cell(row, figure)}{target}")
-    return "; ".join(shown) + (f"; and {len(rows) - NAMED} more in the table" if len(rows) > NAMED else "")
 
 
 def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> dict[str, list[Row]]:

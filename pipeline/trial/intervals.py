@@ -7,10 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.audit.detection import CONFIDENCE, UNDEFINED, Estimate
-
-LEAST_MODELS = 3
-"""Of fewer no interval over models is given: two say next to nothing of a third."""
+from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
 
 _GRID = 2001
 _TRUNCATION = 0.75

@@ -9,6 +9,7 @@ from pydantic import Field
 from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, read_record
 from pipeline.audit.status import RunState, Status, run_status
 from pipeline.errors import ExitCode, UserError
+from pipeline.report.wording.files import DRIVER_GONE
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
 
@@ -106,7 +107,7 @@ def trial_status(folder: str) -> TrialStatus | None:
             )
         return None
     if status.state == "running" and not lock_is_live(store):
-        update = {"state": "incomplete", "message": "its driver is gone; the same command resumes"}
+        update = {"state": "incomplete", "message": DRIVER_GONE}
         status = status.model_copy(update=update)
     if status.audit_run is not None and Store(status.audit_run).exists(MANIFEST_FILE):
         status = status.model_copy(update={"audit": run_status(status.audit_run)})

@@ -15,6 +15,7 @@ from pipeline.compare.results import read_results_table
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError, nearest
 from pipeline.report.tables import Row, cell, labels, readable, shown
+from pipeline.report.wording.trial import ACCURACY_TITLE, AGREEMENT_TITLE
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
@@ -171,10 +172,8 @@ def ranking_tables(rows: Sequence[Row], settings: Sequence[str]) -> list[Table]:
     """The rankings for a terminal: none without rows."""
     if not rows:
         return []
-    table = Table(*labels(settings), "selection", "model", title="Mean accuracy (and rank) of the models")
-    agreement = Table(
-        *labels(settings), "selection", title="Spearman's correlation with the ranking on the truly clean items"
-    )
+    table = Table(*labels(settings), "selection", "model", title=ACCURACY_TITLE)
+    agreement = Table(*labels(settings), "selection", title=AGREEMENT_TITLE)
     for name in ("all items", "selected as clean", "truly clean"):
         table.add_column(name, justify="right")
     for name in ("all items", "selected as clean"):

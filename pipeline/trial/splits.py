@@ -120,7 +120,7 @@ def draw_split(
             count = max(0, count - int(finetuned[role].sum()))
         wrong = round(config.label_noise * count)
         chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role], lean)
-        chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} with label noise", _OTHER_KIND[role], lean)
+        chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} (label noise)", _OTHER_KIND[role], lean)
         _check_drawn(chosen, free & (right if wrong < count else ~right), family, count, f"split.{role}")
         free &= ~chosen
         roles[role] = chosen

@@ -14,11 +14,11 @@ from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
-from pipeline.report.wording.evaluation import too_few_untrained
+from pipeline.report.wording import trial as wording
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
 from pipeline.trial.bounds import audit_bounds, bound_cells, bound_headers, shown_audit_bounds, shown_bounds
-from pipeline.trial.intervals import LEAST_MODELS, by_model, contradicts, estimate_of
+from pipeline.trial.intervals import by_model, contradicts, estimate_of
 
 
 def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
@@ -152,7 +152,7 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
 
 def audit_table(rows: Sequence[Row]) -> Table:
     """The audits' own selections for a terminal."""
-    table = Table("audit", "selection", "procedure", _detectors(), title="The audits held against the truth")
+    table = Table("audit", "selection", "procedure", _detectors(), title=wording.AUDITS_TITLE)
     for name in (
         "alpha",
         "audited",
@@ -195,7 +195,7 @@ def to_arrow(rows: Sequence[Row]) -> pa.Table:
 def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The selections' rows for a terminal."""
     several = max((row["models"] for row in rows), default=1) > 1
-    title = f"Selections held against the truth, {interval_scope(rows)}"
+    title = f"{wording.SELECTIONS_TITLE}, {wording.interval_scope(rows)}"
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     spreads = ("FDR between models", "power between models") if several else ()
     counts = ("selected", "audited", "null share", "its estimate")
@@ -223,13 +223,13 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             *("" if row[name] is None else f"{row[name]:.{'1f' if name == 'effective' else '0%'}}" for name in extra),
         )
     if any(row["contradicted"] or row["bound_contradicted"] for row in rows):
-        table.caption = "! the repeats contradict the target, or the confidence of the bound"
+        table.caption = wording.MARKED
     return table
 
 
 def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The rows of `model_rows` for a terminal."""
-    title = f"The same by model, {interval_scope([{**row, 'models': 1} for row in rows])}"
+    title = f"The same by model, {wording.interval_scope([{**row, 'models': 1} for row in rows])}"
     table = Table(*labels(settings), "selection", "model", title=title)
     for name in ("target", "FDR", "power", "selected"):
         table.add_column(name, justify="right")
@@ -238,34 +238,6 @@ def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
         figures = (f"{row['target']:g}", cell(row, "fdr") + mark, cell(row, "power"), f"{row['selected']:.1f}")
         table.add_row(*head, str(row["model"]), *figures)
     return table
-
-
-def interval_scope(rows: Sequence[Row]) -> str:
-    """What the intervals of rows are over."""
-    repeats = ", ".join(map(str, sorted({row["repeats"] for row in rows})))
-    models = sorted({row["models"] for row in rows})
-    if models in ([], [1]):
-        return f"{repeats} repeats, 95% intervals over re-splits of these documents, this model"
-    names = " or ".join(map(str, models))
-    if max(models) < LEAST_MODELS:
-        return f"{names} models of {repeats} repeats; of fewer than {LEAST_MODELS} models there is no interval"
-    freedom = " or ".join(str(count - 1) for count in models)
-    return f"{names} models of {repeats} repeats, 95% intervals over models (Student's t, {freedom} degrees of freedom)"
-
-
-def detector_title(rows: Sequence[Row]) -> str:
-    """The title of the detectors' table: what its intervals are over."""
-    models = sorted({row["models"] for row in rows})
-    given = "this model" if models == [1] else f"these {' or '.join(map(str, models))} models"
-    return f"Trained against untrained documents, 95% intervals over documents, {given}"
-
-
-def detector_caption(rows: Sequence[Row]) -> str | None:
-    """Which figures of the detectors' table have no interval, and why; None where all have one."""
-    if not rows:
-        return None
-    count, models = min(row["untrained"] for row in rows), max(row["models"] for row in rows)
-    return " ".join(too_few_untrained(count, "untrained documents", models)) or None
 
 
 def _deviation(value: float | None) -> str:

@@ -31,6 +31,7 @@ from pipeline.models.arithmetic import processor_here
 from pipeline.report.roc import roc_figures
 from pipeline.report.svg import FigureImage
 from pipeline.report.tables import Row, as_text, detector_rows, detector_table
+from pipeline.report.wording import trial as wording
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -203,7 +204,7 @@ class _Trial:
         planned = plan_contamination(config, self.base, self.documents, index)
         if planned.folder is not None and not planned.folder.exists():
             count = int(planned.trained.sum())
-            self.say(f"contaminated model {index + 1} of {config.models}: training {count} documents in")
+            self.say(wording.training_line(index + 1, config.models, count))
             self.shown = 0.0
             contaminate(config, planned, self.documents, index, self.show_step)
         as_written: dict[str, Any] = {"split": self.base.split}
@@ -338,8 +339,8 @@ class _Trial:
         detectors, varied = self.detectors(points, audited)
         settings, selections = list(points[0].settings), repeated["selections"]
         audits = [row for audit in self.audits.values() for row in audit.rows]
-        of_detectors = detector_table(detectors, varied, table.detector_title(detectors))
-        of_detectors.caption = table.detector_caption(detectors)
+        of_detectors = detector_table(detectors, varied, wording.detector_title(detectors))
+        of_detectors.caption = wording.detector_caption(detectors)
         tables = [
             of_detectors,
             table.audit_table(audits),
@@ -355,7 +356,7 @@ class _Trial:
                 self.store.write_table(f"{name}.parquet", table.to_arrow(table_rows))
         self.store.write("tables.txt", as_text(tables).encode())
         images = [
-            *figures.selection_figures(selections, settings, table.interval_scope(selections)),
+            *figures.selection_figures(selections, settings),
             *self.detector_images(detectors, varied, audited[0][0].pool),
         ]
         for image in images:

@@ -23,7 +23,7 @@ from pipeline.trial.config import build_trial
 from pipeline.trial.figures import selection_figures
 from pipeline.trial.page import trial_page
 from pipeline.trial.repeats import Pool, measure
-from pipeline.trial.table import interval_scope, selection_rows, selection_table
+from pipeline.trial.table import selection_rows, selection_table
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 
@@ -101,7 +101,7 @@ def write_trial_page(folder: Path) -> Path:
     }
     curve = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
     images = [
-        *selection_figures(rows, settings, interval_scope(rows)),
+        *selection_figures(rows, settings),
         *roc_figures({"loss": curve}, {"loss": 2 / 3}, ("trained", "untrained")),
     ]
     page = trial_page(config, facts, settings, [selection_table(rows, settings)], images, [script("report")])

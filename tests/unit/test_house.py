@@ -57,7 +57,7 @@ BUDGETS = {
     "pipeline.export": 1_360,
     "pipeline.mark": 1_080,
     "pipeline.series": 1_580,
-    "pipeline.trial": 2_910,
+    "pipeline.trial": 2_750,
     "ray_jobs": 4_610,
     "cluster": 1_380,
     "seenset": 970,

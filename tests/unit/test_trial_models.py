@@ -12,13 +12,11 @@ import pytest
 from rich.console import Console
 
 from pipeline.config.selection import SelectionConfig
+from pipeline.report.wording.trial import detector_title, interval_scope, verification
 from pipeline.trial.figures import selection_figures
 from pipeline.trial.intervals import mean_exceeds, mean_interval, models_interval
-from pipeline.trial.page import verification
 from pipeline.trial.repeats import ROWS_SCHEMA
 from pipeline.trial.table import (
-    detector_title,
-    interval_scope,
     model_rows,
     model_table,
     selection_rows,
@@ -130,7 +128,7 @@ def test_of_three_models_the_table_says_what_its_intervals_are_over_and_how_far_
     ]
     assert rows[0]["fdr_high"] == mean_interval(np.tile([0, 0.1], 20))[1]
     assert "40 repeats, 95% intervals over re-splits of these documents, this model" in shown(model_table(rows, []))
-    fdr, power = selection_figures([row], [], interval_scope([row]))
+    fdr, power = selection_figures([row], [])
     assert (fdr.kind, power.kind) == ("fdr", "power")
     assert interval_scope([row]) in fdr.alt
 
@@ -144,7 +142,7 @@ def test_of_one_model_nothing_is_said_between_models_and_of_two_no_interval_is_g
     assert (two["fdr_low"], two["contradicted"]) == (None, False)
     assert "0.075 (no interval)" in shown(selection_table([two], []))
     assert "of fewer than 3 models there is no interval" in interval_scope([two])
-    assert "no interval" in selection_figures([two], [], interval_scope([two]))[0].alt
+    assert "no interval" in selection_figures([two], [])[0].alt
 
 
 def test_the_page_of_several_models_says_what_its_figures_are_over() -> None:

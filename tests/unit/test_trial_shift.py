@@ -13,11 +13,11 @@ from test_weighted import texts
 
 from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
+from pipeline.report.wording.trial import verification
 from pipeline.selection.in_memory import Scores
 from pipeline.trial.checks import words_of
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import Documents, read_documents
-from pipeline.trial.page import verification
 from pipeline.trial.repeats import Pool, measure
 from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import draw_split
