@@ -22,6 +22,7 @@ from pipeline.config.selection import Direction
 from pipeline.config.series import SeriesConfig
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
+from pipeline.report.wording import series as wording
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, share_of
 from pipeline.series.places import check_ledger_place
@@ -30,13 +31,6 @@ from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
 from pipeline.series.scorers import check_scorers, keys_digest, scorers_of
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
-
-SAMPLE = "a sample is a scan too, and spends its level: try things out on other documents than those of a scan"
-
-ASKED_BEFORE = (
-    "this run had answered before it took its place, so what was asked may have been picked by an answer: nothing is "
-    "promised of this scan"
-)
 
 Say = Callable[[str], None]
 
@@ -148,7 +142,7 @@ def claim_slots(
     scan = schedule.scan_of(key)
     assert scan is not None
     for line in _lines(config.series, schedule, scan, scan.entry >= len(known), scored.store.url, limit):
-        say(line)
+        say(f"series: {line}")
     return {name: slot_of(schedule, scan, name) for name in scan.claim.before}
 
 
@@ -182,7 +176,7 @@ def file_result(config: AuditConfig, scored: Scored, limit: int | None, summarie
 
     append_entry(store, make)
     if filed and _by_name(filed[0].selections) != _by_name(answers):
-        say(f"series: scan {filed[0].slot} had filed another answer before, which the ledger keeps")
+        say(f"series: {wording.filed_before(filed[0].slot)}")
 
 
 def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
@@ -292,10 +286,10 @@ def _check_terms(series: SeriesConfig, opening: Opening, url: str) -> None:
         stated, opened = getattr(series, term), getattr(opening, term)
         if stated != opened:
             names = ["null" if value is None else f"{value}" for value in (stated, opened)]
-            why = "the parts of alpha were cut when it was opened, and a change would spend more than alpha"
             raise UserError(
                 f"series.{term} is {names[0]}, and ledger {url} was opened with {names[1]}: state {names[1]}, or begin "
-                f"a new ledger, whose promise is its own; {why}"
+                "a new ledger, whose promise is its own; the parts of alpha were cut when it was opened, and a change "
+                "would spend more than alpha"
             )
 
 
@@ -340,20 +334,16 @@ def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, ru
     number, others = scan.claim.slot, [other for other in schedule.scans if other is not scan]
     slot = slot_of(schedule, scan, "")
     if not fresh:
-        where = "" if scan.claim.run == run else f", claimed from {scan.claim.run}"
-        return [f"series: this scan has place {schedule.place(number)} already{where}, and keeps it"]
-    lines = [f"series: scan {schedule.place(number)}, at level {float(slot.level):.3g} ({series.rule})"]
-    if earlier := [f"{other.claim.slot}" for other in others if other.claim.run == run]:
-        lines.append(
-            f"series: this run has place {', '.join(earlier)} too, for other questions or other scores: each has spent "
-            "its level"
-        )
+        return [wording.kept(schedule.place(number), None if scan.claim.run == run else scan.claim.run)]
+    lines = [wording.claimed(schedule.place(number), float(slot.level), series.rule)]
+    if earlier := [other.claim.slot for other in others if other.claim.run == run]:
+        lines.append(wording.other_places(earlier))
     if scan.claim.asked_before:
-        lines.append(f"series: {ASKED_BEFORE}")
+        lines.append(wording.NOT_PROMISED)
     if limit is not None:
-        lines.append(f"series: {SAMPLE}")
+        lines.append(wording.SAMPLE)
     if others and scan.claim.at < others[-1].claim.at:
-        lines += [f"series: {note}" for note in schedule.clock_notes() if note.startswith(f"scan {number} ")]
+        lines += [note for note in schedule.clock_notes() if note.startswith(f"scan {number} ")]
     return lines
 
 

@@ -12,11 +12,11 @@ from pipeline.audit.records import Record, VersionedRecord
 from pipeline.config.selection import Direction
 from pipeline.config.series import Rule
 from pipeline.errors import ExitCode, UserError
-from pipeline.selection.digits import percentage
+from pipeline.report.wording import series as wording
 from pipeline.selection.engine import proved_for
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.schedule import share_of
-from pipeline.series.news import LISTED, LatestList, latest_lists
+from pipeline.series.news import LatestList, latest_lists
 from pipeline.series.records import Claim, FiledSelection
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
@@ -144,7 +144,11 @@ def course_of(schedule: Schedule, url: str) -> Course:
         selections=[_selection(name, schedule, scans) for name in names],
         latest=filed[-1] if filed else None,
         new=latest_lists(schedule, url),
-        notes=[*_unfiled_notes(unfiled), *_name_notes(names), *schedule.clock_notes()],
+        notes=[
+            *map(wording.unfiled_note, unfiled),
+            *([wording.several_names(names)] if len(names) > 1 else []),
+            *schedule.clock_notes(),
+        ],
     )
 
 
@@ -173,25 +177,25 @@ def _level(alpha: float, claim: Claim) -> Fraction:
 
 def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | None:
     """Why the promise of the schedule is not of this list; None where it is."""
+    why, rule = _why(answer, claim, schedule), schedule.opening.rule
+    return None if why is None else wording.doubt(why, answer.procedure, rule, proved_for(rule), answer.alpha)
+
+
+def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Doubt | None:
     terms = schedule.opening
     if claim.asked_before:
-        return "its run had answered before it took its place, so what was asked may have been picked by an answer"
+        return "asked before"
     if answer.conclusion == "contradicted":
-        return "a check contradicts what its promise rests on"
-    if answer.guarantee == "heuristic":
-        return f"no error rate is proved for {answer.procedure} as it was used"
-    if answer.guarantee == "asymptotic":
-        return f"the error rate of {answer.procedure} as it was used is proved only as numbers grow"
-    needed = proved_for(terms.rule)
-    if needed is not None and procedure_of(answer.procedure).schedule != terms.rule:
-        return f"rule {terms.rule} is proved for procedure {needed}, and it used {answer.procedure}"
+        return "contradicted"
+    if answer.guarantee != "finite-sample":
+        return answer.guarantee
+    if proved_for(terms.rule) is not None and procedure_of(answer.procedure).schedule != terms.rule:
+        return "other procedure"
     if (terms.horizon is not None and claim.slot > terms.horizon) or claim.share > float(
         share_of(claim.slot, terms.horizon)
     ):
-        return "it claimed more of alpha than is its part"
-    if answer.alpha > float(_level(terms.alpha, claim)) * (1 + 1e-9):
-        return f"it selected at level {answer.alpha:g}, above the level of its place"
-    return None
+        return "share"
+    return "level" if answer.alpha > float(_level(terms.alpha, claim)) * (1 + 1e-9) else None
 
 
 def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> SelectionCourse:
@@ -199,12 +203,12 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
     answers = [(scan.slot, answer) for scan in scans for answer in scan.answers if answer.name == name]
     directions = list(dict.fromkeys(answer.direction for _, answer in answers))
     sound = [(slot, answer) for slot, answer in answers if answer.doubt is None]
-    doubts = [(slot, answer) for slot, answer in answers if answer.doubt is not None]
-    lines = [f"scan {slot}: not promised, because {answer.doubt}" for slot, answer in doubts]
+    lines = [wording.not_promised(slot, answer.doubt) for slot, answer in answers if answer.doubt is not None]
     broken = _miscounted(name, schedule, sound)
     if len(directions) > 1:
-        broken = "scans of this name selected members and others clean documents: a promise is of one kind"
+        broken = wording.MIXED
     untested = [slot for slot, answer in sound if answer.supported is None]
+    limits = [wording.AVERAGE] if any(answer.n_selected for _, answer in answers) else []
     n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
     return SelectionCourse(
         name=name,
@@ -213,9 +217,9 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
         n_audit=sum(answer.n_audit for _, answer in answers),
         n_selected=sum(answer.n_selected for _, answer in answers),
         n_promised=n_promised,
-        promised=False if doubts or broken else None if untested else True,
-        promise=_promise(schedule, [slot for slot, _ in sound], bool(doubts), untested, broken),
-        not_promised=[*lines, *([broken] if broken else []), *_limits(answers)],
+        promised=False if lines or broken else None if untested else True,
+        promise=_promise(schedule, [slot for slot, _ in sound], bool(lines), untested, broken),
+        not_promised=[*lines, *([broken] if broken else []), *limits],
         bound=_bound(name, answers, [scan.claim for scan in schedule.scans]),
     )
 
@@ -223,30 +227,11 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
 def _promise(
     schedule: Schedule, sound: Sequence[int], partial: bool, untested: Sequence[int], broken: str | None
 ) -> str:
-    """The error rate over all scans in words; nothing is promised of the sum where one list of it has no promise."""
+    """The error rate over all scans; nothing is promised of the sum where one list of it has no promise."""
     if broken or not sound:
-        return "No error rate is promised over these scans."
-    share = percentage(Fraction(repr(schedule.opening.alpha)))
-    if partial:
-        head = "No error rate is promised over all of these scans. Of what "
-        head += f"{_scans_named(sound)} selected together alone, at most {share} is wrong"
-    else:
-        filed = " with a result" if any(scan.filing is None for scan in schedule.scans) else ""
-        head = f"Of all that the scans{filed} select together, at most {share} is wrong"
-    text = f"{head}, on average over repetitions of the schedule ({schedule.opening.rule})"
-    if untested:
-        return f"{text}, provided both groups of {_scans_named(untested)} are alike; the test could not confirm this."
-    return f"{text}, if the assumption of each list holds; no check contradicts it."
-
-
-def _limits(answers: Sequence[tuple[int, ScanAnswer]]) -> list[str]:
-    """What no schedule promises."""
-    if not any(answer.n_selected for _, answer in answers):
-        return []
-    return [
-        "the error rate is an average over repetitions of the whole schedule: the list of one scan, or of some scans "
-        "picked by what they show, may be wrong more often"
-    ]
+        return wording.NO_RATE
+    terms, unfiled = schedule.opening, any(scan.filing is None for scan in schedule.scans)
+    return wording.rate_over_scans(terms.alpha, terms.rule, sound if partial else [], unfiled, untested)
 
 
 def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
@@ -257,10 +242,7 @@ def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAn
     for slot, answer in sound:
         before = schedule.scans[slot - 1].claim.before.get(name, 0)
         if before > selected:
-            return (
-                f"scan {slot} counts {before:,} documents that were selected before, and lists with a promise "
-                f"hold {selected:,}: rule {schedule.opening.rule} is proved for those alone"
-            )
+            return wording.miscounted(slot, before, selected, schedule.opening.rule)
         selected += answer.n_selected
     return None
 
@@ -284,47 +266,19 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
     without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.doubt is not None)
     wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
     untested = [slot for slot, answer in answered if slot in bounded and answer.supported is None]
-    lists = "this list" if len(answers) == 1 else f"all {len(answers):,} lists together"
-    text = f"For {lists}, with {percentage(_rounded_down(1 - failing))} confidence: "
-    every = "the one selected document" if selected == 1 else f"all of the {selected:,} selected"
-    wrongly = f"at most {wrong:,} of the {selected:,} selected {'is' if wrong == 1 else 'are'} wrong"
-    text += wrongly if wrong else f"none of the {selected:,} selected is wrong"
-    text += f", and at least {right:,} {'is' if right == 1 else 'are'} right" if wrong else ""
-    if untested:
-        text += f", provided both groups of {_scans_named(untested)} are alike; the test could not confirm this"
-    if without:
-        text += f"; {without:,} are on lists without a bound, and all of those may be wrong"
-    if wrong >= selected:  # such a bound excludes nothing, so it has neither a confidence nor a condition
-        text = f"For {lists}: {every} may be wrong"
+    text = wording.all_may_be_wrong(len(answers), selected)
+    if wrong < selected:
+        clause = wording.wrong_clause(selected, wrong, right)
+        text = wording.lists_bound(len(answers), _rounded_down(1 - failing), clause, untested, without)
     return ListsBound(
         confidence=float(1 - failing),
         wrong_at_most=wrong,
         right_at_least=right,
         n_without=without,
-        sentence=f"{text}.",
+        sentence=text,
     )
-
-
-def _scans_named(slots: Sequence[int]) -> str:
-    """Scans by their numbers."""
-    text = ", ".join(f"{slot}" for slot in slots[:LISTED]) + (" and others" if len(slots) > LISTED else "")
-    return f"scan{'s' * (len(slots) > 1)} {text}"
 
 
 def _rounded_down(confidence: Fraction) -> Fraction:
     """A confidence for a sentence: one decimal of a percentage at most, never more than it is."""
     return Fraction(math.floor(1000 * confidence), 1000) or confidence
-
-
-def _unfiled_notes(unfiled: Sequence[int]) -> list[str]:
-    return [
-        f"scan {slot} has claimed its place and filed no result: it is at work, or it was stopped; its level is spent, "
-        "and nothing that it may have selected is in these sums"
-        for slot in unfiled
-    ]
-
-
-def _name_notes(names: Sequence[str]) -> list[str]:
-    if len(names) < 2:
-        return []
-    return [f"each of the selections {', '.join(names)} has a promise of its own; none is of them all together"]

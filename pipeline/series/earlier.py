@@ -9,6 +9,7 @@ from pipeline.audit.against import reconcile_judged, reconciled_judged
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
+from pipeline.report.wording.series import judged_before, left_out_later
 from pipeline.series.scans import read_schedule
 from pipeline.stages.judged import JudgedTexts, read_judged
 from pipeline.store.files import Store
@@ -36,7 +37,7 @@ def begin_against(
             return None
         runs, strict = earlier_runs(config, store.url)
         judged = reconcile_judged(config, fingerprint, store, runs, strict, say)
-        say(f"against {config.against}: {judged.count:,} texts were judged before, and are not audited again")
+        say(judged_before(config.against, judged.count))
         return judged
     _, judged = settled
     read_judged(store, judged.sha256)
@@ -51,12 +52,7 @@ def planned_against(config: AuditConfig) -> str | None:
     """
     if config.against is None:
         return None
-    count = len(earlier_runs(config, Store(config.run).url)[0])
-    runs = "run" if count == 1 else "runs"
-    return (
-        f"audit documents that {config.against} ({count:,} {runs}) has judged are left out; here they are counted, "
-        "because the run itself finds out which these are"
-    )
+    return left_out_later(config.against, len(earlier_runs(config, Store(config.run).url)[0]))
 
 
 def earlier_runs(config: AuditConfig, run: str) -> tuple[list[str], bool]:

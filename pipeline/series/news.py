@@ -13,14 +13,14 @@ from pipeline.audit.records import Record
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
 from pipeline.errors import DamagedError, UserError
-from pipeline.report.wording.conclusion import WARNING
+from pipeline.report.wording.series import new_on_list, unread_earlier, unread_list
 from pipeline.series.records import FiledSelection
 from pipeline.series.scans import Scan, Schedule
 from pipeline.store.files import Store
 from pipeline.store.space import is_of_storage
 
 LISTED = 200
-"""New documents, and scans, that are named one by one."""
+"""New documents that are named one by one."""
 
 _SHOWN = ["doc_id", "source"]
 _KEY = "text_key"
@@ -50,11 +50,7 @@ class LatestList(Concluded):
 
     def sentence(self) -> str:
         """The same in words."""
-        mark = f"{WARNING}: " if self.conclusion == "contradicted" else ""
-        selected = f"{mark}scan {self.slot} selected {self.n_selected:,}"
-        if self.n_new is None:
-            return f"{selected}; how many of them are new is not known, so all count as new"
-        return f"{selected}, {self.n_new:,} of them new"
+        return new_on_list(self.slot, self.n_selected, self.n_new, self.conclusion == "contradicted")
 
 
 class _Unreadable(Exception):
@@ -95,9 +91,7 @@ def _new_documents(
     try:
         rows = _selected(scan, answer, schedule, url)
     except _Unreadable as error:
-        return None, [
-            f"scan {scan.claim.slot}: {error}, so all documents that scan {scan.claim.slot} selected count as new"
-        ]
+        return None, [unread_list(scan.claim.slot, str(error))]
     new, notes = rows, []
     for other in earlier:
         for one in other.filing.selections if other.filing is not None else ():
@@ -107,10 +101,7 @@ def _new_documents(
                 known = _selected(other, one, schedule, url)[_KEY].combine_chunks()
                 new = new.filter(pc.invert(pc.is_in(new[_KEY], value_set=known)))
             except _Unreadable as error:
-                notes.append(
-                    f"scan {other.claim.slot}: {error}, so documents that only scan {other.claim.slot} had selected "
-                    f"count as new if scan {scan.claim.slot} selected them"
-                )
+                notes.append(unread_earlier(other.claim.slot, str(error), scan.claim.slot))
     return new.select(_SHOWN), notes
 
 
@@ -143,8 +134,10 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
         raise
     except UserError as error:
         if _KEY in str(error):  # lists of version 0.9.0 have no such column
-            remedy = f"seenset select {claim.run} writes it again"
-            raise _Unreadable(f"the list {answer.name} in {claim.run} has no keys of texts: {remedy}") from None
+            raise _Unreadable(
+                f"the list {answer.name} in {claim.run} has no keys of texts: seenset select {claim.run} writes it "
+                "again"
+            ) from None
         raise _Unreadable(str(error)) from None
     except Exception as error:
         if not is_of_storage(error):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from pipeline.audit.plan import Plan
 from pipeline.config.audit import AuditConfig
+from pipeline.report.wording import series as wording
 from pipeline.selection.schedule import Slot, level_of_prds
-from pipeline.series.claims import SAMPLE, check_ledger, next_slots, open_ledger
+from pipeline.series.claims import check_ledger, next_slots, open_ledger
 from pipeline.series.scans import Schedule
 from pipeline.store.files import Store
 
@@ -42,7 +42,10 @@ def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:
         "slot": slot.number,
         "level": float(slot.level),
         "before": {name: one.before for name, one in slots.items()},
-        "lines": [*_lines(config, schedule, slot, plan.limit), *_counted(slots)],
+        "lines": [
+            *_lines(config, schedule, slot, plan.limit),
+            *(wording.counted_before(name, one.before) for name, one in slots.items() if _counts(one)),
+        ],
     }
     return replace(plan, config=config.model_copy(update={"selections": selections})), facts
 
@@ -52,29 +55,23 @@ def _level(slot: Slot, audited: int) -> Fraction:
     return level_of_prds(slot, audited) if slot.rule == "prds" else slot.level
 
 
-def _counted(slots: Mapping[str, Slot]) -> list[str]:
-    """What the forecast of a selection does not know: how many documents e-lond counts as selected already."""
-    return [
-        f"selection {name}: e-lond counts {slot.before:,} selected before, and as many fewer have to stand out than is "
-        "said of it here"
-        for name, slot in slots.items()
-        if slot.rule == "e-lond" and slot.before
-    ]
+def _counts(slot: Slot) -> bool:
+    """Whether the level of a selection depends on how many documents earlier scans selected."""
+    return slot.rule == "e-lond" and slot.before > 0
 
 
 def _lines(config: AuditConfig, schedule: Schedule | None, slot: Slot, limit: int | None) -> list[str]:
     assert config.series is not None
     series, url = config.series, open_ledger(config.series).url
     of = "" if series.horizon is None else f" of {series.horizon:,}"
-    terms = f"at level {float(slot.level):.3g} of alpha {series.alpha:g} ({series.rule})"
     full = series.horizon is not None and slot.number > series.horizon
-    lines = [] if full else [f"this would be scan {slot.number:,}{of}, {terms}"]
+    lines = [] if full else [wording.next_scan(f"{slot.number:,}{of}", float(slot.level), series.alpha, series.rule)]
+    sample = [wording.SAMPLE] if limit is not None else []
     if schedule is None:
-        return [*lines, f"it would open ledger {url}", *([SAMPLE] if limit is not None else [])]
+        return [*lines, wording.new_ledger(url), *sample]
     unfiled = sum(scan.filing is None for scan in schedule.scans)
-    without = f", {unfiled:,} without a result" if unfiled else ""
-    lines.append(f"ledger {url}: {len(schedule.scans):,}{of} places are taken{without}")
+    lines.append(wording.places_taken(url, f"{len(schedule.scans):,}{of}", unfiled))
     run = Store(config.run).url
-    if places := [f"{scan.claim.slot:,}" for scan in schedule.scans if scan.claim.run == run]:
-        lines.append(f"this run has place {', '.join(places)} already, and keeps it for the same scores and questions")
-    return [*lines, *schedule.clock_notes(), *([SAMPLE] if limit is not None else [])]
+    if places := [scan.claim.slot for scan in schedule.scans if scan.claim.run == run]:
+        lines.append(wording.place_of_run(places))
+    return [*lines, *schedule.clock_notes(), *sample]

@@ -9,6 +9,7 @@ from pipeline.compare.output import open_output
 from pipeline.errors import UserError
 from pipeline.report.svg import BLUE, COLOURS, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
 from pipeline.report.templates import render
+from pipeline.report.wording import series as wording
 from pipeline.series.course import Course
 from pipeline.series.news import LISTED
 from pipeline.series.tables import course_rows
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SERIES_PAGE, SERIES_FILE = "series.html", "series.json"
-SPOKEN = 12
-"""Scans whose numbers the sentence of the figure gives, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +106,9 @@ def course_figure(course: Course) -> FigureImage:
     return draw(
         "course",
         "series-course.svg",
-        "Documents selected by each scan",
-        _spoken(course),
-        "Scans stand by their places, whatever the clocks of their commands were.",
+        wording.FIGURE_TITLE,
+        wording.figure_alt({label(name): points for name, points in lines.items()}, course.unfiled),
+        wording.FIGURE_CAPTION,
         paint,
     )
 
@@ -122,19 +121,3 @@ def _points(course: Course, name: str) -> list[tuple[int, int, bool | None]]:
         for answer in scan.answers
         if answer.name == name
     ]
-
-
-def _spoken(course: Course) -> str:
-    """The numbers of the figure in words."""
-    parts = []
-    for one in course.selections:
-        points = _points(course, one.name)
-        counts = ", ".join(
-            f"{count:,} by scan {slot:,}{' (contradicted)' if supported is False else ''}"
-            for slot, count, supported in points[-SPOKEN:]
-        )
-        of = f"{one.n_selected:,} in all by {one.n_scans:,} scans; the latest: " if len(points) > SPOKEN else ""
-        parts.append(f"{label(one.name)}: {of}{counts}")
-    without = ", ".join(f"{slot:,}" for slot in course.unfiled[-SPOKEN:])
-    ended = f" No result is filed by scan {without}." if without else ""
-    return f"Documents selected, {'; '.join(parts)}.{ended}"

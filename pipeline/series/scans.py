@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.audit.records import parse_part
 from pipeline.errors import UserError
+from pipeline.report.wording.series import clock_note
 from pipeline.series.records import Claim, Filing, Opening
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, read_ledger
@@ -46,8 +47,7 @@ class Schedule:
     def clock_notes(self) -> list[str]:
         """Claims that are dated before the one before them, a line each: numbers order scans, and clocks do not."""
         return [
-            f"scan {later.claim.slot} is dated {later.claim.at}, and scan {earlier.claim.slot} {earlier.claim.at}: a "
-            "clock was wrong; scans are ordered by their places"
+            clock_note(later.claim.slot, later.claim.at, earlier.claim.slot, earlier.claim.at)
             for earlier, later in zip(self.scans, self.scans[1:], strict=False)
             if later.claim.at < earlier.claim.at
         ]

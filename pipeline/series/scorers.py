@@ -18,8 +18,6 @@ from pipeline.stages.base import AGAINST
 IGNORED = OF_A_SHARD | {"document_bytes", "pixels", "detectors", AGAINST}
 """Of a fingerprint: what is of shards, the detectors of other selections and the documents left out."""
 
-_REMEDY = "begin a new ledger with rule spend, which bears any change"
-
 
 def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What decides a selection's scores and how it ranks them, by its name: a short digest each, by name.
@@ -62,7 +60,8 @@ def check_scorers(
             if digest is not None and name in digests and digest != digests[name]:
                 raise UserError(
                     f"rule prds: scan {scan.claim.slot} was calibrated on other documents than selection {name} is: "
-                    f"take exactly the same ones in every scan, or {_REMEDY}"
+                    "take exactly the same ones in every scan, or start a new ledger with rule spend, which allows any "
+                    "change"
                 )
 
 
@@ -76,7 +75,7 @@ def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
         return
     raise UserError(
         f"rule prds holds for one unchanged scorer, and selection {name} of scan {scan.claim.slot} had another: "
-        f"{', '.join(changed)}; keep what that scan had, or {_REMEDY}"
+        f"{', '.join(changed)}; keep what that scan had, or start a new ledger with rule spend, which allows any change"
     )
 
 

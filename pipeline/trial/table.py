@@ -229,7 +229,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
 
 def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The rows of `model_rows` for a terminal."""
-    title = f"The same by model, {wording.interval_scope([{**row, 'models': 1} for row in rows])}"
+    title = f"{wording.BY_MODEL_TITLE}, {wording.interval_scope([{**row, 'models': 1} for row in rows])}"
     table = Table(*labels(settings), "selection", "model", title=title)
     for name in ("target", "FDR", "power", "selected"):
         table.add_column(name, justify="right")

@@ -32,6 +32,7 @@ NOT_PROMISED = (
 OVERVIEW_TITLE = "The selections held against the truth, with 95% intervals"
 AUDITS_TITLE = "The audits held against the truth"
 SELECTIONS_TITLE = "Selections held against the truth"
+BY_MODEL_TITLE = "The same by model"
 COLLECTIONS_TITLE = "Was the collection trained on?"
 MARKED = "! the repeats contradict the target, or the confidence of the bound"
 ACCURACY_TITLE = "Mean accuracy (and rank) of the models"

@@ -1,0 +1,274 @@
+"""What a schedule of scans promises and what it does not, what each scan found, and what a place in it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from pipeline.report.wording.conclusion import WARNING
+from pipeline.selection.digits import percentage
+
+Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "other procedure", "share", "level"]
+"""Why a schedule promises nothing of a list."""
+
+SCANS_NAMED = 200
+"""Scans that a sentence names one by one."""
+SPOKEN = 12
+"""Scans whose numbers the text alternative of the figure gives, the latest."""
+
+ASKED_BEFORE = "its run had answered before it took its place, so what was asked may have been picked by an answer"
+NOT_PROMISED = f"nothing is promised of this scan: {ASKED_BEFORE}"
+SAMPLE = "a sample is a scan too, and spends its level: use other documents for trials than those of a scan"
+NO_RATE = "No error rate is promised over these scans."
+MIXED = "scans of this name selected members and others clean documents: a promise is of one kind"
+AVERAGE = (
+    "the error rate is an average over repetitions of the whole schedule: the list of one scan, or of some scans "
+    "picked by what they show, may be wrong more often"
+)
+FIGURE_TITLE = "Documents selected by each scan"
+FIGURE_CAPTION = "Scans stand by their places, whatever the clocks of their commands were."
+
+
+# --- the promise over all scans
+
+
+def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: float) -> str:
+    """Why the schedule promises nothing of a list, after "because".
+
+    Args:
+        why: kind of the reason.
+        procedure: of the list.
+        rule: of the schedule.
+        needed: procedure that the rule is proved for; None: it is proved for every one.
+        level: at which the list was selected.
+    """
+    return {
+        "asked before": ASKED_BEFORE,
+        "contradicted": "a check contradicts what its promise rests on",
+        "heuristic": f"no error rate is proved for {procedure} as it was used",
+        "asymptotic": f"the error rate of {procedure} as it was used is proved only as numbers grow",
+        "other procedure": f"rule {rule} is proved for procedure {needed}, and it used {procedure}",
+        "share": "it claimed more of alpha than is its part",
+        "level": f"it selected at level {level:g}, above the level of its place",
+    }[why]
+
+
+def not_promised(slot: int, why: str) -> str:
+    """Of which scan nothing is promised, and why."""
+    return f"scan {slot}: not promised, because {why}"
+
+
+def miscounted(slot: int, counted: int, promised: int, rule: str) -> str:
+    """That a scan counted documents on lists without a promise."""
+    return (
+        f"scan {slot} counts {counted:,} documents that were selected before, and lists with a promise hold "
+        f"{promised:,}: rule {rule} is proved for those alone"
+    )
+
+
+def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool, untested: Sequence[int]) -> str:
+    """The error rate over the scans.
+
+    Args:
+        alpha: of the schedule.
+        rule: of the schedule.
+        alone: the scans that it is promised for; empty: all that have a result.
+        unfiled: whether a scan has no result.
+        untested: scans whose blind test was inconclusive or was not made.
+    """
+    share = percentage(Fraction(repr(alpha)))
+    text = f"Of all that the scans{' with a result' * unfiled} select together, at most {share} is wrong"
+    if alone:
+        text = (
+            f"No error rate is promised over all of these scans. Of what {_named(alone)} selected together alone, at "
+            f"most {share} is wrong"
+        )
+    text += f", on average over repetitions of the schedule ({rule})"
+    return f"{text}{_provided(untested) or ', if the assumption of each list holds; no check contradicts it'}."
+
+
+def lists_bound(lists: int, confidence: Fraction, clause: str, untested: Sequence[int], without: int) -> str:
+    """What holds of all lists at once; of a bound that does not exclude anything see `all_may_be_wrong`.
+
+    Args:
+        lists: number of lists.
+        confidence: with which it holds, as it is stated.
+        clause: how many are wrong, from `wrong_clause`.
+        untested: scans whose blind test was inconclusive or was not made.
+        without: selected documents on lists without a bound.
+    """
+    text = f"For {_lists(lists)}, with {percentage(confidence)} confidence: {clause}{_provided(untested)}"
+    return (
+        text + (f"; {without:,} are on lists without a bound, and all of those may be wrong" if without else "") + "."
+    )
+
+
+def wrong_clause(selected: int, wrong: int, right: int) -> str:
+    """How many of the selected are wrong at most, and right at least."""
+    if not wrong:
+        return f"none of the {selected:,} selected is wrong"
+    return (
+        f"at most {wrong:,} of the {selected:,} selected {'is' if wrong == 1 else 'are'} wrong, and at least {right:,} "
+        f"{'is' if right == 1 else 'are'} right"
+    )
+
+
+def all_may_be_wrong(lists: int, selected: int) -> str:
+    """A bound that excludes nothing, so it has neither a confidence nor a condition."""
+    every = "the one selected document" if selected == 1 else f"all of the {selected:,} selected"
+    return f"For {_lists(lists)}: {every} may be wrong."
+
+
+def unfiled_note(slot: int) -> str:
+    """What a scan without a result means for the sums."""
+    return (
+        f"scan {slot} has claimed its place and filed no result: it is at work, or it was stopped; its level is spent, "
+        "and nothing that it may have selected is in these sums"
+    )
+
+
+def several_names(names: Sequence[str]) -> str:
+    """What no promise covers where scans make several selections."""
+    return f"each of the selections {', '.join(names)} has a promise of its own; none is of them all together"
+
+
+def clock_note(later: int, later_at: str, earlier: int, earlier_at: str) -> str:
+    """That a scan is dated before the one before it: numbers order scans, and clocks do not."""
+    return (
+        f"scan {later} is dated {later_at}, and scan {earlier} {earlier_at}: a clock was wrong; scans are ordered by "
+        "their places"
+    )
+
+
+def _lists(count: int) -> str:
+    return "this list" if count == 1 else f"all {count:,} lists together"
+
+
+def _named(slots: Sequence[int]) -> str:
+    """Scans by their numbers."""
+    text = ", ".join(f"{slot}" for slot in slots[:SCANS_NAMED]) + (" and others" if len(slots) > SCANS_NAMED else "")
+    return f"scan{'s' * (len(slots) > 1)} {text}"
+
+
+def _provided(untested: Sequence[int]) -> str:
+    """The condition that no test confirmed, with the scans that it is needed for."""
+    if not untested:
+        return ""
+    return f", provided both groups of {_named(untested)} are alike; the test could not confirm this"
+
+
+# --- what is new, and the figure
+
+
+def new_on_list(slot: int, selected: int, new: int | None, contradicted: bool) -> str:
+    """How much of a list is new; `new` is None where that is not known."""
+    text = f"{f'{WARNING}: ' * contradicted}scan {slot} selected {selected:,}"
+    if new is None:
+        return f"{text}; how many of them are new is not known, so all count as new"
+    return f"{text}, {new:,} of them new"
+
+
+def unread_list(slot: int, why: str) -> str:
+    """What follows where the latest list cannot be read."""
+    return f"scan {slot}: {why}, so all documents that scan {slot} selected count as new"
+
+
+def unread_earlier(earlier: int, why: str, slot: int) -> str:
+    """What follows where an earlier list cannot be read."""
+    return (
+        f"scan {earlier}: {why}, so documents that only scan {earlier} had selected count as new if scan {slot} "
+        "selected them"
+    )
+
+
+def figure_alt(points: Mapping[str, Sequence[tuple[int, int, bool | None]]], unfiled: Sequence[int]) -> str:
+    """The figure in words.
+
+    Args:
+        points: by name of the selection: scan, documents selected, and whether the checks support the list.
+        unfiled: scans without a result.
+    """
+    parts = []
+    for name, of_name in points.items():
+        counts = ", ".join(
+            f"{count:,} by scan {slot:,}{' (contradicted)' if supported is False else ''}"
+            for slot, count, supported in of_name[-SPOKEN:]
+        )
+        total = sum(count for _, count, _ in of_name)
+        of = f"{total:,} in all by {len(of_name):,} scans; the latest: " if len(of_name) > SPOKEN else ""
+        parts.append(f"{name}: {of}{counts}")
+    without = ", ".join(f"{slot:,}" for slot in unfiled[-SPOKEN:])
+    ended = f" No result is filed by scan {without}." if without else ""
+    return f"Documents selected, {'; '.join(parts)}.{ended}"
+
+
+# --- a place in the schedule, before and when it is taken
+
+
+def next_scan(place: str, level: float, alpha: float, rule: str) -> str:
+    """The place that a scan would take."""
+    return f"this would be scan {place}, at level {level:.3g} of alpha {alpha:g} ({rule})"
+
+
+def new_ledger(url: str) -> str:
+    """That a scan would be the first one."""
+    return f"it would open ledger {url}"
+
+
+def places_taken(url: str, taken: str, unfiled: int) -> str:
+    """How many places of a ledger are taken."""
+    return f"ledger {url}: {taken} places are taken{f', {unfiled:,} without a result' if unfiled else ''}"
+
+
+def place_of_run(places: Sequence[int]) -> str:
+    """The places that a run has before it takes one."""
+    return f"this run has place {_numbers(places)} already, and keeps it for the same scores and questions"
+
+
+def counted_before(name: str, count: int) -> str:
+    """What the forecast of a selection does not include: the documents that e-lond counts as selected already."""
+    return (
+        f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs as "
+        "many fewer documents that stand out than this forecast states"
+    )
+
+
+def claimed(place: str, level: float, rule: str) -> str:
+    """The place that a scan took."""
+    return f"scan {place}, at level {level:.3g} ({rule})"
+
+
+def kept(place: str, claimed_by: str | None) -> str:
+    """That a scan keeps its place, which another run directory may have claimed."""
+    return f"this scan has place {place} already{f', claimed from {claimed_by}' if claimed_by else ''}, and keeps it"
+
+
+def other_places(places: Sequence[int]) -> str:
+    """The other places of a run."""
+    return f"this run has place {_numbers(places)} too, for other questions or other scores: each has spent its level"
+
+
+def filed_before(slot: int) -> str:
+    """That a result differs from the one in the ledger."""
+    return f"scan {slot} had filed another answer before, which the ledger keeps"
+
+
+def _numbers(places: Sequence[int]) -> str:
+    return ", ".join(f"{place}" for place in places)
+
+
+# --- documents that earlier runs judged
+
+
+def judged_before(against: str, count: int) -> str:
+    """How many texts a run leaves out because an earlier run judged them."""
+    return f"against {against}: {count:,} texts were judged before, and are not audited again"
+
+
+def left_out_later(against: str, runs: int) -> str:
+    """What a plan counts although the run will leave it out."""
+    return (
+        f"audit documents that {against} ({runs:,} {'run' if runs == 1 else 'runs'}) has judged are left out; here "
+        "they are counted, because the run itself determines which these are"
+    )
