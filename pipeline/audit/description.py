@@ -195,8 +195,8 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
         if model.log_probs == "none" or model.api == "chat":
             key, value = ("api", "chat") if model.api == "chat" else ("log_probs", "none")
             raise UserError(
-                f"detector {detector.column} needs prompt log-probabilities of endpoint {model.name}, and {key} "
-                f"{value} gives none; without them there are samia and samia_zlib"
+                f"detector {detector.column} needs prompt log-probabilities, and endpoint {model.name} with {key}: "
+                f"{value} does not return them; samia and samia_zlib work without them"
             )
 
 
