@@ -43,7 +43,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_560,
-    "pipeline.corpus": 5_340,
+    "pipeline.corpus": 5_360,
     "pipeline.store": 1_990,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
@@ -52,8 +52,8 @@ BUDGETS = {
     "pipeline.detectors": 1_410,
     "pipeline.stages": 3_290,
     "pipeline.selection": 5_830,
-    "pipeline.audit": 11_170,
-    "pipeline.report": 2_830,
+    "pipeline.audit": 10_670,
+    "pipeline.report": 4_380,
     "pipeline.compare": 2_190,
     "pipeline.export": 1_360,
     "pipeline.mark": 1_080,
