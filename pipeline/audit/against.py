@@ -168,7 +168,7 @@ def reconcile_judged(
 
 def judged_before(scored: Scored, config: AuditConfig) -> str:
     """What to say of the audit documents of a run that are left out."""
-    return wording.judged_before(scored.n_judged(), config.against, scored.has_news())
+    return wording.judged_before_note(scored.n_judged(), config.against, scored.has_news())
 
 
 def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:

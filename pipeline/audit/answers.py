@@ -15,7 +15,7 @@ from pipeline.audit.weight_shards import weights_record_file
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
-from pipeline.report.wording.files import made_again
+from pipeline.report.wording.files import made_again_note
 from pipeline.store.files import Store
 
 _OF_RUN = (
@@ -78,7 +78,7 @@ def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False
         try:
             check_answer(store, selection, whole, shared)
         except DamagedError as error:
-            problems.append(made_again(str(error).rpartition("; ")[0], "the answer is") + " from the scores")
+            problems.append(made_again_note(str(error).rpartition("; ")[0], "the answer is") + " from the scores")
         except UserError:  # of another version
             continue
     return problems

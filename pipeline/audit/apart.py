@@ -85,7 +85,7 @@ class TellingWords:
 
     def line(self) -> str:
         """One line for a person."""
-        return wording.telling_words(self.role, self.audited, self.known)
+        return wording.telling_words_phrase(self.role, self.audited, self.known)
 
 
 def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count: int = SHOWN_WORDS) -> TellingWords:

@@ -21,7 +21,7 @@ from pipeline.models.arithmetic import (
     choose_training,
     stored_bytes,
 )
-from pipeline.report.wording.files import OTHER_VERSION, made_again
+from pipeline.report.wording.files import OTHER_VERSION, made_again_note
 from pipeline.store.files import Store
 
 ARITHMETIC_FILE = "arithmetic.json"
@@ -171,7 +171,7 @@ def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARI
     try:
         return read_arithmetic(store, name)
     except DamagedError as error:
-        say(made_again(error, "the decision is"))
+        say(made_again_note(error, "the decision is"))
         return None
 
 

@@ -23,7 +23,7 @@ from pipeline.config.corpus import Role
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import ONLY_SCORES, untested
-from pipeline.report.wording.files import made_again
+from pipeline.report.wording.files import made_again_note
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
 from pipeline.store.files import Store
@@ -89,7 +89,7 @@ def filed_blind_test(store: Store, name: str) -> BlindTest | None:
     try:
         return read_part(store, name, BlindTest)
     except DamagedError as error:
-        _log.warning(made_again(error, "the test is"))
+        _log.warning(made_again_note(error, "the test is"))
         return None
 
 
@@ -115,7 +115,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
     """Repeated ids take nothing from the promise: they are quarantined, and count as hypotheses with p = 1."""
     count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
-    return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids(count), count=count)
+    return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids_sentence(count), count=count)
 
 
 def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:

@@ -159,7 +159,7 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
     needed, best = figures["minimum_selectable"], fewest_at_best(rule, known, m)
     half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
     sentence = wording.shortest_list_by_share(
-        wording.Given(rule.calibrating(known), m, role, basis),
+        wording.ResolutionFacts(rule.calibrating(known), m, role, basis),
         (needed, half, best),
         figures["ok"],
         figures["calibration_for_1_percent"],
@@ -169,7 +169,7 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
 
 
 def _of_plugin(procedure: str, needed: int, n: int, m: int, role: str) -> dict[str, Any]:
-    given = wording.Given(n, m, role, PLAIN)
+    given = wording.ResolutionFacts(n, m, role, PLAIN)
     return {"sentence": wording.shortest_list_of_plugin(given, needed, procedure), "ok": None}
 
 
@@ -191,5 +191,5 @@ def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis
     ok = False if needed > m else True if needed <= fewest else None
     sentence = basis.sentence
     if sentence is None:
-        sentence = wording.shortest_list(wording.Given(n, m, role, basis), needed, ok, enough)
+        sentence = wording.shortest_list(wording.ResolutionFacts(n, m, role, basis), needed, ok, enough)
     return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}

@@ -179,7 +179,7 @@ def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | 
         counted = [wording.NO_COUNT]
     else:
         bounded = evidence.first is not None and evidence.first.bound is not None
-        counted = wording.counted(count, sampled, evidence.blind.outcome != "not tested", bounded)
+        counted = wording.counted_phrase(count, sampled, evidence.blind.outcome != "not tested", bounded)
     lines = [wording.head(model, answer, evidence.condition), *counted]
     lines.append(wording.tested(test) if test is not None else wording.NO_TEST)
     if test is not None and not evidence.direction.ok:

@@ -348,7 +348,7 @@ class Summary(Bounded, VersionedRecord):
 
 def unsettled(blind: BlindDiagnostic) -> str:
     """Why a blind test leaves an answer inconclusive, and what would settle it."""
-    return wording.unsettled(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
+    return wording.unsettled_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:

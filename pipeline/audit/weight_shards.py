@@ -23,7 +23,7 @@ from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, id_key, read_shard, text_key
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import changed as not_written
-from pipeline.report.wording.files import made_again
+from pipeline.report.wording.files import made_again_note
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 
@@ -88,13 +88,13 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> R
     try:
         weighting = read_part(scored.store, name, Weighting)
     except DamagedError as error:
-        _log.warning(made_again(error, "the weights are"))
+        _log.warning(made_again_note(error, "the weights are"))
         weighting = None
     if weighting is not None and (weighting.seed, weighting.form) == (seed, _FORM):
         changed = _changed_file(scored, role, weighting, each)
         if changed is None:
             return RunWeights(scored, role, weighting.blind)
-        _log.warning(made_again(not_written(f"{scored.store.url}/{changed}"), "the weights are"))
+        _log.warning(made_again_note(not_written(f"{scored.store.url}/{changed}"), "the weights are"))
     scored.store.remove(name)
     weigher, blind = _learn(scored, role, config)
 

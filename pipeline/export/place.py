@@ -16,7 +16,7 @@ from pipeline.config.paths import origin_of, written
 from pipeline.corpus.formats import format_named
 from pipeline.errors import UserError
 from pipeline.export.request import ExportQuestion
-from pipeline.export.sources import place_of
+from pipeline.export.sources import source_place
 from pipeline.store.files import Store
 
 MARKER_FILE = ".seenset-export.json"
@@ -131,20 +131,20 @@ def check_outside(question: ExportQuestion) -> None:
     Raises:
         UserError: it does.
     """
-    out = place_of(question.out)
-    run = place_of(question.store.url)
+    out = source_place(question.out)
+    run = source_place(question.store.url)
     if _nested(out, run) or _nested(run, out):
         raise UserError(f"{question.out} and the run directory {question.store.url} lie in one another: name another")
     for entry in question.manifest.inputs:
         if format_named(entry.format).has_path:
-            place, what = place_of(entry.path), f"corpus.{entry.role}'s {entry.name}"
+            place, what = source_place(entry.path), f"corpus.{entry.role}'s {entry.name}"
             if _nested(out, place):
                 raise UserError(f"{question.out} is an input of the run, {what}: an export never changes its input")
             if _nested(place, out):
                 raise UserError(f"{question.out} holds an input of the run, {what}: name a folder of its own")
     for role, source in question.manifest.config.corpus.roles():
         for pattern in source.paths:
-            if (folder := _read_whole(pattern)) is not None and _nested(out, place_of(folder)):
+            if (folder := _read_whole(pattern)) is not None and _nested(out, source_place(folder)):
                 raise UserError(
                     f"{question.out} lies in corpus.{role}'s folder {written(pattern)}, so a later run would read the "
                     "export as documents: name a folder outside of it"

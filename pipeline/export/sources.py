@@ -26,12 +26,12 @@ _AGAIN = "seenset run on the data as they are now, in another run directory, jud
 def sources_of(question: ExportQuestion) -> list[ExportSource]:
     """The inputs of a run's audited documents, in their order."""
     groups = [tuple(group) for _, group in itertools.groupby(question.shards, key=lambda shard: shard.path)]
-    places = [place_of(group[0].path, not format_named(group[0].format).has_path, follow=False) for group in groups]
+    places = [source_place(group[0].path, not format_named(group[0].format).has_path, follow=False) for group in groups]
     names = relative_names(places)
     return [ExportSource(group, name) for group, name in zip(groups, names, strict=True)]
 
 
-def place_of(path: str, hub: bool = False, follow: bool = True) -> tuple[str, ...]:
+def source_place(path: str, hub: bool = False, follow: bool = True) -> tuple[str, ...]:
     """A path or URL as its parts, so that two ways to write one place are equal.
 
     Args:

@@ -28,7 +28,7 @@ from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import whole_shard
 from pipeline.errors import UserError
-from pipeline.export.sources import place_of
+from pipeline.export.sources import source_place
 from pipeline.mark.commitment import leaf_digest, merkle_root, version_digest
 from pipeline.mark.rules import RULES_VERSION, rules_of
 from pipeline.mark.versions import MOST_SEED, MOST_VERSIONS, Versions, derived, drawn_index, versions_of
@@ -369,7 +369,7 @@ def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:
 
 def _check_outside(request: MarkRequest) -> None:
     """Check that the folder to write is empty and lies outside the input. Raises UserError."""
-    out, given = place_of(request.out), place_of(request.input)
+    out, given = source_place(request.out), source_place(request.input)
     if out[: len(given)] == given:
         raise UserError(f"{request.out} lies in {request.input}, whose files are marked: name a folder outside of it")
     if names := Store(request.out).names(""):

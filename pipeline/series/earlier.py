@@ -9,7 +9,7 @@ from pipeline.audit.against import reconcile_judged, reconciled_judged
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
-from pipeline.report.wording.series import judged_before, left_out_later
+from pipeline.report.wording.series import judged_before_phrase, left_out_later
 from pipeline.series.scans import read_schedule
 from pipeline.stages.judged import JudgedTexts, read_judged
 from pipeline.store.files import Store
@@ -37,7 +37,7 @@ def begin_against(
             return None
         runs, strict = earlier_runs(config, store.url)
         judged = reconcile_judged(config, fingerprint, store, runs, strict, say)
-        say(judged_before(config.against, judged.count))
+        say(judged_before_phrase(config.against, judged.count))
         return judged
     _, judged = settled
     read_judged(store, judged.sha256)

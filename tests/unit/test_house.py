@@ -73,10 +73,21 @@ HOMES = ("pipeline.selection.procedures", "pipeline.selection.calibrations")
 MOST_LINES = 600
 """Of a module."""
 
-WITHOUT_SENTENCES = ("pipeline.series", "pipeline.trial")
+WITHOUT_SENTENCES = ("pipeline.audit", "pipeline.compare", "pipeline.export", "pipeline.series", "pipeline.trial")
 """Packages whose sentences `pipeline.report.wording` holds."""
 
-UNWORDED = {"pipeline.trial.starter"}  # comments of a configuration that `seenset init` writes
+UNWORDED = {
+    "pipeline.audit.starter",  # comments of a configuration that `seenset init` writes
+    "pipeline.trial.starter",
+    *(f"pipeline.audit.{name}" for name in ("allocation", "before_scoring", "copies", "overlap", "precheck")),
+    *(
+        f"pipeline.compare.{name}"
+        for name in ("comparison", "density", "finished_runs", "items", "joining", "joint", "ranking", "tables")
+    ),
+    *(f"pipeline.export.{name}" for name in ("card", "export", "place", "request", "sources")),
+}
+"""Modules of these packages that still hold sentences; a module that leaves this set never returns to it."""
+
 FEWEST_WORDS = 4
 NO_SENTENCES = r"(Error|Field|Option|Argument|\bread_record)$"
 """Calls whose arguments are no sentences on an answer: of exceptions, of fields and options, and of `read_record`,

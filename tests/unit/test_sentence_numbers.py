@@ -285,7 +285,7 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
     told = [
         sureness(summary.bound),
         bound_text(summary.model_copy(update={"supported": None})) or "",
-        wording.counted(count, sampled=False, checked=True, bounded=True)[0],
+        wording.counted_phrase(count, sampled=False, checked=True, bounded=True)[0],
         terms_of_bound(Fraction(repr(confidence))).promise,
     ]
     for sentence in told:

@@ -118,7 +118,7 @@ ONLY_SCORES = "only scores were at hand"
 """Why a blind test was not made of scores without texts."""
 
 
-def telling_words(role: str, audited: Sequence[str], known: Sequence[str]) -> str:
+def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str]) -> str:
     """The words that tell a role from the audited documents, those that are more frequent in either."""
     return (
         f"words that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"

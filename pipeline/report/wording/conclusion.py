@@ -31,7 +31,7 @@ def standing(conclusion: str, checked: bool = True) -> str:
     return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
 
 
-def unsettled(sentence: str, checked: bool, n_to_settle: int | None) -> str:
+def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
     """Why a blind test leaves an answer inconclusive, and what would settle it.
 
     Args:

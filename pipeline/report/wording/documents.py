@@ -18,7 +18,7 @@ def untested_overlap(role: str) -> str:
     return f"Whether {role} documents are copies of audited ones was not tested."
 
 
-def repeated_ids(count: int) -> str:
+def repeated_ids_sentence(count: int) -> str:
     """How many scored documents repeat an id."""
     return f"{count} documents repeat an id and were quarantined."
 

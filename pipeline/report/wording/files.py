@@ -30,7 +30,7 @@ def changed(place: str) -> str:
     return f"{place} is not as it was written"
 
 
-def made_again(problem: object, what: str) -> str:
+def made_again_note(problem: object, what: str) -> str:
     """What is wrong with a file, and that what it held, with its verb, is made again."""
     return f"{problem}; {what} made again"
 
@@ -45,7 +45,7 @@ def answered_by(run: str) -> str:
     return f"seenset select {run} makes the answer again from the scores"
 
 
-def judged_by(run: str) -> str:
+def judged_by_note(run: str) -> str:
     """What makes the verdict of a run again."""
     return f"run seenset verdict {run} again"
 
@@ -80,7 +80,7 @@ def counts_nothing(problem: object) -> str:
     return f"against: a run counts nothing: {' '.join(str(problem).split())}"
 
 
-def judged_before(count: int, against: str | None, others: bool) -> str:
+def judged_before_note(count: int, against: str | None, others: bool) -> str:
     """The audited documents that are left out; `others`: whether there are more."""
     rest = "" if others else ", and there are no others: nothing is selected"
     return f"{count:,} audit documents were judged before by {against} and are not audited again{rest}"

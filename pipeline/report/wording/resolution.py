@@ -9,7 +9,7 @@ from pipeline.selection.passes import Basis
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ResolutionFacts:
     """The documents that a shortest list is of."""
 
     n: int  # that calibrate
@@ -31,7 +31,7 @@ class Given:
         return f" With {enough:,} {self.role} documents{group}{half} {few} can be selected"
 
 
-def shortest_list(given: Given, needed: int, ok: bool | None, enough: int | None) -> str:
+def shortest_list(given: ResolutionFacts, needed: int, ok: bool | None, enough: int | None) -> str:
     """The shortest possible list.
 
     Args:
@@ -46,7 +46,7 @@ def shortest_list(given: Given, needed: int, ok: bool | None, enough: int | None
     return text if ok or enough is None else f"{text}{given.for_a_hundredth(enough)}."
 
 
-def shortest_list_by_share(given: Given, lengths: tuple[int, int, int], ok: bool | None, enough: int) -> str:
+def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int], ok: bool | None, enough: int) -> str:
     """The shortest possible list where the procedure estimates the share of nulls.
 
     Args:
@@ -72,7 +72,7 @@ def shortest_list_by_share(given: Given, lengths: tuple[int, int, int], ok: bool
     return f"{text}{given.for_a_hundredth(enough)}; fewer suffice if part of the audited documents {were} trained on."
 
 
-def shortest_list_of_plugin(given: Given, needed: int, procedure: str) -> str:
+def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str) -> str:
     """What is known of the shortest list of a plugin's procedure: that of bh."""
     return (
         f"{given}, the shortest possible list of procedure bh has {documents(needed)}; that of {procedure}, a plugin's "

@@ -261,7 +261,7 @@ def _numbers(places: Sequence[int]) -> str:
 # --- documents that earlier runs judged
 
 
-def judged_before(against: str, count: int) -> str:
+def judged_before_phrase(against: str, count: int) -> str:
     """How many texts a run leaves out because an earlier run judged them."""
     return f"against {against}: {count:,} texts were judged before, and are not audited again"
 

@@ -83,7 +83,7 @@ def both_rates(confidence: float) -> str:
     )
 
 
-def counted(count: MemberCount, sampled: bool, checked: bool, bounded: bool) -> list[str]:
+def counted_phrase(count: MemberCount, sampled: bool, checked: bool, bounded: bool) -> list[str]:
     """The count.
 
     Args:
