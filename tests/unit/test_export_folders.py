@@ -24,7 +24,7 @@ from pipeline.audit.select import select_all
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
 from pipeline.export.export import Exported, write_export
-from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE, place_of
+from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE, source_place
 from pipeline.export.request import ExportRequest, form_of
 from pipeline.export.sources import relative_names
 from pipeline.store.files import Store
@@ -108,7 +108,7 @@ def test_a_folder_that_the_configuration_reads_whole_is_no_place(tmp_path: Path,
 )
 def test_one_object_has_one_place_however_its_url_is_written(one: str) -> None:
     pytest.importorskip("s3fs")
-    assert place_of(one) == place_of("s3://bucket/data/a.jsonl")
+    assert source_place(one) == source_place("s3://bucket/data/a.jsonl")
 
 
 def test_names_are_paths_below_the_common_folder() -> None:
