@@ -104,7 +104,7 @@ class _Driver:
     status: StatusFile
     reporter: Reporter
     machine: LocalMachine | None  # None: the work is done on a cluster
-    models: SharedModels | None  # of local scoring, which stay open for whoever reads documents once more
+    models: SharedModels | None  # of local scoring, which stay open for the reading of token attributions
     checks: Checks  # of the documents
 
     def check(self) -> None:

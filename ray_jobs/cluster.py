@@ -388,7 +388,7 @@ def answer_of(reference: Any, seconds: float) -> Any:
 def versions_here() -> dict[str, str]:
     """Versions of Python, Seenset, what computes scores and the installed plugins; what is missing is left out."""
     versions = {"python": platform.python_version()}
-    with contextlib.suppress(ImportError):  # whoever compares sees that it is missing
+    with contextlib.suppress(ImportError):  # the comparison shows that it is missing
         versions["seenset"] = str(importlib.import_module("pipeline").__version__)
     for name in PROGRAMS:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -101,7 +101,7 @@ def progress_line(counts: Counts) -> str:
 
 def notebook_shell() -> Any:
     """The shell of the notebook that this process is the kernel of; None elsewhere, also in IPython on a terminal."""
-    ipython = sys.modules.get("IPython")  # whoever has not imported it is no notebook
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
     shell = None if ipython is None else ipython.get_ipython()
     return shell if getattr(shell, "kernel", None) is not None else None
 

@@ -389,7 +389,7 @@ class _Parent:
         if facts.folder:
             _remove_cluster(facts.folder)
         os.write(2, facts.lines.encode("utf-8", "replace"))
-        if code < 0:  # whoever started this process is to see the same
+        if code < 0:  # the process that started this one sees the same signal
             if -code != signal.SIGKILL:
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)

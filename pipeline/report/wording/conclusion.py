@@ -32,12 +32,12 @@ def standing(conclusion: str, checked: bool = True) -> str:
 
 
 def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
-    """Why a blind test leaves an answer inconclusive, and what would settle it.
+    """Why a blind test leaves an answer inconclusive, and what would decide it.
 
     Args:
         sentence: of the blind test.
         checked: whether it was made, with whatever result.
-        n_to_settle: documents of each kind, about, that would settle it; None where it states none.
+        n_to_settle: about how many documents of each kind would decide it; None where the test states no number.
     """
     if checked:
         return sentence
