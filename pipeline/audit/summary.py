@@ -347,7 +347,7 @@ class Summary(Bounded, VersionedRecord):
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
-    """Why a blind test leaves an answer inconclusive, and what would settle it."""
+    """Why a blind test leaves an answer inconclusive, and what would decide it."""
     return wording.unsettled_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
 
 

@@ -311,7 +311,7 @@ def _warnings(
 
 
 def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
-    """Why runs are inconclusive, and what would settle it."""
+    """Why runs are inconclusive, and what would decide it."""
     named = zip(runs, summaries, strict=True)
     return [
         f"{run.store.url}: {remark}" for run, one in named if one.conclusion == "inconclusive" for remark in one.remarks

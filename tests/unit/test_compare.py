@@ -203,7 +203,7 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
         line = f"<dt>{side}</dt><dd>{run['model']}, run <bdi>{runs[side.lower()].name}</bdi></dd>"
         assert line in page[: page.index("1. The selections")]
     assert str(runs["a"].parent) not in page[: page.index("1. The selections")]
-    assert any("clean (A), clean (B): " in notice and "settle it" in notice for notice in comparison["notices"])
+    assert any("clean (A), clean (B): " in notice and "decide it" in notice for notice in comparison["notices"])
     assert "first run" not in page
     assert "second run" not in page
     _, out, _ = command(capsys, "compare", runs["a"], runs["b"], "--output", tmp_path / "y")

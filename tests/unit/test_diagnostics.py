@@ -70,7 +70,7 @@ def test_the_blind_test_passes_or_fails_only_clearly(
     digits = 2, 3 if high in (0.545, 0.551) else 2  # which 0.55 would hide
     assert f"(AUC 0.54, 99% interval {low:.{digits[0]}f} to {high:.{digits[1]}f}; 0.50 is chance)" in shown.sentence
     assert ("It does not prove them alike." in shown.sentence) == (ok is True)
-    assert (shown.n_to_settle is not None) == (ok is None) == ("would settle it" in shown.sentence)
+    assert (shown.n_to_settle is not None) == (ok is None) == ("would decide it" in shown.sentence)
 
 
 def alike(size: int, seed: int) -> Blind:
@@ -95,7 +95,7 @@ def test_as_many_documents_as_the_sentence_says_settle_nine_of_ten_tests_and_few
     """Drawn, not computed: the halved test of two kinds that are alike."""
     count = blind_diagnostic(None, "seen").n_to_settle
     assert count == 1_600
-    assert "About 1,600 seen and as many audited documents would settle it" in (
+    assert "About 1,600 seen and as many audited documents would decide it" in (
         blind_diagnostic(Blind(0.5, 0.3, 0.7, 40, 40), "seen").sentence
     )
     runs = 80
@@ -179,7 +179,7 @@ def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     assert grouped.outcome == "inconclusive"
     assert (grouped.n_calibration, grouped.n_calibration_blocks) == (160, 20)
     assert (grouped.n_audit, grouped.n_audit_blocks) == (160, 20)
-    assert "documents (documents of one group and near-duplicates count once) would settle it" in grouped.sentence
+    assert "documents (documents of one group and near-duplicates count once) would decide it" in grouped.sentence
 
 
 def test_the_same_documents_and_seed_give_the_same_answer() -> None:

@@ -386,7 +386,7 @@ def test_the_terminal_says_when_a_run_was_asked_again(
     assert ended("select", store.url, "--set", "selections.0.alpha=0.05") == 0
     assert (
         "This run was asked 2 different questions, and not all at once: the guarantee of an answer holds if its "
-        "question was settled before any answer was seen"
+        "question was fixed before any answer was seen"
     ) in " ".join(capsys.readouterr().out.split())
 
 

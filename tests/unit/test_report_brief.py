@@ -180,7 +180,7 @@ def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
         (
             BlindDiagnostic(ok=None, outcome="inconclusive", n_to_settle=993, sentence="Inconclusive."),
             "Provided both groups are alike; the test could not confirm this:",
-            "Inconclusive: about 993 documents of each kind would settle it.",
+            "Inconclusive: about 993 documents of each kind would decide it.",
         ),
     ],
 )

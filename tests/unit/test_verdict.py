@@ -42,7 +42,7 @@ ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5,
 UNSETTLED = BlindDiagnostic(
     ok=None,
     outcome="inconclusive",
-    sentence="Inconclusive. About 1,600 of each kind would settle it.",
+    sentence="Inconclusive. About 1,600 of each kind would decide it.",
     n_to_settle=1600,
 )
 UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
@@ -133,7 +133,7 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
     assert verdict.sentences[0].endswith(condition)
     assert verdict.sentences[1].startswith("With 95% confidence at least ")
     assert verdict.sentences[1].endswith(condition)
-    assert ("settle it" in verdict.reasons[0], len(verdict.reasons)) == (True, 1)
+    assert ("decide it" in verdict.reasons[0], len(verdict.reasons)) == (True, 1)
     page = store.read("report/report.html").decode()
     assert '<div class="answer inconclusive" id="verdict">' in page
     assert "Do not act on this verdict" not in page

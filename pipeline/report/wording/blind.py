@@ -104,7 +104,7 @@ def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: boo
     """
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
     return (
-        f"About {to_settle():,} {first} and as many {second} documents{once} would settle it: if their {by} are alike, "
+        f"About {to_settle():,} {first} and as many {second} documents{once} would decide it: if their {by} are alike, "
         "nine of ten tests then pass."
     )
 

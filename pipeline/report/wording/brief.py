@@ -183,7 +183,7 @@ def _unknown(summary: Summary) -> str:
     blind = summary.diagnostics.blind
     if blind.outcome == "not tested":
         return "Not checked: that audited and calibration documents are alike is assumed."
-    return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would settle it."
+    return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would decide it."
 
 
 def _fewest(summary: Summary) -> str:

@@ -41,7 +41,7 @@ def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) ->
     """
     if checked:
         return sentence
-    settles = "" if n_to_settle else " To settle it, repeat the selection where the texts can be read."
+    settles = "" if n_to_settle else " To decide it, repeat the selection where the texts can be read."
     return f"Not checked: {sentence}{settles}"
 
 

@@ -90,7 +90,7 @@ def asked_several(number: int) -> str:
     """What asking again does to the guarantee of an answer."""
     return (
         f"This run was asked {number} different questions, and not all at once: the guarantee of an answer holds if "
-        "its question was settled before any answer was seen, and not for an answer that was picked among several "
+        "its question was fixed before any answer was seen, and not for an answer that was picked among several "
         "because of its result."
     )
 

@@ -38,12 +38,12 @@ def _history_sentences(history: Sequence[HistoryEntry], n_lines: int) -> list[st
     if number > 1:
         sentences = [
             f"This run was asked {number:,} different questions. An answer, taken by itself, keeps what it promises if "
-            "its question was settled before any answer was seen: that others were asked as well takes nothing from "
+            "its question was fixed before any answer was seen: that others were asked as well does not weaken "
             "it.",
             "That is not so for an answer that was picked because of what it says, such as the longest list or the "
             "first that is not empty, nor for a question that was changed after an answer was seen. The share of wrong "
             "documents in the best of several answers can be larger than any of them promises.",
-            "So report the question that was settled first, or all of them. A question that was thought of only now "
+            "So report the question that was fixed first, or all of them. A question that was added later "
             "keeps its promise on documents of which no answer was seen.",
         ]
     if history[0].command == "select":

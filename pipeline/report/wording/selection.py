@@ -219,7 +219,7 @@ def untested(summary: Summary) -> str:
         return f"Whether {differ} was not checked."
     return (
         f"Whether {differ} is not known: the test of their {summary.diagnostics.blind.by} was inconclusive. About "
-        f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would settle it."
+        f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would decide it."
     )
 
 
@@ -235,7 +235,7 @@ def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:
         "Documents that were not selected are not shown to be the opposite of the selected ones.",
         "The evidence is about a text, not about where it came from. A model that met the same or nearly the same "
         "text elsewhere, such as in a copy, a quotation or a later edition, looks the same to these methods.",
-        "It holds for a question that was settled before any answer was seen, not for the best of several tries.",
+        "It holds for a question that was fixed before any answer was seen, not for the best of several tries.",
     ]
     if len(selections) > 1:
         sentences.append(
