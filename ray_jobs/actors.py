@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any, cast
@@ -302,7 +302,7 @@ def map_shards(
     store: Store,
     driver: str,
     sizes: Mapping[str, float] | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event]:
     """Let a pool of actors finish shards; receipts and failures come in the order in which shards end.
 
     Args:

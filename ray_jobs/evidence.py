@@ -1,33 +1,40 @@
-"""Selected documents through the model once more: in this process with the model that scored, or on a cluster.
+"""Selected documents through the model once more: by the threads of this process, or by one actor of a cluster.
 
-Whatever goes wrong here is one line, and the run goes on without the evidence.
+A fault here costs the evidence and not the run: the fault is reported in one line.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Callable
-from functools import partial
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import pyarrow as pa
 
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.strongest import Reread
 from pipeline.config.audit import ResourcesConfig
-from pipeline.models.memory import cap_memory
+from pipeline.corpus.shard import Shard
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.base import Placement
-from pipeline.stages.tokens import TokenReading, TokenRequest, is_deadly, read_tokens
-from pipeline.stages.worker import LOCAL_DRIVER
-from pipeline.store.attempts import AttemptLog
+from pipeline.stages.base import Stage
+from pipeline.stages.events import Failure
+from pipeline.stages.local import finish_shards
+from pipeline.stages.tokens import TokenSettings, read_token_rows, token_stage
+from pipeline.stages.worker import KILLED
 from pipeline.store.files import Store
-from ray_jobs.actors import actors, task_environment
-from ray_jobs.cluster import cluster_nodes, connect
-from ray_jobs.maps import map_on_cluster
+from ray_jobs.actors import map_shards
 
-WORK = "evidence/tokens"
-"""Name of the attempt log."""
+FOLDER = "attempts/evidence"
+"""Of a run directory: a folder for each reading that has not ended, with its files, receipts and attempt logs."""
+
+DOCUMENTS_A_THREAD = 8
+"""At least: each thread has layers of its own, and a proof of what its model's logits are made of."""
 
 MOST_SECONDS = 1800.0
-"""For which a task on a cluster is waited for: its resources may be taken by other jobs."""
+"""Of a reading on a cluster, whose resources may be taken by other jobs."""
 
 
 def token_reader(
@@ -38,7 +45,7 @@ def token_reader(
     say: Callable[[str], None],
     check: Callable[[], None],
 ) -> Reread:
-    """Reads documents in this process, or by one task with the resources of a scoring actor.
+    """Reads documents in this process, or by one actor of the cluster.
 
     Args:
         store: the run directory, held.
@@ -53,62 +60,41 @@ def token_reader(
         must stop.
     """
 
-    def read(request: TokenRequest) -> TokenReading | None:
-        say(f"evidence: reading {len(request):,} selected documents once more")
+    def finish(stage: Stage, shards: Sequence[Shard], place: Store) -> dict[str, str]:
+        """Read the shards; the reasons of those that could not be read."""
+        if machine is None:
+            one = resources.model_copy(update={"actors": 1})
+            events = map_shards(stage, one, shards, place, uuid.uuid4().hex)
+        else:
+            workers = max(1, min(machine.workers, len(stage.settings.texts) // DOCUMENTS_A_THREAD))
+            events = finish_shards(stage, shards, place, workers, machine.gpus, machine.threads, models)
+        failures: dict[str, str] = {}
+        end = time.monotonic() + MOST_SECONDS
+        with closing(events):
+            for event in events:
+                check()
+                if isinstance(event, Failure):
+                    failures[event.shard] = event.message
+                if machine is None and time.monotonic() > end:
+                    raise TimeoutError(f"the cluster did not read them in {MOST_SECONDS:.0f} s")
+        return failures
+
+    def read(shards: Sequence[Shard], settings: TokenSettings) -> pa.Table | None:
+        say(f"evidence: reading {len(settings.texts):,} selected documents once more")
+        stage = token_stage(settings, shards)
+        inputs = json.dumps([stage.fingerprint, [shard.content for shard in shards]], sort_keys=True)
+        folder = f"{FOLDER}/{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
+        place = Store(f"{store.url}/{folder}").guarded(store.check)
+        table, problems = None, list[str]()
         try:
-            if machine is None:
-                reading = _read_on_cluster(request, resources, check)
-            else:
-                reading = _read_here(request, store, machine, models, check)
+            table, problems = read_token_rows(stage, shards, place, finish(stage, shards, place))
         except Exception as error:
             check()
             say(f"no evidence of these: {' '.join(str(error).split()) or type(error).__name__}")
-            return None
-        if reading.problems:
-            say(f"evidence: {len(reading.problems):,} could not be read; the first: {reading.problems[0]}")
-        return reading
+        if problems:
+            say(f"evidence: {len(problems):,} could not be read; the first: {problems[0]}")
+        if KILLED not in problems:  # a deadly document stays known
+            store.remove_folder(folder)
+        return table
 
     return read
-
-
-def _read_here(
-    request: TokenRequest,
-    store: Store,
-    machine: LocalMachine,
-    models: SharedModels | None,
-    check: Callable[[], None],
-) -> TokenReading:
-    log = AttemptLog(store, WORK, "the selected documents", LOCAL_DRIVER)
-    done = False
-    try:
-        placement = Placement(machine.gpus, machine.threads, models or SharedModels(alone=machine.workers == 1))
-        reading = read_tokens(request, placement, machine.workers, log, check)
-        done = not is_deadly(log)  # what is deadly stays known
-    finally:
-        if done:
-            log.close()
-        else:
-            log.abandon()
-    return reading
-
-
-def _read_on_cluster(request: TokenRequest, resources: ResourcesConfig, check: Callable[[], None]) -> TokenReading:
-    connect()
-    _, _, shape = actors(resources, cluster_nodes(), 1)
-    end = time.monotonic() + MOST_SECONDS
-
-    def check_time() -> None:
-        check()
-        if time.monotonic() > end:
-            raise TimeoutError(f"the cluster did not read them in {MOST_SECONDS:.0f} s")
-
-    options = {"num_cpus": shape.cpus, "num_gpus": shape.gpus, "max_retries": 2}
-    function = partial(_read_apart, placement=Placement(shape.gpus, shape.cpus))
-    (reading,) = map_on_cluster([request], function, check_time, **options, **task_environment(resources, shape.gpus))
-    return reading
-
-
-def _read_apart(request: TokenRequest, placement: Placement) -> TokenReading:
-    """As `read_tokens`, in a process of its own."""
-    cap_memory(placement.gpus)
-    return read_tokens(request, placement)

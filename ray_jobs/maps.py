@@ -33,19 +33,12 @@ def map_in_threads(items: Sequence[Any], function: Callable[[Any], Any]) -> Iter
             yield result
 
 
-def map_on_cluster(
-    items: Sequence[Any],
-    function: Callable[[Any], Any],
-    check: Callable[[], None] = lambda: None,
-    **options: Any,
-) -> Iterator[Any]:
+def map_on_cluster(items: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
     """The function of every item, in any order, by tasks of the cluster at RAY_ADDRESS, or of one started here.
 
     Args:
         items: few enough to be held in memory.
         function: may hold an index of all calibration documents: it is sent once.
-        check: called every while; what it raises ends the tasks.
-        **options: of Ray, for a task: its resources.
 
     Raises:
         UserError: as the function, or no cluster answers.
@@ -53,7 +46,7 @@ def map_on_cluster(
     import ray
 
     connect()
-    task = ray.remote(**options)(_of_each) if options else ray.remote(_of_each)
+    task = ray.remote(_of_each)
     held = ray.put(function)
     parts = iter([items[start : start + ITEMS_A_TASK] for start in range(0, len(items), ITEMS_A_TASK)])
     most = max(1, TASKS_A_CPU * int(ray.cluster_resources().get("CPU", 1)))
@@ -61,7 +54,6 @@ def map_on_cluster(
     try:
         while running:
             ended, running = ray.wait(running, timeout=TICK_SECONDS)
-            check()
             running += [task.remote(held, part) for part in islice(parts, len(ended))]
             for results in ended:
                 yield from ray.get(results)

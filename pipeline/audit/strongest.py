@@ -32,11 +32,11 @@ from pipeline.report.wording.files import no_top_documents, top_documents
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.token_table import TOKEN_SCHEMA
-from pipeline.stages.tokens import STATISTICS, ScoredText, TokenReading, TokenRequest
+from pipeline.stages.tokens import STATISTICS, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.receipts import Receipt
 
-Reread = Callable[[TokenRequest], TokenReading | None]
-"""Reads documents once more; None where that failed as a whole."""
+Reread = Callable[[Sequence[Shard], TokenSettings], pa.Table | None]
+"""Reads documents of shards once more: a table of `TOKEN_SCHEMA`; None where that failed as a whole."""
 
 _DECIDING = ("model", "tokenizer", "dtype", "quantization", "device", "text_transform", "max_tokens", "code")
 """Of a score's fingerprint: what the tokens of a document and their numbers depend on."""
@@ -260,9 +260,10 @@ def _all_tokens(
         by_shard.setdefault(text.shard.id, (text.shard, []))[1].append(text.scored)
     if reread is None or not by_shard or not isinstance(config.model, ModelConfig):
         return kept
-    wanted = tuple((shard, tuple(some)) for shard, some in by_shard.values())
-    reading = reread(TokenRequest(wanted, config.model, str(scored.receipts[0].fingerprint["device"])))
-    return kept if reading is None else pa.concat_tables([kept, reading.table])
+    wanted = ScoredTexts({shard.id: some for shard, some in by_shard.values()})
+    settings = TokenSettings(wanted, config.model, str(scored.receipts[0].fingerprint["device"]))
+    read = reread([shard for shard, _ in by_shard.values()], settings)
+    return kept if read is None else pa.concat_tables([kept, read])
 
 
 def _neighbours(

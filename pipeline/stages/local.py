@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 
@@ -38,7 +38,7 @@ def finish_shards(
     gpus: float = 0,
     threads: int = 1,
     shared: SharedModels | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event]:
     """Finish shards in this process.
 
     Args:

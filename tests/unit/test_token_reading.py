@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -24,12 +24,10 @@ from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
-from pipeline.stages.base import Placement
-from pipeline.stages.tokens import DEADLY, ScoredText, TokenReading, TokenRequest, is_deadly, read_tokens
-from pipeline.stages.worker import LOCAL_DRIVER
-from pipeline.store.attempts import AttemptLog
+from pipeline.stages.tokens import ScoredText, ScoredTexts, TokenSettings
+from pipeline.store.attempts import MOST_DEATHS
 from pipeline.store.files import Store
-from ray_jobs.evidence import token_reader
+from ray_jobs.evidence import FOLDER, token_reader
 
 TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WORDS[i : i + 9]) for i in range(20))]
 MOST = 12
@@ -52,15 +50,23 @@ def shard(tmp_path: Path) -> Shard:
 
 
 @pytest.fixture
-def request_of(shard: Shard, lm: LanguageModel, tiny_model_folder: Path) -> Callable[..., TokenRequest]:
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run"))
+
+
+Wanted = tuple[list[Shard], TokenSettings]
+
+
+@pytest.fixture
+def wanted(shard: Shard, lm: LanguageModel, tiny_model_folder: Path) -> Callable[..., Wanted]:
     """Documents by their rows, as they were scored."""
 
-    def made(rows: Sequence[int] = range(len(TEXTS)), **changes: Any) -> TokenRequest:
+    def made(rows: Sequence[int] = range(len(TEXTS)), model: Path = tiny_model_folder, **changes: Any) -> Wanted:
         texts = []
         for row in rows:
             (tokens,) = tokenize(lm.tokenizer, [TEXTS[row]], MOST)
-            texts.append(replace(ScoredText(row, text_key(TEXTS[row]), len(tokens.ids)), **changes))
-        return TokenRequest(((shard, tuple(texts)),), ModelConfig(path=str(tiny_model_folder)), "cpu")
+            texts.append(ScoredText(row, text_key(TEXTS[row]), len(tokens.ids))._replace(**changes))
+        return [shard], TokenSettings(ScoredTexts({shard.id: texts}), ModelConfig(path=str(model)), "cpu")
 
     return made
 
@@ -75,18 +81,33 @@ class Given:
         return self.lm
 
 
-def read(request: TokenRequest, shared: Any = None, **arguments: Any) -> TokenReading:
-    return read_tokens(request, Placement(shared=shared), **arguments)
+def read(
+    store: Store, wanted: Wanted, models: Any = None, workers: int = 1, check: Callable[[], None] = lambda: None
+) -> tuple[pa.Table | None, list[str]]:
+    """What comes of a reading in this process, and the lines that are printed after the first."""
+    lines: list[str] = []
+    machine = LocalMachine(workers, 0.0, 1)
+    table = token_reader(store, ResourcesConfig(), machine, models, lines.append, check)(*wanted)
+    assert lines[0].startswith(f"evidence: reading {len(wanted[1].texts)} selected documents")
+    return table, lines[1:]
+
+
+def rows_of(table: pa.Table | None) -> list[int]:
+    assert table is not None
+    rows: list[int] = table["row"].to_pylist()
+    return rows
 
 
 def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(
-    request_of: Callable[..., TokenRequest], tiny_model_folder: Path
+    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
 ) -> None:
     lm = open_model(ModelConfig(path=str(tiny_model_folder)))
     lm.model.get_input_embeddings().weight.mul_(
         8
     )  # a random model's distributions are flat, and float32 moments coarse
-    rows = read(request_of(), Given(lm)).table.to_pylist()
+    table, _ = read(store, wanted(), Given(lm))
+    assert table is not None
+    rows = table.to_pylist()
     assert [row["row"] for row in rows] == list(range(len(TEXTS)))
     for row, text in zip(rows, TEXTS, strict=True):
         ids = lm.tokenizer(text)["input_ids"][:MOST]
@@ -106,17 +127,19 @@ def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(
 
 
 def test_rows_are_the_same_bytes_however_many_threads_and_whatever_else_is_read(
-    request_of: Callable[..., TokenRequest],
+    store: Store, wanted: Callable[..., Wanted]
 ) -> None:
     threads = torch.get_num_threads()
-    table = read(request_of()).table
-    assert read(request_of(), SharedModels(), workers=3).table.equals(table)
-    assert read(request_of([5])).table.equals(table.slice(5, 1).combine_chunks())
+    table, _ = read(store, wanted())
+    assert table is not None
+    assert read(store, wanted(), SharedModels(), workers=3)[0] == table
+    assert read(store, wanted([5]))[0] == table.slice(5, 1)
     assert torch.get_num_threads() == threads
+    assert not store.names(FOLDER)
 
 
 def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(
-    request_of: Callable[..., TokenRequest], tiny_model_folder: Path
+    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
 ) -> None:
     failing = open_model(ModelConfig(path=str(tiny_model_folder)))
     (bad,) = tokenize(failing.tokenizer, [TEXTS[3]], MOST)
@@ -126,68 +149,62 @@ def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(
             raise RuntimeError("the kernel does not like it")
 
     failing.model.base_model.register_forward_pre_hook(fail, with_kwargs=True)
-    reading = read(request_of(), Given(failing))
-    assert reading.problems == ["the kernel does not like it"]
-    assert [row for row in range(len(TEXTS)) if row != 3] == reading.table["row"].to_pylist()
+    table, lines = read(store, wanted(), Given(failing))
+    assert lines == ["evidence: 1 could not be read; the first: the kernel does not like it"]
+    assert [row for row in range(len(TEXTS)) if row != 3] == rows_of(table)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"), [({"key": 1}, "its text is gone, or another now"), ({"tokens": 40}, "tokens now, 40 were")]
 )
 def test_a_document_that_is_another_now_has_no_row(
-    change: dict[str, int], problem: str, request_of: Callable[..., TokenRequest]
+    change: dict[str, int], problem: str, store: Store, wanted: Callable[..., Wanted]
 ) -> None:
-    reading = read(request_of([1], **change))
-    assert len(reading.table) == 0
-    assert [problem in line for line in reading.problems] == [True]
+    table, lines = read(store, wanted([1], **change))
+    assert rows_of(table) == []
+    assert [problem in line for line in lines] == [True]
 
 
-def test_a_file_that_is_gone_has_no_rows(request_of: Callable[..., TokenRequest], shard: Shard) -> None:
+def test_a_file_that_is_gone_has_no_rows(store: Store, wanted: Callable[..., Wanted], shard: Shard) -> None:
     Path(shard.path).unlink()
-    reading = read(request_of([0, 1]))
-    assert (len(reading.table), len(reading.problems)) == (0, 2)
+    table, lines = read(store, wanted([0, 1]))
+    assert rows_of(table) == []
+    assert lines[0].startswith("evidence: 2 could not be read")
+    assert shard.name in lines[0]
 
 
-def test_what_stops_the_run_stops_the_reading(request_of: Callable[..., TokenRequest]) -> None:
+def test_what_stops_the_run_stops_the_reading(store: Store, wanted: Callable[..., Wanted]) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        read(request_of(), check=stop)
-
-
-# --- in the process of a run
-
-
-def here(store: Store, lines: list[str], models: Any = None) -> Callable[[TokenRequest], TokenReading | None]:
-    return token_reader(store, ResourcesConfig(), LocalMachine(1, 0.0, 1), models, lines.append, lambda: None)
+        read(store, wanted(), check=stop)
 
 
 def test_a_model_that_cannot_be_opened_costs_the_evidence_alone(
-    request_of: Callable[..., TokenRequest], tmp_path: Path
+    store: Store, wanted: Callable[..., Wanted], tmp_path: Path
 ) -> None:
-    lines: list[str] = []
-    gone = replace(request_of([0]), model=ModelConfig(path=str(tmp_path / "gone")))
-    assert here(Store(str(tmp_path / "run")), lines)(gone) is None
+    table, lines = read(store, wanted([0], model=tmp_path / "gone"))
+    assert table is None
     assert "gone" in lines[-1]
     assert lines[-1].startswith("no evidence")
-    assert not Store(str(tmp_path / "run")).names("attempts/evidence")
+    assert not store.names(FOLDER)
 
 
 def test_a_device_that_is_lost_costs_the_evidence_alone(
-    request_of: Callable[..., TokenRequest], tmp_path: Path, lm: LanguageModel
+    store: Store, wanted: Callable[..., Wanted], lm: LanguageModel
 ) -> None:
     class Lost(Given):
         def copy_of(self, *_: Any) -> LanguageModel:
             raise LostDeviceError("the device refuses all further work of this process")
 
-    lines: list[str] = []
-    assert here(Store(str(tmp_path / "run")), lines, Lost(lm))(request_of([0])) is None
+    table, lines = read(store, wanted([0]), Lost(lm))
+    assert table is None
     assert "refuses" in lines[-1]
 
 
 def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(
-    request_of: Callable[..., TokenRequest], tmp_path: Path, tiny_model_folder: Path
+    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
 ) -> None:
     deadly = open_model(ModelConfig(path=str(tiny_model_folder)))
     (bad,) = tokenize(deadly.tokenizer, [TEXTS[2]], MOST)
@@ -197,28 +214,28 @@ def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(
             os._exit(1)
 
     deadly.model.base_model.register_forward_pre_hook(kill, with_kwargs=True)
-    store, lines = Store(str(tmp_path / "run")), []
     attempts = 1
-    while in_a_process(lambda: here(store, lines, Given(deadly))(request_of(range(5)))):
+    while in_a_process(lambda: read(store, wanted(range(5)), Given(deadly))):
         attempts += 1
-    assert attempts == DEADLY + 2
+    assert attempts == MOST_DEATHS + 1
     for _ in range(2):
-        reading = here(store, lines, Given(deadly))(request_of(range(5)))
-        assert reading is not None
-        assert reading.table["row"].to_pylist() == [0, 1, 3, 4]
-        assert "killed" in reading.problems[0]
-    assert is_deadly(AttemptLog(store, "evidence/tokens", "", LOCAL_DRIVER))
+        table, lines = read(store, wanted(range(5)), Given(deadly))
+        assert rows_of(table) == [0, 1, 3, 4]
+        assert "killed" in lines[0]
 
 
 def test_a_process_that_was_killed_from_outside_costs_no_evidence(
-    request_of: Callable[..., TokenRequest], tmp_path: Path
+    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
 ) -> None:
-    store, lines = Store(str(tmp_path / "run")), []
-    AttemptLog(store, "evidence/tokens", "", LOCAL_DRIVER)
-    reading = here(store, lines)(request_of())
-    assert reading is not None
-    assert reading.table.equals(read(request_of()).table)
-    assert not store.names("attempts/evidence")
+    killed = open_model(ModelConfig(path=str(tiny_model_folder)))
+    hook = killed.model.base_model.register_forward_pre_hook(lambda *_: os._exit(1))
+    assert in_a_process(lambda: read(store, wanted(), Given(killed)))
+    assert store.names(FOLDER)
+    hook.remove()
+    table, lines = read(store, wanted(), Given(killed))
+    assert rows_of(table) == list(range(len(TEXTS)))
+    assert lines == []
+    assert not store.names(FOLDER)
 
 
 def in_a_process(work: Callable[[], Any]) -> int:
