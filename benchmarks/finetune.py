@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, fast_type, save_small_model, smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
@@ -29,7 +30,6 @@ from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
 from ray_jobs.finetune import train_adapters

@@ -37,6 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import usable_cores
@@ -47,7 +48,6 @@ from pipeline.audit.summary import Summary
 from pipeline.corpus.shards import number_rows
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 FILES = 200

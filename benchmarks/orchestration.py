@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
@@ -28,7 +29,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Failure
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards

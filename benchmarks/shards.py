@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import save_small_model
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
@@ -28,7 +29,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_receipt
 from ray_jobs import actors

@@ -46,7 +46,7 @@ from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring
-from pipeline.stages.base import Stage
+from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
@@ -305,24 +305,31 @@ def _scoring(
         status = StatusFile(store, Counts(len(plan.shards)))
         models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
         driver = _Driver(store, lock, status, reporter, machine, models, checks)
-        try:
+        with _faults_noted(status):
             scored = _scored(driver, config, work, plan, fold if unscored else None)
             reread = token_reader(store, config.resources, machine, models, reporter.say, driver.check)
             yield scored, status, fold, reread
-        except KeyboardInterrupt:
-            status.end("incomplete", ExitCode.INTERRUPTED)
-            raise
-        except UserError as error:
-            state: RunState = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
-            status.end(state, error.exit_code, str(error))
-            raise
-        except SystemExit as error:
-            left = instead_of_exit(error)
-            status.end("incomplete", ExitCode.INCOMPLETE, str(left))
-            raise left from None
-        except BaseException as error:
-            status.end("failed", 1, f"{type(error).__name__}: {error}")
-            raise
+
+
+@contextmanager
+def _faults_noted(status: StatusFile) -> Iterator[None]:
+    """Note in status.json what the block raises."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        status.end("incomplete", ExitCode.INTERRUPTED)
+        raise
+    except UserError as error:
+        state: RunState = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
+        status.end(state, error.exit_code, str(error))
+        raise
+    except SystemExit as error:
+        left = instead_of_exit(error)
+        status.end("incomplete", ExitCode.INCOMPLETE, str(left))
+        raise left from None
+    except BaseException as error:
+        status.end("failed", 1, f"{type(error).__name__}: {error}")
+        raise
 
 
 def _scored(driver: _Driver, config: AuditConfig, work: Work, plan: Plan, fold: Each | None) -> Scored:
@@ -534,6 +541,7 @@ def _events(
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
         reporter.say(f"{stage.name}: loading the model, in this process{many}")
         models = driver.models if is_scoring(stage.name) else None
-        return finish_shards(stage, shards, store, machine.workers, machine.gpus, machine.threads, models)
+        placement = Placement(machine.gpus, machine.threads, models)
+        return finish_shards(stage, shards, store, machine.workers, placement)
     reporter.say(f"{stage.name}: starting actors on the cluster")
     return map_shards(stage, plan.config.resources, shards, store, driver.lock.owner, sizes)

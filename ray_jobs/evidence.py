@@ -19,7 +19,7 @@ from pipeline.audit.strongest import Reread
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.base import Stage
+from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.tokens import TokenSettings, read_token_rows, token_stage
@@ -67,7 +67,8 @@ def token_reader(
             events = map_shards(stage, one, shards, place, uuid.uuid4().hex)
         else:
             workers = max(1, min(machine.workers, len(stage.settings.texts) // DOCUMENTS_A_THREAD))
-            events = finish_shards(stage, shards, place, workers, machine.gpus, machine.threads, models)
+            placement = Placement(machine.gpus, machine.threads, models)
+            events = finish_shards(stage, shards, place, workers, placement)
         failures: dict[str, str] = {}
         end = time.monotonic() + MOST_SECONDS
         with closing(events):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,8 +21,8 @@ from pipeline.errors import FullError, instead_of_exit
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
-from pipeline.stages.worker import LOCAL_DRIVER, ShardStream
-from pipeline.store.attempts import interrupted_work
+from pipeline.stages.worker import ShardStream
+from pipeline.store.attempts import LOCAL_DRIVER, interrupted_work
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -35,9 +36,7 @@ def finish_shards(
     shards: Sequence[Shard],
     store: Store,
     workers: int,
-    gpus: float = 0,
-    threads: int = 1,
-    shared: SharedModels | None = None,
+    placement: Placement | None = None,
 ) -> Generator[Event]:
     """Finish shards in this process.
 
@@ -46,9 +45,8 @@ def finish_shards(
         shards: without a receipt of the stage.
         store: the run directory.
         workers: batches at a time, >= 1.
-        gpus: of this process, for all workers.
-        threads: of the CPU, for a batch.
-        shared: models that may be open already, and stay so; for several workers unless they are `alone`.
+        placement: of all workers, whose models may be open already, and stay so; None: one thread of the CPU each.
+            Several workers share weights.
 
     Returns:
         Receipts and failures in the order in which shards end, and between them how far the others are. Closing the
@@ -58,7 +56,9 @@ def finish_shards(
         UserError: a model cannot be opened.
         LostDeviceError: the device refuses all further work of this process.
     """
-    placement = Placement(gpus, threads, SharedModels() if shared is None and workers > 1 else shared)
+    placement = placement or Placement()
+    if placement.shared is None and workers > 1:
+        placement = replace(placement, shared=SharedModels())
     killed = interrupted_work(store, stage.name, LOCAL_DRIVER)
     suspects = [shard for shard in shards if shard.id in killed]
     others = [shard for shard in shards if shard.id not in killed]

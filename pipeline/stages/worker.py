@@ -22,9 +22,6 @@ from pipeline.store.attempts import BATCH, WORK, AttemptLog, forget_attempts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt
 
-LOCAL_DRIVER = "local"
-"""In attempt logs: a process that was killed and the one that continues are one driver."""
-
 KILLED = "it was being worked on when its worker was killed, again and again"
 _MESSAGE_CHARACTERS = 300
 
@@ -219,8 +216,7 @@ class ShardStream:
 
     def _begin(self, shard: Shard) -> _Attempt:
         name = f"{self.stage.name}/{shard.id}"
-        exact = self.driver == LOCAL_DRIVER
-        log = AttemptLog(self.store, name, shard.name, self.driver, exact=exact, alone=self.alone, kept=self.kept)
+        log = AttemptLog(self.store, name, shard.name, self.driver, alone=self.alone, kept=self.kept)
         self._open.append(_Attempt(shard, log))
         return self._open[-1]
 
@@ -316,40 +312,6 @@ class ShardStream:
                 attempt.log.abandon()
                 result = read_receipt(self.store, self.stage.name, attempt.shard.id) or result
         return attempt.shard, result
-
-
-def process(
-    stage: Stage,
-    worker: Worker,
-    shard: Shard,
-    store: Store,
-    driver: str = "",
-    on_batch: Callable[[Shard, int, int], None] = lambda *_: None,
-    *,
-    kept: bool = True,
-) -> Receipt:
-    """Finish one shard and file its receipt; an already filed receipt is returned as it is.
-
-    Args:
-        stage: of the worker.
-        worker: from `stage.make`.
-        shard: to be finished.
-        store: the run directory.
-        driver: as for `ShardStream`.
-        on_batch: as for `ShardStream`.
-        kept: as for `ShardStream`.
-
-    Raises:
-        UserError: the shard's file is damaged.
-        RuntimeError: its worker died too often.
-        LostDeviceError: the device refuses all further work; this process must not work on.
-    """
-    shards = iter([shard])
-    stream = ShardStream(stage, worker, store, driver, on_batch, kept=kept)
-    ((_, result),) = stream.finish(lambda ahead: next(shards, None))
-    if isinstance(result, Receipt):
-        return result
-    raise result
 
 
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:

@@ -13,6 +13,7 @@ import pytest
 from finished import run
 from made_up import sentence, write_audit
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
@@ -25,7 +26,6 @@ from pipeline.stages import worker
 from pipeline.stages.base import Placement
 from pipeline.stages.process import file_rows
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import Document, read_shard
@@ -22,8 +23,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.process import read_rows
-from pipeline.stages.worker import LOCAL_DRIVER, process
-from pipeline.store.attempts import MAX_STARTS
+from pipeline.store.attempts import LOCAL_DRIVER, MAX_STARTS
 from pipeline.store.files import Store
 
 SCHEMA = rows_schema(("length", pa.int64()))

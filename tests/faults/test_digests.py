@@ -13,6 +13,7 @@ import pytest
 from finished import rows, run
 from made_up import sentence, write_audit
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
 from pipeline.errors import DamagedError, ExitCode, UserError
@@ -20,7 +21,6 @@ from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, read_receipts, receipt_name
 from pipeline.store.tables import read_filed

@@ -153,7 +153,7 @@ def test_an_attempt_that_a_full_disk_ended_counts_as_no_death_of_its_worker(disk
         again.enter(["work 8"])
     again.abandon()
     disk.empty()
-    assert AttemptLog(store, "score/one", "one", "driver").deaths == {}
+    assert AttemptLog(store, "score/one", "one", "driver").record.deaths == {}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import torch
 from made_up import sentence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
@@ -34,7 +35,7 @@ from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Win
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import LOCAL_DRIVER, process
+from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from tests.ray.made_up import sentence
 

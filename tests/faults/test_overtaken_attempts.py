@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from recorder import Recorder, letters, shards_of, stage_of
 
+from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
 from pipeline.stages.base import Entry, Output, Placement
-from pipeline.stages.worker import process
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipt
@@ -32,7 +32,7 @@ def test_an_attempt_that_was_overtaken_takes_no_death_out_of_the_log(tmp_path: P
     before = store.read(LOG)
     first.abandon()
     assert store.read(LOG) == before
-    assert log_of(store).deaths == {"work 3": 1}
+    assert log_of(store).record.deaths == {"work 3": 1}
 
 
 def test_what_an_overtaken_attempt_has_in_flight_is_not_blamed_for_the_death_of_the_other(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_what_an_overtaken_attempt_has_in_flight_is_not_blamed_for_the_death_of_
     overtaken, last = log_of(store), log_of(store)
     last.enter(["work 3"])
     overtaken.enter(["work 5"])
-    assert log_of(store).deaths == {"work 3": 1}
+    assert log_of(store).record.deaths == {"work 3": 1}
 
 
 def test_an_overtaken_attempt_leaves_no_log_of_a_finished_shard(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_damaged_attempt_log_counts_as_none(tmp_path: Path, rubbish: bytes) ->
     store.write("attempts/score/one.json", rubbish)
     assert interrupted_work(store, "score", "local") == set()
     log = AttemptLog(store, "score/one", "one.jsonl", "local")
-    assert (log.starts, log.deaths) == (1, {})
+    assert (log.record.starts, log.record.deaths) == (1, {})
     assert interrupted_work(store, "score", "local") == {"one"}
 
 

@@ -18,6 +18,7 @@ import pytest
 from finished import refile, with_column
 from signed import file_blind_test, sign
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
@@ -28,7 +29,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import maps as job

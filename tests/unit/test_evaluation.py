@@ -16,6 +16,7 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
@@ -34,7 +35,6 @@ from pipeline.report.tables import evaluation_table, page_table
 from pipeline.report.wording.evaluation import about_words, worded
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 SCRIPT = "<script>alert('group')</script>"

@@ -34,6 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from benchmarks.plain_loop import process
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
 from pipeline.config.audit import AuditConfig
@@ -44,7 +45,6 @@ from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage, gradient_norms
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 COVERED = {

@@ -15,6 +15,7 @@ from rich.console import Console
 from signed import file_blind_test, sign, sign_status
 
 import seenset
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.history import count_questions, read_history, several_questions
@@ -27,7 +28,6 @@ from pipeline.report.contents import Report
 from pipeline.report.page import write_report
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.audit import Outcome, run_audit

@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.endpoint": 770,
     "pipeline.passes": 2_780,
     "pipeline.detectors": 1_410,
-    "pipeline.stages": 3_200,
+    "pipeline.stages": 3_160,
     "pipeline.selection": 5_830,
     "pipeline.audit": 10_670,
     "pipeline.report": 4_380,

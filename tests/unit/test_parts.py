@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate
 from pipeline.audit.description import build_config
@@ -22,7 +23,6 @@ from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 

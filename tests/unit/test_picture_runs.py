@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from picture_models import encoded, random_pictures, save_llava
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.config.models import ModelConfig
@@ -24,7 +25,6 @@ from pipeline.models.pictures import caption_ids, picture_prompt
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.description import build_config
@@ -27,7 +28,6 @@ from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
 

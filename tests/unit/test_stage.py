@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.plain_loop import process
 from pipeline import __version__
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
@@ -37,7 +38,8 @@ from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.process import earlier_rows, read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.stages.score import ScoreSettings
-from pipeline.stages.worker import LOCAL_DRIVER, process, work_through
+from pipeline.stages.worker import work_through
+from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, write_receipt
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.plain_loop import process
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.scored import read_scored
@@ -16,7 +17,6 @@ from pipeline.config.audit import AuditConfig
 from pipeline.report.page import write_report
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 from pipeline.trial.config import build_trial
 from pipeline.trial.trial import carry_out

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seenset
+from benchmarks.plain_loop import process
 from pipeline.audit.blind import blind, blind_diagnostic, word_counts
 from pipeline.audit.description import build_config
 from pipeline.audit.halvings import Compared
@@ -38,7 +39,6 @@ from pipeline.selection import calibrate, ranks
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.worker import process
 from pipeline.store.files import Store
 
 WORDS = [f"word{i}" for i in range(300)]

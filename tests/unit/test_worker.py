@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
+from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests
@@ -20,7 +21,8 @@ from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
 from pipeline.stages.score import window_of
-from pipeline.stages.worker import LOCAL_DRIVER, ShardStream, process
+from pipeline.stages.worker import ShardStream
+from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
