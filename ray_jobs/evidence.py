@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Failure
+from pipeline.stages.events import Event, Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.tokens import TokenSettings, read_token_rows, token_stage
 from pipeline.stages.worker import KILLED
@@ -60,25 +61,12 @@ def token_reader(
         must stop.
     """
 
-    def finish(stage: Stage, shards: Sequence[Shard], place: Store) -> dict[str, str]:
-        """Read the shards; the reasons of those that could not be read."""
+    def events_of(stage: Stage, shards: Sequence[Shard], place: Store) -> Generator[Event]:
         if machine is None:
             one = resources.model_copy(update={"actors": 1})
-            events = map_shards(stage, one, shards, place, uuid.uuid4().hex)
-        else:
-            workers = max(1, min(machine.workers, len(stage.settings.texts) // DOCUMENTS_A_THREAD))
-            placement = Placement(machine.gpus, machine.threads, models)
-            events = finish_shards(stage, shards, place, workers, placement)
-        failures: dict[str, str] = {}
-        end = time.monotonic() + MOST_SECONDS
-        with closing(events):
-            for event in events:
-                check()
-                if isinstance(event, Failure):
-                    failures[event.shard] = event.message
-                if machine is None and time.monotonic() > end:
-                    raise TimeoutError(f"the cluster did not read them in {MOST_SECONDS:.0f} s")
-        return failures
+            return map_shards(stage, one, shards, place, uuid.uuid4().hex)
+        workers = max(1, min(machine.workers, len(stage.settings.texts) // DOCUMENTS_A_THREAD))
+        return finish_shards(stage, shards, place, workers, Placement(machine.gpus, machine.threads, models))
 
     def read(shards: Sequence[Shard], settings: TokenSettings) -> pa.Table | None:
         say(f"evidence: reading {len(settings.texts):,} selected documents once more")
@@ -88,7 +76,9 @@ def token_reader(
         place = Store(f"{store.url}/{folder}").guarded(store.check)
         table, problems = None, list[str]()
         try:
-            table, problems = read_token_rows(stage, shards, place, finish(stage, shards, place))
+            most_seconds = MOST_SECONDS if machine is None else math.inf
+            failures = _failures(events_of(stage, shards, place), check, most_seconds)
+            table, problems = read_token_rows(stage, shards, place, failures)
         except Exception as error:
             check()
             say(f"no evidence of these: {' '.join(str(error).split()) or type(error).__name__}")
@@ -99,3 +89,21 @@ def token_reader(
         return table
 
     return read
+
+
+def _failures(events: Generator[Event], check: Callable[[], None], most_seconds: float) -> dict[str, str]:
+    """Wait until all shards have ended; the reasons of those that could not be read, by id.
+
+    Raises:
+        TimeoutError: the cluster did not read them in time.
+    """
+    failures: dict[str, str] = {}
+    end = time.monotonic() + most_seconds
+    with closing(events):
+        for event in events:
+            check()
+            if isinstance(event, Failure):
+                failures[event.shard] = event.message
+            if time.monotonic() > end:
+                raise TimeoutError(f"the cluster did not read them in {most_seconds:.0f} s")
+    return failures
