@@ -154,6 +154,11 @@ def print_plan(facts: dict[str, Any]) -> None:
         mark = "warning: " if entry["ok"] is False else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
         screen.lines(f"{head}{mark}{entry['sentence']}")
+    expected = next((entry["expected"] for entry in facts["selections"] if "expected" in entry), None)
+    if expected is not None:
+        from pipeline.report.wording.versions import expected_text
+
+        screen.lines(expected_text(expected))
 
 
 def print_starter(facts: dict[str, Any], command: str) -> None:

@@ -379,6 +379,8 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
     """
     role, other = NULL_ROLE[selection.direction], SOUGHT_ROLE[selection.direction]
     chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
+    if chosen.only_versions:
+        raise UserError(f"procedure {selection.procedure} takes documents with versions: use seenset.select_versions")
     if not chosen.signed and role not in tables:
         raise UserError(f"direction {selection.direction} is calibrated on {role} documents, which are not given")
     if chosen.needs_sought and other not in tables:

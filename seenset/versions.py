@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
@@ -19,20 +19,17 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import checked_alpha
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel
+from pipeline.selection.procedures.versions import ASSUMPTION
 from pipeline.selection.versions import (
     MIRROR,
     VersionScores,
     fewest_versions,
+    form_counts,
     mirrored_list,
     preference_residuals,
 )
 from pipeline.selection.versions_collection import redraw_p_value, uniformity_p_value
 from seenset.notebook import score
-
-ASSUMPTION = (
-    "the published version of each document was drawn uniformly and independently, the other versions and the draw "
-    "stayed secret, and the detector, the seed and alpha were fixed before scores were read"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,23 +119,9 @@ def read_versions(path: str | PathLike[str]) -> Versions:
             "writes private/versions.parquet, and its public files hold no versions"
         )
     columns = table.to_pydict()
-    forms = _forms(columns) if {"kinds", "forms"} <= columns.keys() else None
+    forms = form_counts(columns["kinds"], columns["forms"]) if {"kinds", "forms"} <= columns.keys() else None
     texts = tuple(map(tuple, columns["versions"]))
     return Versions(tuple(columns["id"]), texts, tuple(columns["index"]), forms)
-
-
-def _forms(columns: Mapping[str, Sequence[Any]]) -> csr_array:
-    """How often each form of each kind of site stands in each version."""
-    counts = [
-        Counter(zip(kinds, version, strict=True))
-        for kinds, versions in zip(columns["kinds"], columns["forms"], strict=True)
-        for version in versions
-    ]
-    names = {name: number for number, name in enumerate(sorted({name for count in counts for name in count}))}
-    rows = np.repeat(np.arange(len(counts)), list(map(len, counts)))
-    places = [names[name] for count in counts for name in count]
-    values = [float(number) for count in counts for number in count.values()]
-    return csr_array((values, (rows, places)), shape=(len(counts), len(names)))
 
 
 def audit_versions(

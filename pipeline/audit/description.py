@@ -214,7 +214,7 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         load_installed()
     check_known(selection.procedure, f"{where}: ")
     chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
-    if len(selection.detectors) != 1 and not chosen.several:
+    if len(selection.detectors) != 1 and not (chosen.several or chosen.only_versions):
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
     if (refused := chosen.refuses.get(selection.calibration)) is not None:
         raise UserError(f"{where}: procedure {selection.procedure} {refused}")
@@ -249,7 +249,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
     """What a selection's procedure needs of its own settings and of the corpus."""
     check_settings(selection, where)
     chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
-    if chosen.signed:
+    if chosen.signed or config.corpus.versions is not None:
         return
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.selection.versions_collection import EXPECTED
 from pipeline.stages.registry import forward_passes
 
 HALF = Fraction(1, 2)
@@ -91,7 +93,19 @@ def _outlooks(
     if not config.selections:
         return []
     m = roles["audit"]["documents"]
+    if config.corpus.versions is not None:
+        return [_outlook_by_versions(selection, m) for selection in config.selections]
     return [_outlook(selection, m, calibration, at_most) for selection in config.selections]
+
+
+def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
+    """The smallest possible selection of m documents with versions, and what one may expect of it."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    by = procedure_of(selection.procedure).versions
+    assert by is not None
+    least, sentence = by.fewest(selection.exact_alpha, m, None)
+    expected = [asdict(one) for one in EXPECTED]
+    return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence, "expected": expected}
 
 
 def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:

@@ -30,6 +30,7 @@ from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_ev
 from pipeline.audit.summary import Summary, make_summary, series_place
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
 from pipeline.audit.thumbnails import write_thumbnails
+from pipeline.audit.versions import NO_BLIND_TEST, NO_OVERLAP, version_part
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
@@ -42,7 +43,9 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
 from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Slot
+from pipeline.stages.score_versions import VERSIONS
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 
@@ -156,6 +159,9 @@ def _questions(
 ) -> tuple[list[_Question], dict[Role, Future[NearCopies]]]:
     """The configured selections, with what they share: the spans of scores, the checks, weights; and near copies."""
     columns = _columns(config.selections)
+    if config.corpus.versions is not None:
+        span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
+        return [_Question(config, one, scored, *checked, span, limit, texts, {}) for one in config.selections], {}
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
     span = find_span(scored, roles, columns, each)
@@ -195,7 +201,8 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
     """
     scored = questions[0].scored
     detectors = _columns([question.selection for question in questions])
-    columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors]
+    versions = [] if questions[0].config.corpus.versions is None else [VERSIONS]
+    columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors, *versions]
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
         def of_shard(receipt: Receipt) -> list[Any]:
@@ -280,6 +287,8 @@ class _Question:
     def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
         """A shard of audit documents as this selection sees it."""
         batch = batch_of(table, self.selection.detectors, self.grouped, receipt.data)
+        if self.config.corpus.versions is not None:
+            return replace(batch, versions=version_part(table, self.config, self.selection.detectors))
         return batch if self.weights is None else replace(batch, weights=self.weights.of(table, receipt))
 
     def known(self) -> Batch:
@@ -303,6 +312,8 @@ class _Question:
 
     def ask(self) -> Asking[Answer]:
         """The passes that the answer needs."""
+        if self.config.corpus.versions is not None:
+            return answer_versions(self.selection, self.config.seed, self.quarantined)
         sought = SOUGHT_ROLE[self.selection.direction]
         needed = procedure_of(self.selection.procedure).reads_sought
         others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
@@ -329,7 +340,7 @@ class _Question:
         documents = pa.concat_tables([verdicts, self.unscored(receipt)])
         name = verdicts_file(self.selection.name, receipt.shard)
         files = {name: self.scored.store.write_table(name, documents)}
-        size = answer.n_calibration + 1
+        size = answer.places
         # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
         part = table.append_column("p_value", pa.array(p)).filter(pa.array(selected))
@@ -347,8 +358,10 @@ class _Question:
 
     def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
         """The summary of the answer, with the near copies among the documents of each role."""
-        audited, calibrating = copies["audit"], copies[self.null_role]
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
+        if self.config.corpus.versions is not None:
+            return make_summary(self.selection, answer, diagnostics, len(judged.selected), self.quarantined, self.limit)
+        audited, calibrating = copies["audit"], copies[self.null_role]
         listed = Listed(
             self.scored,
             self.overlap,

@@ -27,6 +27,32 @@ NearCopies = Annotated[float, Field(ge=0.5, le=1)]
 """Share of common runs of five words from which two documents are near copies."""
 
 
+class VersionsConfig(Section):
+    """Versions of each audited document, of which one, drawn at random, was published."""
+
+    column: str = Field("versions", description="Column with a list of texts: all versions of the document.")
+    index: str = Field("index", description="Column with the place of the published version in that list, from 0.")
+    kinds: str | None = Field(
+        None, description="Column with the kinds of the edited sites, as `seenset mark` writes it; with `forms`."
+    )
+    forms: str | None = Field(
+        None,
+        description="Column with the form of each site in each version: what a model prefers by nature is then taken "
+        "out of the scores.",
+    )
+
+    @model_validator(mode="after")
+    def _kinds_with_forms(self) -> VersionsConfig:
+        if (self.kinds is None) != (self.forms is None):
+            raise ValueError("kinds and forms go together: give both columns, or neither")
+        return self
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside the versions: of the index, and of kinds and forms where they are given."""
+        return tuple(name for name in (self.index, self.kinds, self.forms) if name is not None)
+
+
 class SourceConfig(Section):
     """Where the documents of one role come from."""
 
@@ -55,6 +81,11 @@ class SourceConfig(Section):
     delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
         PLAIN.delimiter, description="Character between the fields of CSV files."
     )
+    versions: VersionsConfig | None = Field(
+        None,
+        description="Of audited documents: each has versions, of which one, drawn at random, was published, so that no "
+        "unseen documents are needed. They take the place of `text`.",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> SourceConfig:
@@ -72,9 +103,17 @@ class SourceConfig(Section):
             raise ValueError("text and image: a document is one or the other; the text of a picture is its caption")
         return self
 
+    @model_validator(mode="after")
+    def _versions_alone(self) -> SourceConfig:
+        if self.versions is not None and (self.image is not None or self.text != "text"):
+            raise ValueError("versions take the place of text and of image: give them alone")
+        return self
+
     @property
     def content(self) -> str:
-        """The column that holds the documents themselves, texts or pictures."""
+        """The column that holds the documents themselves: versions, texts or pictures."""
+        if self.versions is not None:
+            return self.versions.column
         return self.text if self.image is None else self.image
 
     @property
@@ -88,9 +127,30 @@ class SourceConfig(Section):
         return [self.path] if isinstance(self.path, str) else list(self.path or [])
 
     @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside a column of versions; empty where there are none."""
+        return () if self.versions is None else self.versions.beside
+
+    @property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        return [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
+        named = [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
+        return [*named, *self.beside]
+
+
+def without_versions(source: SourceConfig) -> SourceConfig:
+    """The same source, if it has no versions.
+
+    Raises:
+        ValueError: it has.
+    """
+    if source.versions is not None:
+        raise ValueError("versions are of documents to be judged, under corpus.audit: leave them out here")
+    return source
+
+
+PlainSource = Annotated[SourceConfig, AfterValidator(without_versions)]
+"""A source of documents without versions."""
 
 
 class LabelledConfig(SourceConfig):
@@ -112,9 +172,9 @@ class CorpusConfig(Section):
     audit: SourceConfig | None = Field(
         None, description="Documents to be judged; every command but `evaluate` needs them."
     )
-    unseen: SourceConfig | None = Field(None, description="Documents known not to be in the training data.")
-    seen: SourceConfig | None = Field(None, description="Documents known to be in the training data.")
-    labelled: LabelledConfig | None = Field(
+    unseen: PlainSource | None = Field(None, description="Documents known not to be in the training data.")
+    seen: PlainSource | None = Field(None, description="Documents known to be in the training data.")
+    labelled: Annotated[LabelledConfig, AfterValidator(without_versions)] | None = Field(
         None, description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three."
     )
 
@@ -125,12 +185,23 @@ class CorpusConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _versions_alone(self) -> CorpusConfig:
+        if self.versions is not None and (self.unseen or self.seen):
+            raise ValueError("audit.versions take the place of unseen and seen documents: leave these out")
+        return self
+
+    @model_validator(mode="after")
     def _of_one_kind(self) -> CorpusConfig:
         kinds = {source.image is not None for _, source in self.roles()}
         if len(kinds) > 1:
             without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
             raise ValueError(f"all documents are pictures or none: no image is given for {without}")
         return self
+
+    @property
+    def versions(self) -> VersionsConfig | None:
+        """The columns of versions of the audited documents; None where they have none."""
+        return None if self.audit is None else self.audit.versions
 
     @property
     def has_pictures(self) -> bool:

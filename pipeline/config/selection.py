@@ -51,6 +51,7 @@ ProcedureName = Literal[
     "adadetect",
     "ktd",
     "bound",
+    "versions",
 ]
 """The procedures that are built in; a plugin may add others, so that any name is checked where plugins are known."""
 

@@ -21,6 +21,7 @@ from pipeline.corpus.lines import Overlong
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
+from pipeline.corpus.versions import TextVersions, versions_of
 from pipeline.errors import UserError
 
 _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
@@ -31,7 +32,7 @@ _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
 class Document:
     """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty.
 
-    The text of a picture is its caption, empty where the corpus has none.
+    The text of a picture is its caption, empty where the corpus has none; that of versions is the published one.
     """
 
     row: int
@@ -40,6 +41,12 @@ class Document:
     group: str | None
     problem: tuple[str, str] | None = None
     picture: bytes | None = None  # as its file has it, not decoded yet
+    versions: TextVersions | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All versions of the text; without versions the text alone."""
+        return (self.text,) if self.versions is None else self.versions.texts
 
 
 def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch = unwatched) -> Generator[Document]:
@@ -64,7 +71,7 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
             if content is not None and text is DEADLY:
                 content.skip()
             elif content is not None:
-                value = "" if shard.pictures else text
+                value = "" if shard.pictures else (text, caption) if shard.beside else text
                 content.add(row, (text.reason,) if isinstance(text, Unreadable) else value, identity, group)
             if shard.pictures:
                 text = _picture(shard, text)
@@ -116,8 +123,11 @@ def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]
         for row, text, *_, caption in _rows_of(shard, unwatched):
             if shard.pictures:
                 text = caption
+            elif shard.beside:
+                versions = _versions(shard, row, text, caption)
+                text = versions if isinstance(versions, Unreadable) else versions.text
             if row in wanted and isinstance(text, str):
-                yield row, text if shard.transform is None else transform(text, shard.transform)
+                yield row, text if shard.transform is None or shard.beside else transform(text, shard.transform)
 
 
 def text_key(text: str) -> int:
@@ -173,6 +183,19 @@ def _folder_of(shard: Shard) -> str:
     return shard.path.rstrip("/").rsplit("/", 1)[0] if "/" in shard.path else "."
 
 
+def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions | Unreadable:
+    """The versions of a row as they are scored; why none is, if that is so. Raises UserError as `versions_of`."""
+    if isinstance(value, Unreadable):
+        return value
+    where, change = f"row {row} of {shard.name}", shard.transform
+    found = versions_of(where, value, beside, lambda text: _too_large(text, shard) or problem_of(text))
+    if isinstance(found, Unreadable) or change is None:
+        return found
+    found = found.transformed(lambda text: transform(text, change))
+    blank = not all(map(str.strip, found.texts))
+    return Unreadable("empty", "nothing is left of a version by text_transform") if blank else found
+
+
 def _caption(shard: Shard, caption: Any) -> str | Unreadable:
     """The caption of a picture; empty where the corpus has none."""
     if shard.caption_column is None:
@@ -191,6 +214,11 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         picture, text = text, _caption(shard, caption)
         if not isinstance(text, Unreadable):
             return Document(row, doc_id, text, label, picture=picture)
+    if shard.beside:
+        found = _versions(shard, row, text, caption)
+        if isinstance(found, Unreadable):
+            return Document(row, doc_id, "", label, (found.reason, found.message))
+        return Document(row, doc_id, found.text, label, versions=found)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)

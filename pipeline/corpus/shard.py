@@ -57,15 +57,17 @@ class Shard:
     caption_column: str | None = None  # of their captions
     encoding: str = PLAIN.encoding
     delimiter: str = PLAIN.delimiter
+    beside: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.beside`
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
         value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
-        for name in ("limits", *_DIALECT):
+        for name in ("limits", "beside", *_DIALECT):
             del value[name]
         limits = {} if self.limits == LIMITS else {"limits": self.limits.model_dump()}
-        return {**value, **limits, **self.dialect.differing()}
+        beside = {"beside": self.beside} if self.beside else {}
+        return {**value, **limits, **beside, **self.dialect.differing()}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Shard:
@@ -76,7 +78,13 @@ class Shard:
         # what the shards of an input share stands in memory once
         shared = {name: sys.intern(text) for name, text in value.items() if isinstance(text, str) and name != "id"}
         files = tuple(value["files"])
-        return cls(**{**value, **shared, "files": files, "transform": text_transform, "limits": limits})
+        given = {
+            "files": files,
+            "transform": text_transform,
+            "limits": limits,
+            "beside": tuple(value.get("beside", ())),
+        }
+        return cls(**{**value, **shared, **given})
 
     @property
     def dialect(self) -> Dialect:
@@ -115,4 +123,6 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     if shard.pictures:
         columns += ["captions", shard.caption_column]
         limited |= {"pixels": shard.limits.picture_pixels}
+    if shard.beside:
+        columns += ["versions", *shard.beside]
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

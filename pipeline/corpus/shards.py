@@ -53,7 +53,13 @@ def plan_shards(
         files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
         labels = (label for entry in files for label in read_labels(whole_shard(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
+    if corpus.audit is not None and corpus.audit.beside:  # an answer rests on every index
+        for entry in inputs:
+            for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
+                pass
     shards: list[Shard] = []
+    if corpus.versions is not None:  # of which a file packs many into few bytes
+        inputs = [replace(entry, size=max(entry.size, entry.text_bytes)) for entry in inputs]
     shard_bytes = _shard_bytes(inputs, resources, limit, corpus.has_pictures)
     for role, source in corpus.roles():
         remaining = limit
@@ -138,6 +144,7 @@ def whole_shard(
         caption_column=source.caption,
         encoding=entry.dialect.encoding,
         delimiter=entry.dialect.delimiter,
+        beside=source.beside,
     )
 
 

@@ -68,6 +68,7 @@ COLUMNS = frozenset(
         "id_key",
         "text_key",
         "sketch",
+        "versions",
         "p_value",
         "selected",
         "source",

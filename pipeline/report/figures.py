@@ -16,6 +16,7 @@ from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
 from pipeline.report.wording.bounds import condition
+from pipeline.report.wording.checks import n_versions
 from pipeline.report.wording.numbers import documents, null_share, percent, share_text
 from pipeline.selection.procedures import procedure_of
 
@@ -42,7 +43,9 @@ def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
             if procedure_of(summary.procedure).signed and "audit" in selection.scores.roles
             else _score_figure(selection, selection.scores)
         )
-    if selection.ranks is not None:
+    if selection.ranks is not None and (versions := n_versions(summary)) is not None:
+        figures.append(_version_ranks_figure(selection, selection.ranks, versions))
+    elif selection.ranks is not None:
         figures.append(_p_value_figure(selection, selection.ranks))
         figures.append(_quantile_figure(selection, selection.ranks))
     if selection.alphas is not None:
@@ -145,6 +148,41 @@ def _bins(scores: ScoreHistogram) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     starts = np.arange(low, high, step)
     joined = {role: np.add.reduceat(counts[:high], starts) for role, counts in roles.items()}
     return np.append(edges[starts], edges[high]), joined
+
+
+# --- ranks of published versions
+
+
+def _version_ranks_figure(selection: SelectionFacts, ranks: RankHistogram, versions: int) -> FigureImage:
+    """How many published versions have each rank; with fewer versions of some documents, their share of the most."""
+    counts = np.zeros(versions, dtype=np.int64)
+    counts[ranks.rank - 1] = ranks.count
+    counts[-1] -= selection.summary.n_quarantined  # without scores
+    m = int(counts.sum())
+    p = selection.summary.details["p_uniform_ranks"]
+
+    def paint(figure: Figure, axes: Axes) -> None:
+        edges = np.arange(versions + 1) + 0.5
+        axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.35)
+        axes.stairs(counts, edges, color=BLUE, linewidth=1.2, label=f"published versions ({m:,})")
+        name = f"evenly spread: {m / versions:,.1f} a rank"
+        axes.axhline(m / versions, color=ORANGE, linestyle="--", linewidth=1.8, label=name)
+        axes.set_xlabel("rank of the published version among the versions of its document (1: the highest score)")
+        axes.set_ylabel("audited documents")
+        axes.set_ylim(bottom=0)
+        count_axis(axes)
+        put_legend(figure)
+
+    return draw(
+        "version-ranks",
+        f"{selection.name}-version-ranks.svg",
+        "Ranks of the published versions",
+        f"Histogram of the ranks of {documents(m)}: {int(counts[0]):,} at rank 1 of {versions:,}, where "
+        f"{m / versions:,.1f} are expected of documents that were not learnt (evenly spread: p = {p:.3g}).",
+        "A document that the model did not learn has each rank with the same probability, for any score; the dashed "
+        "line is that. Documents that were learnt stand at the left.",
+        paint,
+    )
 
 
 # --- p-values

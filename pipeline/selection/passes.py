@@ -17,6 +17,7 @@ from pipeline.selection.bounds import Bound
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.schedule import Level
+from pipeline.selection.versions import VersionPart
 
 Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Batch:
     groups: pa.ChunkedArray | None
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
     weights: np.ndarray | None = None  # int64, (documents,), from `weight_levels`; of calibration weighted
+    versions: VersionPart | None = None  # of documents with versions
 
     @property
     def first(self) -> np.ndarray:
@@ -109,6 +111,12 @@ class Answer:
     bound: Bound | None = None  # of the selected, those without scores left out
     effective: float | None = None  # number of calibration documents that as much rests on; of calibration weighted
     fused: FusedScore | None = None  # where several detectors are ranked by one score
+    versions: int | None = None  # of a document, at most; None where documents have none
+
+    @property
+    def places(self) -> int:
+        """The number of p-values on the uniform grid, where documents are ranked together."""
+        return self.versions or self.n_calibration + 1
 
 
 def together(

@@ -9,7 +9,8 @@ do not enter: scores and texts of all versions, and the groups of documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from hashlib import sha256
@@ -76,6 +77,59 @@ class VersionScores:
         return np.asarray(centred / np.repeat(np.where(sd > 0, sd, 1.0), self.sizes))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionPart:
+    """Scores of some documents, and the edited sites of their versions."""
+
+    scores: VersionScores  # without forms
+    kinds: Sequence[Sequence[str]]  # of the sites of each document; empty where they are not known
+    forms: Sequence[Sequence[bytes]]  # of each version of each document, a byte for each site
+
+
+def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
+    """The documents of all parts in the order of their ids, so that nothing depends on the order of the parts.
+
+    Args:
+        parts: of distinct documents, at least one in all.
+    """
+    sizes = np.concatenate([part.scores.sizes for part in parts])
+    ids = [name for part in parts for name in part.scores.ids]
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    starts = np.concatenate(([0], np.cumsum(sizes)))
+    rows = np.concatenate([np.arange(starts[j], starts[j + 1]) for j in order])
+    kinds = [one for part in parts for one in part.kinds]
+    forms = [one for part in parts for one in part.forms]
+    return VersionScores(
+        np.concatenate([part.scores.scores for part in parts])[rows],
+        np.concatenate(([0], np.cumsum(sizes[order]))).astype(np.int64),
+        np.concatenate([part.scores.published for part in parts])[order],
+        tuple(ids[j] for j in order),
+        np.concatenate([part.scores.digests for part in parts])[rows],
+        form_counts([kinds[j] for j in order], [forms[j] for j in order]) if any(kinds) else None,
+    )
+
+
+def form_counts(kinds: Sequence[Sequence[str]], forms: Sequence[Sequence[bytes]]) -> csr_array:
+    """How often each form of each kind of site stands in each version: (versions, pairs of kind and form).
+
+    Args:
+        kinds: of the sites of each document.
+        forms: of each version of each document, a byte for each site.
+    """
+    from scipy.sparse import csr_array
+
+    counts = [
+        Counter(zip(sites, version, strict=True))
+        for sites, versions in zip(kinds, forms, strict=True)
+        for version in versions
+    ]
+    names = {name: number for number, name in enumerate(sorted({name for count in counts for name in count}))}
+    rows = np.repeat(np.arange(len(counts)), list(map(len, counts)))
+    places = [names[name] for count in counts for name in count]
+    values = [float(number) for count in counts for number in count.values()]
+    return csr_array((values, (rows, places)), shape=(len(counts), len(names)))
+
+
 def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "against"] = "hash") -> np.ndarray:
     """Rank of the published score among those of the document's versions, 1 for the largest: int64, (documents,).
 
@@ -102,6 +156,14 @@ def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "again
         limit = keys[scores.published[document]]
         before[document] += sum(keys[i] < limit for i in np.flatnonzero(equal[start:end]))
     return np.asarray(above + before)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionChoice:
+    """The documents that are selected by the ranks of their published versions; arrays of shape (documents,)."""
+
+    selected: np.ndarray  # bool
+    ranks: np.ndarray  # int64, 1 for the largest score
 
 
 @dataclass(frozen=True, slots=True, eq=False)

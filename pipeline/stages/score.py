@@ -234,7 +234,7 @@ class Scorer:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Score a batch."""
-        file_scores(self.detectors, batch, self._scores([entry.work for entry in batch]), output)
+        file_scores(self.detectors, batch, self.scores([entry.work for entry in batch]), output)
 
     def _unknown_id(self, ids: Mapping[Pass, list[list[int]]], index: int) -> str | None:
         """What is wrong with the token ids of a document, if a model has no row for one of them."""
@@ -253,7 +253,7 @@ class Scorer:
                 ids[same] = [entry.ids for entry in tokens]
             ids[needed] = ids[same]
 
-    def _scores(self, batch: Sequence[_Prepared]) -> torch.Tensor:
+    def scores(self, batch: Sequence[_Prepared]) -> torch.Tensor:
         """Scores of a batch: float64, (documents, detectors)."""
         assert self.adapters is not None
         statistics: dict[Pass, TokenStatistics] = {}

@@ -1,12 +1,13 @@
-"""The record of scoring, of texts and of pictures: what scores depend on."""
+"""The record of scoring, of texts, of versions and of pictures: what scores depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import CorpusConfig
 from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
 from pipeline.corpus.near_copies import SKETCH_KIND
@@ -15,10 +16,11 @@ from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import DetectorChoice, adapters_of, plugin_code
 from pipeline.passes.budget import Budget
 from pipeline.stages import SCORE_FOLDER, SCORING
-from pipeline.stages.base import Stage
+from pipeline.stages.base import Placement, Stage, Worker
 from pipeline.stages.record import StageKind, Wanted
 from pipeline.stages.score import Scorer, ScoreSettings, score_schema
 from pipeline.stages.score_pictures import PictureScorer
+from pipeline.stages.score_versions import VersionScorer, versions_schema
 
 _GRADIENT_COST = 3.0  # in forward passes
 
@@ -39,16 +41,24 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
         wanted.device.mark,
         PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
     )
+    columns = [detector.column for detector in detectors]
     stage = wanted.stage(
         SCORING,
         folder=SCORE_FOLDER,
-        schema=score_schema([detector.column for detector in detectors]),
+        schema=score_schema(columns) if config.corpus.versions is None else versions_schema(columns),
         settings=settings,
-        make=PictureScorer if config.corpus.has_pictures else Scorer,
+        make=_scorer_of(config.corpus),
         reads=tuple(earlier),
         quarantines=True,
     )
     return [stage]
+
+
+def _scorer_of(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
+    """The worker that scores the documents of a corpus."""
+    if corpus.versions is not None:
+        return VersionScorer
+    return PictureScorer if corpus.has_pictures else Scorer
 
 
 def _budget(wanted: Wanted, budget: Budget) -> Budget:

@@ -374,8 +374,8 @@ def windows(documents: Iterator[Document], most: Window) -> Iterator[list[Docume
     characters = kept = 0
     for document in documents:
         window.append(document)
-        characters += len(document.text) + len(document.picture or b"")
-        kept += min(len(document.text), most.kept_of_one)
+        characters += sum(map(len, document.texts)) + len(document.picture or b"")
+        kept += sum(min(len(text), most.kept_of_one) for text in document.texts)
         if len(window) >= most.documents or characters >= most.characters or kept >= most.kept:
             yield window
             window, characters, kept = [], 0, 0

@@ -42,18 +42,18 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_560,
-    "pipeline.corpus": 5_360,
-    "pipeline.store": 1_990,
+    "pipeline.config": 1_630,
+    "pipeline.corpus": 5_510,
+    "pipeline.store": 1_980,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 2_780,
     "pipeline.detectors": 1_410,
-    "pipeline.stages": 3_160,
-    "pipeline.selection": 5_830,
-    "pipeline.audit": 10_670,
-    "pipeline.report": 4_380,
+    "pipeline.stages": 3_300,
+    "pipeline.selection": 6_060,
+    "pipeline.audit": 10_800,
+    "pipeline.report": 4_460,
     "pipeline.compare": 2_190,
     "pipeline.export": 1_360,
     "pipeline.mark": 1_080,
@@ -61,7 +61,7 @@ BUDGETS = {
     "pipeline.trial": 2_750,
     "ray_jobs": 4_610,
     "cluster": 1_380,
-    "seenset": 970,
+    "seenset": 950,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
 

@@ -311,4 +311,5 @@ ARROW = base.Format(
     first_rows=_first_rows,
     suffixes=(".arrow", ".arrows", ".feather"),
     estimate=_extent,
+    lists=True,
 )

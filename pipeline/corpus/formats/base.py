@@ -57,7 +57,9 @@ def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
     return Unreadable("too_large", f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}")
 
 
-Row = tuple[int, Any, Any, Any, Any, Any]  # number, text or picture, id, group, label and caption
+Row = tuple[int, Any, Any, Any, Any, Any]
+"""Number, text, picture or list of versions, id, group, label, and caption or the values of `Shard.beside`."""
+
 NOTHING = (None, None, None, None)
 """Id, group, label and caption of a row that cannot be read."""
 
@@ -70,7 +72,7 @@ def other_columns(shard: Shard) -> tuple[str | None, ...]:
 def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
     """Id, group, label and caption of a row; None without such a column."""
     identity, group, label, caption = (value.get(name) if name is not None else None for name in other_columns(shard))
-    return identity, group, label, caption
+    return identity, group, label, tuple(map(value.get, shard.beside)) if shard.beside else caption
 
 
 def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
@@ -80,10 +82,22 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
         UserError: one is missing, or stands there several times.
     """
     for column in source.columns:
+        if column not in columns and column in (source.content, *source.beside) and source.beside:
+            raise UserError(_no_versions(column, name, columns))
         if column not in columns:
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
         if (times := list(columns).count(column)) > 1:
             raise UserError(f"column {column!r} stands {times} times in {name}: rename all but one, or leave them out")
+
+
+def _no_versions(column: str, name: str, columns: Sequence[str]) -> str:
+    """What to say of an input without a column of versions: it may be a public file of `seenset mark`."""
+    folder, public, _ = f"/{name}".rpartition("/public/")
+    private = f"{folder}/private/versions.parquet"[1:] if public else "private/versions.parquet"
+    return (
+        f"no column {column!r} in {name} (columns: {', '.join(columns)}): the public files of seenset mark hold no "
+        f"versions; the file that is missing as corpus.audit.path is {private}, which seenset mark wrote beside them"
+    )
 
 
 class Marks(Protocol):
@@ -196,4 +210,5 @@ class Format:
     settings: frozenset[str] = frozenset()  # of a dialect, that apply
     compressed: bool = False  # whether its files may be
     only_pictures: bool = False
+    lists: bool = False  # whether a column may hold lists, as of versions
     byte_ranges: bool = False  # whether shards of its uncompressed files are ranges of bytes

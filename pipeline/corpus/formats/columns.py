@@ -29,12 +29,20 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     if source.image is not None:
         _check_picture_column(schema, source.image, name)
         return
-    kind = schema.field(source.text).type
+    kind = schema.field(source.content).type
+    if source.beside:
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_text(kind.value_type):
+            raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of texts")
+        return
+    if not _is_text(kind):
+        raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
     stringlike = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if not any(check(kind) for check in stringlike) and str(kind) != "string_view":
-        raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
+    return any(check(kind) for check in stringlike) or str(kind) == "string_view"
 
 
 def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
@@ -54,7 +62,7 @@ def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
 
 def wanted_columns(shard: Shard) -> list[str]:
     """The columns of a table that a shard reads."""
-    return [name for name in (shard.text, *base.other_columns(shard)) if name is not None]
+    return [name for name in (shard.text, *base.other_columns(shard), *shard.beside) if name is not None]
 
 
 def sampled_rows(schema: pa.Schema) -> int:
@@ -75,10 +83,12 @@ def batch_rows(shard: Shard, batch: pa.RecordBatch, first: int, watch: base.Watc
         watch: is told of every row.
     """
     column = batch.column(shard.text)
-    texts = _picture_values(column) if shard.pictures else _decoded(column)
+    texts = _picture_values(column) if shard.pictures else _lists(column) if shard.beside else _decoded(column)
     *names, caption = base.other_columns(shard)
     others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
     captions = _words_or_values(batch.column(caption)) if caption else itertools.repeat(None)
+    if shard.beside:
+        captions = zip(*(batch.column(name).to_pylist() for name in shard.beside), strict=True)
     for offset, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False)):
         yield first + offset, base.DEADLY if watch(first + offset, False) else text, *rest
 
@@ -93,6 +103,16 @@ def _picture_values(column: pa.Array) -> Iterator[Any]:
         value = dict(zip(names, values, strict=True))
         path = value.get("path")
         yield path if isinstance(path, base.Unreadable) and value.get("bytes") is None else value
+
+
+def _lists(column: pa.Array) -> Iterator[Any]:
+    """The lists of texts of an Arrow column. Bytes that are not UTF-8 cost one document, not the batch."""
+    for value in column:
+        try:
+            texts = value.as_py()
+            yield [text.decode("utf-8") if isinstance(text, bytes) else text for text in texts] if texts else texts
+        except UnicodeDecodeError as error:
+            yield base.Unreadable("undecodable", f"byte {error.start} of a version is not UTF-8")
 
 
 def _words_or_values(column: pa.Array) -> Iterator[Any]:

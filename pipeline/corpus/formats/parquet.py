@@ -319,8 +319,8 @@ def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
 def _rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
     """How many rows of a row group to decode together: few where the texts of a column are long."""
     for index in chunks_of(metadata, column)[:1]:
-        chunk = metadata.row_group(group).column(index)
-        return max(1, min(_ROWS, _ROWS_BYTES // max(1, _longest(chunk, chunk.num_values))))
+        rows = metadata.row_group(group)
+        return max(1, min(_ROWS, _ROWS_BYTES // max(1, _longest(rows.column(index), rows.num_rows))))
     return _ROWS
 
 
@@ -392,4 +392,5 @@ PARQUET = base.Format(
     columns=lambda path, name, dialect: pq.read_schema(path).names,
     first_rows=_first_rows,
     suffixes=(".parquet", ".pq"),
+    lists=True,
 )

@@ -8,7 +8,7 @@ from pipeline.audit.halvings import to_settle
 from pipeline.audit.summary import Diagnostic, SeriesPlace, Summary
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
 from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
-from pipeline.report.wording.checks import TITLES, checks
+from pipeline.report.wording.checks import TITLES, checks, n_versions
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.report.wording.numbers import documents, null_share, percent
 from pipeline.selection.calibrations import calibration_of
@@ -132,6 +132,8 @@ def _this_list(summary: Summary) -> str:
 
 def _empty_list(summary: Summary) -> str:
     least, given = summary.minimum_selectable, _as_estimated(summary)
+    if least > summary.n_audit and n_versions(summary) is not None:
+        return f"It is empty: of {summary.n_audit:,} documents nothing could be selected."
     if least > summary.n_audit:
         return f"It is empty: with these calibration documents nothing could be selected{given}."
     return f"It is empty; the shortest possible list has {least:,} documents{given}." if least > 1 else "It is empty."
@@ -172,9 +174,10 @@ def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
         return Light(name=name, label=label, colour="green", reason=None)
     if check.verdict == "failed":
         return Light(name=name, label=label, colour="red", reason=diagnostic.sentence)
-    if name == "blind":
+    if name == "blind" and diagnostic.ok is None:
         return Light(name=name, label=label, colour="amber", reason=_unknown(summary))
-    reason = _fewest(summary) if name == "resolution" else _first_sentence(diagnostic.sentence)
+    known = name == "resolution" and n_versions(summary) is None
+    reason = _fewest(summary) if known else _first_sentence(diagnostic.sentence)
     return Light(name=name, label=label, colour="amber" if check.verdict == "limited" else "grey", reason=reason)
 
 

@@ -25,13 +25,23 @@ TITLES = {
 }
 """The subject of each diagnostic; its result is in its colour and its sentence."""
 
+TITLES_OF_VERSIONS = {**TITLES, "blind": "Unseen documents", "resolution": "Shortest possible list"}
+"""The same where the published versions of documents are ranked among their other versions."""
+
 Result = TypeVar("Result", Light, Check)
+
+
+def n_versions(summary: Summary) -> int | None:
+    """Versions of a document, at most, of an answer by the ranks of published versions; None of every other."""
+    versions = summary.details.get("versions")
+    return None if versions is None else int(versions)
 
 
 def checks(summary: Summary) -> list[Check]:
     """The diagnostics of a selection; failed ones first."""
+    titles = TITLES if n_versions(summary) is None else TITLES_OF_VERSIONS
     shown = [
-        Check(name=name, title=TITLES[name], verdict=_verdict(diagnostic), sentence=diagnostic.sentence)
+        Check(name=name, title=titles[name], verdict=_verdict(diagnostic), sentence=diagnostic.sentence)
         for name, diagnostic in summary.diagnostics.by_name().items()
     ]
     return sorted(shown, key=lambda check: check.verdict != "failed")
@@ -42,6 +52,8 @@ def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
         return "limited"
     if diagnostic.ok is None:
         return "inconclusive" if isinstance(diagnostic, BlindDiagnostic) else "noted"
+    if isinstance(diagnostic, BlindDiagnostic) and diagnostic.outcome == "not tested":
+        return "noted"  # not needed
     if diagnostic.ok:
         return "passed"
     return "limited" if diagnostic.about_power else "failed"

@@ -12,7 +12,7 @@ from pipeline.report.contents import AnswerText
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.report.names import model_name
 from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
-from pipeline.report.wording.checks import checks
+from pipeline.report.wording.checks import checks, n_versions
 from pipeline.report.wording.numbers import applied_in, documents, null_share, percent, share_text
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
@@ -138,7 +138,9 @@ def _empty_answer(summary: Summary) -> str:
         f"reach as far as a list at alpha = {percent(summary.alpha)}."
     )
     least, procedure = summary.minimum_selectable, procedure_of(summary.procedure)
-    if procedure.fewest is not None:
+    if n_versions(summary) is not None:
+        text += f" {summary.diagnostics.resolution.sentence}"
+    elif procedure.fewest is not None:
         text += " " + procedure.fewest(summary.detectors, Fraction(repr(summary.alpha)), summary.n_audit)[1]
     elif least > summary.n_audit and (procedure.per_list or not calibration_of(summary.calibration).plain):
         text += f" With {documents(summary.n_calibration)} for calibration nothing could {_ever(summary)}."

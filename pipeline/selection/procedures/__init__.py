@@ -15,14 +15,24 @@ from pipeline.config.selection import ProcedureName, SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.procedures import adadetect, bh, bound, estimating, known, ktd, right_boundary, td4eval
+from pipeline.selection.procedures import (
+    adadetect,
+    bh,
+    bound,
+    estimating,
+    known,
+    ktd,
+    right_boundary,
+    td4eval,
+    versions,
+)
 from pipeline.selection.procedures.record import PROCEDURES, Decision, Given, Procedure, decision, procedure_of
 from pipeline.selection.promises import Guarantee, Terms
 from pipeline.selection.rank_counts import RankCounts
 
 __all__ = ["PROCEDURES", "Decision", "check_known", "decision", "procedure", "procedure_of", "why_unbounded"]
 
-_MODULES = (bh, estimating, right_boundary, known, td4eval, adadetect, ktd, bound)
+_MODULES = (bh, estimating, right_boundary, known, td4eval, adadetect, ktd, bound, versions)
 _RECORDS = {one.name: one for module in _MODULES for one in vars(module).values() if isinstance(one, Procedure)}
 for _name in get_args(ProcedureName):
     PROCEDURES.register(_name, _RECORDS[_name], BUILT_IN)
@@ -47,7 +57,7 @@ def why_unbounded(selection: SelectionConfig) -> str | None:
     score that does not change when a null document and one that calibrates change places, so it counts too.
     """
     name, chosen = selection.procedure, procedure_of(selection.procedure)
-    if chosen.signed:
+    if chosen.signed or chosen.only_versions:
         return f"procedure {name} does not select by ranks among calibration documents"
     if not chosen.is_valid(selection.reconformal):
         return f"procedure {name} has one only with reconformal: true"

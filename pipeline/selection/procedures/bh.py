@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, decision, exact_curve
+from pipeline.selection.procedures.versions import BY_STEP_UP
 from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, ONE_BY_ONE, SHARE, Terms
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, harmonic_bound, step_up
@@ -47,6 +48,7 @@ BH = Procedure(
     lambda given: bh(given.counts, given.alpha),
     curve=exact_curve,
     schedule="prds",
+    versions=BY_STEP_UP,
 )
 BY = Procedure(
     "by",

@@ -17,6 +17,7 @@ from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.promises import Guarantee, Terms, adapted
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, step_up
+from pipeline.selection.versions import VersionChoice, VersionScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,18 @@ class Rule:
         if n == 0:
             return ONE
         return Fraction(1, n + 1) if self.delta is None else smallest_simes(n, self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class ByVersions:
+    """How a procedure chooses among documents with versions."""
+
+    terms: Terms
+    choose: Callable[[VersionScores, Fraction, int, int], VersionChoice]
+    """From scores, alpha, the seed of the run, and the number of documents without scores, which stand at p = 1."""
+    fewest: Callable[[Fraction, int, int | None], tuple[int, str]]
+    """From alpha, m, and the versions of a document, at most, None where they are not read yet: the fewest documents
+    that it can select, and a sentence."""
 
 
 FactorOf = Callable[[Rule, int, int], Fraction]
@@ -159,6 +172,7 @@ class Procedure:
     per_list: bool = False  # promises something of this one list, at the selection's confidence, and no average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> why, in words that follow its name
     schedule: ScheduleRule | None = None  # the rule of a schedule that is proved for it alone
+    versions: ByVersions | None = None  # where it takes documents with versions
 
     def __reduce__(self) -> tuple[Callable[[str], Procedure], tuple[str]]:
         return procedure_of, (self.name,)  # another process has its own record
@@ -172,6 +186,11 @@ class Procedure:
     def signed(self) -> bool:
         """Whether it selects by the signs of one statistic."""
         return self.fewest is not None
+
+    @property
+    def only_versions(self) -> bool:
+        """Whether it takes no other documents than those with versions."""
+        return self.versions is not None and self.decide is None
 
     @property
     def built_in(self) -> bool:

@@ -1,0 +1,125 @@
+"""Procedures for documents with versions, of which one, drawn at random, was published: by ranks among the versions.
+
+No other document calibrates. The guarantee rests on the draw alone (`pipeline.selection.versions`).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
+from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch
+from pipeline.selection.procedures.record import ByVersions, Procedure, procedure_of
+from pipeline.selection.promises import ON_AVERAGE, SHARE, StrictAnswer, Terms
+from pipeline.selection.versions import (
+    MIRROR,
+    VersionChoice,
+    VersionScores,
+    fewest_versions,
+    joined_versions,
+    mirrored_list,
+    preference_residuals,
+    rank_step_up,
+    version_ranks,
+)
+from pipeline.selection.versions_collection import uniformity_p_value
+
+ASSUMPTION = (
+    "the published version of each document was drawn uniformly and independently, the other versions and the draw "
+    "stayed secret, and the detector, the seed and alpha were fixed before scores were read"
+)
+_SENTENCE = f"{ASSUMPTION[0].upper()}{ASSUMPTION[1:]}."
+_PROMISE = f"{SHARE} is at most alpha, for any number of documents and any model. {ON_AVERAGE}"
+
+MARKED = 20
+"""Versions of a document that `seenset mark` writes by default."""
+
+
+def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> Asking[Answer]:
+    """Decide a selection of documents with versions; one pass, which gathers the scores of all versions.
+
+    Memory holds the scores of all versions of all documents.
+
+    Args:
+        selection: of a procedure that takes versions, direction members.
+        seed: of the run, for hashes that order equal scores and documents.
+        quarantined: audit documents without scores.
+
+    Raises:
+        UserError: no audit documents, or none that was scored.
+    """
+    parts = (yield Ask(lambda batch: [batch.versions])) or []
+    by = procedure_of(selection.procedure).versions
+    assert by is not None
+    if not sum(len(part.scores.ids) for part in parts):
+        raise UserError("no audit document has scores of all its versions" if quarantined else "no audit documents")
+    scores = preference_residuals(joined_versions(parts))
+    chosen = by.choose(scores, selection.exact_alpha, seed, quarantined)
+    most, m = int(scores.sizes.max()), scores.sizes.size + quarantined
+    places = {name: place for place, name in enumerate(scores.ids)}
+    p = chosen.ranks / scores.sizes
+    least, sentence = by.fewest(selection.exact_alpha, m, most)
+    return Answer(
+        judge=partial(_judge, places, p, chosen.selected),
+        n_calibration=0,
+        m=m,
+        threshold=None,
+        null_proportion=1.0,
+        guarantee=by.terms.guarantee,
+        assumption=by.terms.assumption,
+        promise=by.terms.promise,
+        details={"versions": float(most), "p_uniform_ranks": uniformity_p_value(chosen.ranks, scores.sizes)},
+        resolution=lambda _: (least, None),
+        strict=StrictAnswer(selection.procedure, int(chosen.selected.sum()), None, by.terms.guarantee),
+        basis=Basis(sentence=sentence),
+        versions=most,
+    )
+
+
+def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    assert batch.versions is not None
+    at = [places[name] for name in batch.versions.scores.ids]
+    return p[at], selected[at]
+
+
+def _mirrored(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> VersionChoice:
+    found = mirrored_list(scores, alpha, seed)
+    return VersionChoice(found.selected, found.ranks)
+
+
+def _fewest_mirrored(alpha: Fraction, m: int, versions: int | None) -> tuple[int, str]:
+    least = fewest_versions(alpha, np.array([versions or MARKED]), MIRROR)
+    sentence = f"The shortest possible list of procedure versions has {least:,} documents"
+    if least <= m:
+        return least, f"{sentence}."
+    return least, f"{sentence} and only {m:,} are audited, so nothing can be selected: allow a larger alpha."
+
+
+def _step_up(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> VersionChoice:
+    ranks = version_ranks(scores, seed)
+    last = np.ones(quarantined, dtype=np.int64)
+    selected = rank_step_up(np.append(ranks, last), np.append(scores.sizes, last), alpha)
+    return VersionChoice(selected[: ranks.size], ranks)
+
+
+def _fewest_by_step_up(alpha: Fraction, m: int, versions: int | None) -> tuple[int, str]:
+    k = versions or MARKED
+    least = max(1, math.ceil(m / (alpha * k)))
+    possible = "nothing can be selected: " if least > m else ""
+    return least, (
+        f"With {k:,} versions of each document the smallest p-value is 1/{k:,}; {possible}the shortest possible list "
+        f"of procedure bh has {least:,} of {m:,} documents, and procedure versions can select fewer."
+    )
+
+
+BY_STEP_UP = ByVersions(Terms("finite-sample", _SENTENCE, _PROMISE), _step_up, _fewest_by_step_up)
+VERSIONS = Procedure(
+    "versions",
+    Terms("finite-sample", _SENTENCE, _PROMISE),
+    versions=ByVersions(Terms("finite-sample", _SENTENCE, _PROMISE), _mirrored, _fewest_mirrored),
+)

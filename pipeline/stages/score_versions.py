@@ -1,0 +1,124 @@
+"""Scoring documents with versions: a score of every version, in one row; a document is scored whole or refused whole.
+
+Whether a document is refused depends on the unordered versions alone: what is wrong with any of them refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.shard import Shard
+from pipeline.corpus.versions import TextVersions
+from pipeline.stages.base import Entry, Output, Placement, Stage
+from pipeline.stages.score import Scorer, score_schema
+from pipeline.stages.worker import longest_first
+from pipeline.store.files import Store
+
+VERSIONS = "versions"
+"""The column of a score file with what is known of all versions."""
+
+VERSIONS_TYPE = pa.struct(
+    [
+        ("published", pa.int32()),  # index, from 0
+        ("digests", pa.binary()),  # SHA-256 of each version as its file has it, side by side
+        ("kinds", pa.list_(pa.string())),  # of the edited sites
+        ("forms", pa.list_(pa.binary())),  # of each version; empty where they are not known
+        ("scores", pa.list_(pa.float64())),  # of the first version by each detector, then of the second
+    ]
+)
+
+
+def versions_schema(columns: Sequence[str]) -> pa.Schema:
+    """Columns of a score file of documents with versions: `score_schema` of the published ones, and `VERSIONS`."""
+    return score_schema(columns).append(pa.field(VERSIONS, VERSIONS_TYPE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A document all of whose versions passed their checks."""
+
+    versions: TextVersions
+    entries: tuple[Entry, ...]  # of the versions, as `Scorer` prepares them, in their order
+
+
+class VersionScorer:
+    """The models of one actor, which read every version of a document. Scores depend on the shard alone."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Load the models."""
+        self.scorer = Scorer(stage, placement)
+        self.columns = [detector.column for detector in self.scorer.detectors]
+        self.batch_size = self.scorer.batch_size
+        self.window = self.scorer.window
+
+    def open(self, shard: Shard, store: Store, output: Output) -> Any:
+        """As `Scorer.open`."""
+        return self.scorer.open(shard, store, output)
+
+    def prepare(self, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
+        """Tokenise all versions; a document of which one is refused is refused, with the reason of the first."""
+        entries = []
+        for document in documents:
+            assert document.versions is not None
+            own, texts = Output(), enumerate(document.versions.texts)
+            prepared = self.scorer.prepare([replace(document, row=i, text=text) for i, text in texts], inputs, own)
+            if own.refused:
+                place = min(own.refused)
+                _, reason, message = own.refused[place]
+                output.refuse(document, reason, f"version {place}: {message}")
+                continue
+            work = _Prepared(document.versions, tuple(prepared))
+            bare = replace(document, text="", versions=None)
+            entries.append(Entry(bare, sum(entry.tokens for entry in prepared), work))
+        return entries
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Score all versions of some documents, versions of like length together."""
+        versions = [entry for document in batch for entry in document.work.entries]
+        scores = np.zeros((len(versions), len(self.columns)))
+        numbered = [replace(entry, document=replace(entry.document, row=row)) for row, entry in enumerate(versions)]
+        for part in longest_first(numbered, self.batch_size):
+            scores[[entry.document.row for entry in part]] = self.scorer.scores([entry.work for entry in part]).numpy()
+        start = 0
+        for entry in batch:
+            stop = start + len(entry.work.entries)
+            self._keep(entry, scores[start:stop], output)
+            start = stop
+
+    def _keep(self, entry: Entry, scores: np.ndarray, output: Output) -> None:
+        """Note the scores of a document, float64, (versions, detectors), or that one is no finite number."""
+        document, prepared = entry.document, entry.work
+        wrong = ~np.isfinite(scores)
+        if wrong.any():
+            place = int(wrong.any(axis=1).argmax())
+            names = [column for column, bad in zip(self.columns, wrong[place], strict=True) if bad]
+            output.refuse(document, "non_finite_score", f"version {place}: not a finite number: {', '.join(names)}")
+            return
+        versions, published = prepared.versions, prepared.entries[prepared.versions.published]
+        truncated = any(version.work.truncated for version in prepared.entries)
+        output.keep(
+            document,
+            role=published.work.role,
+            group=document.group,
+            n_tokens=published.tokens,
+            truncated=truncated,
+            id_key=id_key(document.doc_id),
+            text_key=published.work.text_key,
+            sketch=published.work.sketch,
+            versions={
+                "published": versions.published,
+                "digests": versions.digests,
+                "kinds": versions.kinds,
+                "forms": versions.forms,
+                "scores": scores.ravel().tolist(),
+            },
+            **dict(zip(self.columns, scores[versions.published].tolist(), strict=True)),
+        )
+        output.tokens += entry.tokens
+        output.n_truncated += truncated

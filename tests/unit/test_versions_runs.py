@@ -1,0 +1,305 @@
+"""Runs over documents with versions: every version scored, whole documents refused, one answer whatever the shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.summary import Summary, read_summary
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.shard import Shard
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.cli import main
+from seenset import read_versions, score, select_versions
+
+K = 6
+Row = dict[str, Any]
+LISTS = ("list", "both", "ranks")
+SELECTIONS = [
+    {"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2},
+    {"name": "both", "detectors": ["loss", "min_k"], "procedure": "versions", "alpha": 0.2},
+    {"name": "ranks", "detectors": ["loss"], "procedure": "bh", "alpha": 0.5},
+]
+
+
+def rows_of(count: int) -> list[Row]:
+    """Documents with three sites of two forms each, in `K` versions of one length."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for number in range(count):
+        words = [WORDS[i] for i in rng.integers(20, size=12 + number % 7)]
+        kinds = [f"kind {kind}" for kind in rng.choice(4, 3)]
+        forms = [bytes(int(choice) >> site & 1 for site in range(3)) for choice in rng.permutation(8)[:K]]
+        texts = [" ".join([*words, *(WORDS[20 + 2 * site + form[site]] for site in range(3))]) for form in forms]
+        index = int(rng.integers(K))
+        rows.append({"id": f"d{number}", "versions": texts, "index": index, "kinds": kinds, "forms": forms})
+    return rows
+
+
+def settings(folder: Path, model: Path, rows: Sequence[Row], **changed: Any) -> dict[str, Any]:
+    path = folder / "versions.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    plain: dict[str, Any] = {
+        "run": str(folder / "run"),
+        "model": {"path": str(model), "dtype": "float32"},
+        "corpus": {"audit": {"path": str(path), "id": "id", "versions": {"kinds": "kinds", "forms": "forms"}}},
+        "detectors": ["loss", "min_k"],
+        "selections": SELECTIONS,
+        "resources": {"cluster": "local", "shard_documents": 7, "shard_bytes": 1 << 30},
+    }
+    return {**plain, **changed}
+
+
+def command(*arguments: str | Path) -> int:
+    try:
+        main([*map(str, arguments)])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def run(folder: Path, given: dict[str, Any]) -> int:
+    path = folder / "audit.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return command("run", path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The folder of a finished run over 40 documents."""
+    folder = tmp_path_factory.mktemp("versions")
+    assert run(folder, settings(folder, tiny_model_folder, rows_of(40))) == 0
+    return folder
+
+
+def verdicts(folder: Path, name: str) -> dict[str, tuple[float, bool]]:
+    """p-value and selection of each document."""
+    table = pa.concat_tables(map(pq.read_table, sorted((folder / f"run/selection/{name}/documents").iterdir())))
+    columns = (table[column].to_pylist() for column in ("doc_id", "p_value", "selected"))
+    return {name: (p, selected) for name, p, selected in zip(*columns, strict=True)}
+
+
+def summary_of(folder: Path, name: str) -> Summary:
+    summary = read_summary(Store(str(folder / "run")), name)
+    assert summary is not None
+    return summary
+
+
+# --- from files to an answer
+
+
+def test_a_run_gives_the_list_that_python_gives(folder: Path, tiny_model_folder: Path) -> None:
+    versions = read_versions(folder / "versions.parquet")
+    scores = score(tiny_model_folder, [text for one in versions.texts for text in one], ["loss"])["loss"].to_numpy()
+    answer = select_versions(versions, scores, alpha=0.2)
+    expected = {row["doc_id"]: (row["rank"] / row["versions"], row["selected"]) for row in answer.documents.to_pylist()}
+    assert verdicts(folder, "list") == expected
+
+
+def test_the_summary_states_a_finite_sample_guarantee_that_names_the_draw(folder: Path) -> None:
+    for name in LISTS:
+        summary = summary_of(folder, name)
+        assert (summary.guarantee, summary.conclusion, summary.n_calibration) == ("finite-sample", "supported", 0)
+        assert "drawn uniformly and independently" in summary.assumption
+        assert summary.details["versions"] == K
+        assert summary.bound is None
+    assert [summary_of(folder, name).minimum_selectable for name in LISTS] == [2, 2, 14]
+
+
+def test_every_version_has_a_score_and_the_row_holds_that_of_the_published_one(folder: Path) -> None:
+    store = Store(str(folder / "run"))
+    rows = {row["id"]: row for row in rows_of(40)}
+    seen = 0
+    for receipt in read_receipts(store, "score"):
+        for row in store.read_table(receipt.data).to_pylist():
+            held, source = row["versions"], rows[row["doc_id"]]
+            both = np.array(held["scores"]).reshape(K, 2)
+            assert held["published"] == source["index"]
+            assert both[source["index"]].tolist() == [row["loss"], row["min_k"]]
+            assert (held["kinds"], held["forms"]) == (source["kinds"], source["forms"])
+            seen += 1
+    assert seen == 40
+
+
+def test_the_page_draws_the_ranks_and_names_what_is_not_needed(folder: Path) -> None:
+    report = json.loads((folder / "run/report/report.json").read_text())
+    for selection in report["selections"]:
+        assert f"figures/{selection['summary']['name']}-version-ranks.svg" in selection["figures"]
+        assert not any("p-values" in figure for figure in selection["figures"])
+        lights = {light["label"]: light["colour"] for light in selection["brief"]["lights"]}
+        assert lights["Unseen documents"] == lights["Shortest possible list"] == "grey"
+        assert "calibrat" not in selection["answer"]["sentence"]
+
+
+def test_the_answer_does_not_depend_on_shards_or_on_a_second_asking(
+    folder: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    whole = {"cluster": "local", "shard_documents": 40, "shard_bytes": 1 << 30}
+    assert run(tmp_path, settings(tmp_path, tiny_model_folder, rows_of(40), resources=whole)) == 0
+    for name in LISTS:
+        assert verdicts(tmp_path, name) == verdicts(folder, name)
+    assert command("select", tmp_path / "run") == 0
+    for name in LISTS:
+        assert verdicts(tmp_path, name) == verdicts(folder, name)
+
+
+def test_lines_of_json_hold_versions_too(folder: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    given = settings(tmp_path, tiny_model_folder, rows_of(40))
+    lines = [{"name": row["id"], "of": row["versions"], "which": row["index"]} for row in rows_of(40)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    columns = {"column": "of", "index": "which"}
+    given["corpus"]["audit"] = {"path": str(tmp_path / "a.jsonl"), "id": "name", "versions": columns}
+    assert run(tmp_path, given) == 0
+    assert summary_of(tmp_path, "list").n_audit == 40
+
+
+# --- documents that cannot be scored
+
+
+@pytest.mark.parametrize("published", [0, 2])
+@pytest.mark.parametrize(("text", "reason"), [(" ", "empty"), ("a", "too_short")])
+def test_a_version_without_a_score_refuses_the_whole_document_whichever_is_published(
+    tmp_path: Path, tiny_model_folder: Path, published: int, text: str, reason: str
+) -> None:
+    rows = rows_of(20)
+    rows[4]["versions"][2], rows[4]["index"] = text, published
+    given = settings(tmp_path, tiny_model_folder, rows, error_budget=0.5)
+    assert run(tmp_path, given) == 0
+    (receipt,) = [one for one in read_receipts(Store(given["run"]), "score") if one.n_quarantined]
+    assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (7, 6, {reason: 1})
+    (row,) = pq.read_table(tmp_path / "run" / str(receipt.quarantine)).to_pylist()
+    assert (row["doc_id"], row["message"][:11]) == ("d4", "version 2: ")
+    for name in LISTS:
+        assert verdicts(tmp_path, name)["d4"] == (1.0, False)
+
+
+def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, tiny_model_folder: Path) -> None:
+    rows = rows_of(20)
+    rows[4]["versions"][(rows[4]["index"] + 1) % K] += " red" * 40
+    assert run(tmp_path, settings(tmp_path, tiny_model_folder, rows, max_tokens=50)) == 0
+    assert sum(one.n_truncated for one in read_receipts(Store(str(tmp_path / "run")), "score")) == 1
+
+
+# --- what is refused, in one line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": K}, f"has index {K}, outside its {K} versions"),
+        ({"index": -1}, "has index -1, outside its"),
+        ({"index": None}, "has index None, outside its"),
+        (
+            {"versions": ["red blue", "red blue"], "forms": [b"", b""], "kinds": [], "index": 0},
+            "has two equal versions",
+        ),
+        ({"versions": ["red blue"], "index": 0}, "has 1 version; a document needs 2 or more"),
+        ({"versions": [], "index": 0}, "has 0 versions; a document needs 2 or more"),
+        ({"versions": None}, "has no list of versions, but NoneType"),
+        ({"forms": [b"abc"]}, "has forms that are not of its versions"),
+    ],
+)
+def test_a_row_that_no_draw_can_have_made_stops_the_plan(
+    tmp_path: Path, tiny_model_folder: Path, change: Row, message: str
+) -> None:
+    rows = rows_of(9)
+    rows[8] = {**rows[8], **change}
+    config = build_config(settings(tmp_path, tiny_model_folder, rows))
+    with pytest.raises(UserError, match=f"row 8 of .*versions.parquet {message}"):
+        make_plan(config)
+
+
+def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, tiny_model_folder: Path) -> None:
+    given = settings(tmp_path, tiny_model_folder, rows_of(9))
+    (tmp_path / "marked/public").mkdir(parents=True)
+    for name in ("a.jsonl", "a.csv"):
+        path = tmp_path / "marked/public" / name
+        path.write_text('{"text": "red blue", "id": "x"}\n' if name == "a.jsonl" else "id,text\nx,red blue\n")
+        given["corpus"]["audit"]["path"] = str(path)
+        with pytest.raises(UserError, match=r"missing as corpus\.audit\.path is .*/marked/private/versions.parquet"):
+            make_plan(build_config(given))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"detectors": ["loss", "knockoff"], "paraphraser": {"path": "t5"}}, "detector knockoff does not take"),
+        ({"detectors": ["loss", "samia"]}, "detector samia does not take documents with versions"),
+        ({"against": "other"}, "against does not take documents with versions"),
+        ({"selections": [{**SELECTIONS[0], "procedure": "storey"}]}, "take procedure bh or versions"),
+        ({"selections": [{**SELECTIONS[0], "direction": "clean"}]}, "take direction members, got clean"),
+        ({"selections": [{**SELECTIONS[2], "calibration": "conditional"}]}, "take calibration pooled"),
+        ({"selections": [{**SELECTIONS[0], "confidence": 0.9}]}, "no bound at confidence 0.9 can be had"),
+    ],
+)
+def test_what_the_guarantee_does_not_cover_is_refused(
+    tmp_path: Path, tiny_model_folder: Path, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build_config(settings(tmp_path, tiny_model_folder, rows_of(3), **changed))
+
+
+@pytest.mark.parametrize(
+    ("audit", "others", "message"),
+    [
+        ({}, {"unseen": {"path": "u.parquet"}}, "take the place of unseen and seen documents"),
+        ({"text": "body"}, {}, "versions take the place of text"),
+        ({"versions": {"kinds": "kinds"}}, {}, "kinds and forms go together"),
+        (
+            {"versions": None},
+            {"unseen": {"path": "u.parquet", "versions": {}}},
+            "versions are of documents to be judged",
+        ),
+    ],
+)
+def test_versions_are_of_audited_documents_alone(
+    tmp_path: Path, tiny_model_folder: Path, audit: Row, others: Row, message: str
+) -> None:
+    given = settings(tmp_path, tiny_model_folder, rows_of(3))
+    given["corpus"] = {"audit": {**given["corpus"]["audit"], **audit}, **others}
+    with pytest.raises(UserError, match=message):
+        build_config(given)
+
+
+def test_procedure_versions_takes_no_other_documents(tmp_path: Path, tiny_model_folder: Path) -> None:
+    given = settings(tmp_path, tiny_model_folder, rows_of(3))
+    del given["corpus"]["audit"]["versions"]
+    with pytest.raises(UserError, match="procedure versions takes documents with versions: give"):
+        build_config(given)
+
+
+# --- plan, and shards
+
+
+def test_plan_states_the_shortest_list_and_what_to_expect(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(yaml.safe_dump(settings(tmp_path, tiny_model_folder, rows_of(30))))
+    assert command("plan", path) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The shortest possible list of procedure versions has 2 documents." in printed
+    assert "the shortest possible list of procedure bh has 3 of 30 documents" in printed
+    assert "once 0%, 4 times 0%, 16 times 0% to 60%, 64 times 90%" in printed
+
+
+def test_a_shard_of_versions_survives_its_dictionary(tmp_path: Path, tiny_model_folder: Path) -> None:
+    (shard, *_) = make_plan(build_config(settings(tmp_path, tiny_model_folder, rows_of(9)))).shards
+    assert Shard.from_dict(json.loads(json.dumps(shard.to_dict()))) == shard
+    (document, *_) = read_shard(shard)
+    assert document.versions is not None
+    assert document.text == document.versions.texts[document.versions.published]
+    assert document.texts == document.versions.texts
