@@ -12,12 +12,13 @@ from pipeline.audit.history import answer_names
 from pipeline.audit.judge import judge_collection
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import MANIFEST_FILE
-from pipeline.audit.scored import check_budget, read_scored
+from pipeline.audit.scored import Each, Scored, check_budget, read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
+from pipeline.audit.versions_verdict import judge_versions
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
@@ -92,7 +93,18 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
             made_answer(store, name, held=True)
         scored = read_scored(lock.held, shards)
         check_budget(config, scored)
-        verdict = judge_collection(config, scored, manifest.limit, fold_of(lock.held, True), blocks)
+        verdict = _judge(config, scored, manifest.limit, fold_of(lock.held, True), blocks)
         verdict = write_verdict(lock.held, verdict)
         rewrite_report(lock.held)
     return verdict
+
+
+def _judge(
+    config: AuditConfig, scored: Scored, limit: int | None, each: Each, blocks: BlockKind | None
+) -> CollectionVerdict:
+    """By redrawing the published versions where documents have versions, else against the unseen documents."""
+    if config.corpus.versions is None:
+        return judge_collection(config, scored, limit, each, blocks)
+    if blocks is not None:
+        raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
+    return judge_versions(config, scored, limit, each)

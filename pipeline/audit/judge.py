@@ -64,14 +64,14 @@ def judge_collection(
     sampled = sum(receipt.n_scored for receipt in scored.of("audit")) > MOST_DOCUMENTS
     return CollectionVerdict(
         run=scored.store.url,
-        model=_model_name(config),
+        model=model_name(config),
         limit=limit,
         seed=config.seed,
         answer=answer,
         supported=supported_of(conclusion),
         reasons=reasons,
         sentences=[
-            *_sentences(_model_name(config), answer, evidence, limit, sampled),
+            *_sentences(model_name(config), answer, evidence, limit, sampled),
             *([wording.OUTSIDE] if config.series is not None else []),
         ],
         level=LEVEL,
@@ -156,7 +156,8 @@ def _test_record(result: PermutationTest, collection: Collection, made: Blocks) 
     )
 
 
-def _model_name(config: AuditConfig) -> str:
+def model_name(config: AuditConfig) -> str:
+    """What a verdict calls the audited model."""
     model = config.model
     adapter = None if isinstance(model, EndpointConfig) or not model.adapter else model.adapter_shown
     return wording.model_with_adapter(display_name(model), adapter)

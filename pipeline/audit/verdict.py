@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.digests import answer_digests
@@ -61,6 +61,22 @@ class BlockTest(Record):
     )
 
 
+class VersionsTest(Record):
+    """The test of a collection of documents with versions, by redrawing which version of each was published."""
+
+    p_value: float = Field(description="That no document of the collection was learnt; exact.")
+    redraws: int = Field(description="Times that all published versions were drawn anew.")
+    e_value: float = Field(
+        description="Of the same hypothesis; times the e-value of documents that arrive later it is one of both."
+    )
+    documents: int = Field(description="Documents with scores of all their versions.")
+    versions: int = Field(description="Versions of a document, at most.")
+    above: float = Field(
+        description="How far published versions score above the mean of their document's versions, in standard "
+        "deviations, on average."
+    )
+
+
 class CollectionVerdict(Concluded, VersionedRecord):
     """Was this collection trained on: `verdict.json`."""
 
@@ -94,7 +110,19 @@ class CollectionVerdict(Concluded, VersionedRecord):
         description="Whether the words alone tell the unseen documents from the audited ones."
     )
     direction: Diagnostic = Field(description="Whether the audited documents score higher, as trained ones do.")
+    versions: VersionsTest | None = Field(
+        None,
+        description="The test of documents with versions, in the place of counts and `test`; left out for others.",
+    )
     answers: dict[str, str] = Field({}, description="By selection, SHA-256 of the digests of its answer.")
+
+    @model_serializer(mode="wrap")
+    def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The record, without the key of versions where documents have none."""
+        values: dict[str, Any] = plain(self)
+        if self.versions is None:
+            values.pop("versions", None)
+        return values
 
     @property
     def exit_code(self) -> ExitCode:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ByteSize, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from pipeline.config.dialect import PLAIN, Dialect, checked_delimiter, checked_encoding
 from pipeline.config.paths import Place
@@ -108,6 +115,14 @@ class SourceConfig(Section):
         if self.versions is not None and (self.image is not None or self.text != "text"):
             raise ValueError("versions take the place of text and of image: give them alone")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The settings, without the key of versions where documents have none."""
+        values: dict[str, Any] = plain(self)
+        if self.versions is None:
+            values.pop("versions", None)
+        return values
 
     @property
     def content(self) -> str:

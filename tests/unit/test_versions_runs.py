@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.verdict import read_verdict
+from pipeline.audit.versions import version_part
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.selection.versions import joined_versions, preference_residuals, version_ranks
+from pipeline.selection.versions_collection import EProcess, redraw_p_value
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
@@ -164,6 +169,35 @@ def test_lines_of_json_hold_versions_too(folder: Path, tmp_path: Path, tiny_mode
     given["corpus"]["audit"] = {"path": str(tmp_path / "a.jsonl"), "id": "name", "versions": columns}
     assert run(tmp_path, given) == 0
     assert summary_of(tmp_path, "list").n_audit == 40
+
+
+# --- the collection
+
+
+def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("verdict", folder / "run") == 0
+    assert "Redrawing the published versions of 40 documents 9,999 times gives p = " in capsys.readouterr().out
+    verdict = read_verdict(Store(str(folder / "run")))
+    assert verdict is not None
+    assert verdict.versions is not None
+    assert (verdict.conclusion, verdict.counts, verdict.test) == ("supported", [], None)
+    store, config = Store(str(folder / "run")), build_config(yaml.safe_load((folder / "audit.yaml").read_text()))
+    columns = ["loss", "min_k"]
+    parts = [version_part(store.read_table(one.data), config, columns) for one in read_receipts(store, "score")]
+    scores = preference_residuals(joined_versions(parts))
+    assert verdict.versions.p_value == redraw_p_value(scores, 0)
+    both = [EProcess(), EProcess()]
+    for place, rows in enumerate((slice(0, 25), slice(25, 40))):
+        both[place] = both[place].extend(version_ranks(scores, 0, "against")[rows], scores.sizes[rows])
+    whole = EProcess().extend(version_ranks(scores, 0, "against"), scores.sizes)
+    assert verdict.versions.e_value == pytest.approx(math.exp(whole.log_e))
+    assert whole.log_products == pytest.approx(np.sum([one.log_products for one in both], axis=0))
+
+
+def test_the_verdict_has_no_blocks_of_versions(folder: Path) -> None:
+    assert command("verdict", folder / "run", "--blocks", "family") == 2
 
 
 # --- documents that cannot be scored

@@ -1,0 +1,109 @@
+"""The verdict on a collection of documents with versions: all indices of published versions are redrawn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pipeline.audit.judge import model_name
+from pipeline.audit.scored import Each, Scored
+from pipeline.audit.summary import Diagnostic
+from pipeline.audit.verdict import LEVEL, CollectionVerdict, Statement, VersionsTest
+from pipeline.audit.versions import NO_BLIND_TEST, version_part
+from pipeline.config.audit import AuditConfig
+from pipeline.detectors.registry import parse_detectors
+from pipeline.errors import UserError
+from pipeline.selection.digits import beside
+from pipeline.selection.procedures.versions import ASSUMPTION
+from pipeline.selection.versions import VersionScores, joined_versions, preference_residuals, version_ranks
+from pipeline.selection.versions_collection import REDRAWS, EProcess, redraw_p_value
+from pipeline.stages.score_versions import VERSIONS
+from pipeline.store.receipts import Receipt
+
+
+def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> CollectionVerdict:
+    """Was the collection of a run's documents with versions trained on? By redrawing all indices, which is exact.
+
+    The statistic is the sum over documents of the published version's standardised score, of all detectors of the run
+    together, which were fixed before any score was read. The e-value multiplies: that of documents which arrive later,
+    with indices of their own, times this one is an e-value of both.
+
+    Args:
+        config: of the run.
+        scored: its finished score shards.
+        limit: the most documents that were read; None when all were.
+        each: reads the shards.
+
+    Raises:
+        UserError: no document has scores of all its versions, or damaged scores.
+    """
+    scores = _read(config, scored, each)
+    ranks = version_ranks(scores, config.seed, "against")
+    process = EProcess().extend(ranks, scores.sizes)
+    above = float(scores.standardised()[scores.offsets[:-1] + scores.published].mean())
+    test = VersionsTest(
+        p_value=redraw_p_value(scores, config.seed),
+        redraws=REDRAWS,
+        e_value=math.exp(min(process.log_e, math.log(np.finfo(float).max))),
+        documents=scores.sizes.size,
+        versions=int(scores.sizes.max()),
+        above=above,
+    )
+    answer: Statement = "trained on" if test.p_value <= LEVEL else "not shown"
+    return CollectionVerdict(
+        run=scored.store.url,
+        model=model_name(config),
+        limit=limit,
+        seed=config.seed,
+        answer=answer,
+        supported=True,
+        reasons=[],
+        sentences=_sentences(model_name(config), answer, test, limit),
+        level=LEVEL,
+        counts=[],
+        test=None,
+        blind=NO_BLIND_TEST.diagnostic,
+        direction=Diagnostic(ok=above > 0, sentence=_direction(above)),
+        versions=test,
+    )
+
+
+def _read(config: AuditConfig, scored: Scored, each: Each) -> VersionScores:
+    columns = [detector.column for detector in parse_detectors(config.detectors)]
+
+    def part_of(receipt: Receipt) -> object:
+        return version_part(scored.table(receipt, ["doc_id", VERSIONS]), config, columns)
+
+    parts = list(each(scored.of("audit"), part_of))
+    if not sum(len(part.scores.ids) for part in parts):
+        raise UserError(f"no document of {scored.store.url} has scores of all its versions")
+    return preference_residuals(joined_versions(parts))
+
+
+def _direction(above: float) -> str:
+    side = "above" if above > 0 else "below"
+    return (
+        f"Published versions score {abs(above):.2f} standard deviations {side} the mean of their document's versions, "
+        "on average."
+    )
+
+
+def _sentences(model: str, answer: Statement, test: VersionsTest, limit: int | None) -> list[str]:
+    heads = {
+        "trained on": f"{model} was trained on documents of this collection, as published.",
+        "not shown": f"It is not shown that {model} was trained on this collection. That is no proof that it was not.",
+    }
+    lines = [
+        heads[answer],
+        f"Redrawing the published versions of {test.documents:,} documents {test.redraws:,} times gives "
+        f"p = {beside(test.p_value, LEVEL, kind='g')}; of collections that were not trained on at most {LEVEL:g} have "
+        f"p <= {LEVEL:g}. This is exact, for any model.",
+        _direction(test.above),
+        f"The e-value is {test.e_value:.3g}: multiply it by that of documents which arrive later; of collections that "
+        "were not trained on at most one in N ever reaches N.",
+        f"The verdict assumes that {ASSUMPTION}. No unseen documents are needed.",
+    ]
+    if limit is not None:
+        lines.append(f"This is a sample: only the first {limit:,} documents were read.")
+    return lines
