@@ -1,7 +1,8 @@
-"""The commands that read what runs have left (only retry asks a model), and seenset mark, for authors."""
+"""The commands that read what runs have left (only retry asks a model), seenset mark, and seenset verify."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Literal
@@ -22,6 +23,8 @@ NEW_HELP = (
 OUTPUT_HELP = "Folder of what is written, of its own: local path or fsspec URL."
 INPUT_HELP = "File or folder with the documents: Parquet, JSONL (.gz, .zst), CSV, .txt."
 OUT_HELP = "Folder to write, of its own: public/, private/ and commitment.json. Nothing is overwritten."
+BUNDLE_HELP = "File to write: local path or fsspec URL. By default RUN.bundle; nothing is overwritten."
+TEXTS_HELP = "Put the texts of the scored documents into the bundle."
 SEED_HELP = "Secret number below 2**256 that all draws follow from; by default drawn and written to private/seed.json."
 WITH_HELP = "YAML of a paraphraser, as `paraphraser:` of an audit: a model writes all versions, the published one too."
 
@@ -344,6 +347,40 @@ def mark(
     terminal.show(json_, marked.plain(), terminal.print_marked, marked)
 
 
+def pack(
+    run: RunPath,
+    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help=BUNDLE_HELP)] = None,
+    texts: Annotated[bool, typer.Option("--texts", help=TEXTS_HELP)] = False,
+    json_: AsJson = False,
+    exit_zero_on: ExitZeroOn = None,
+) -> None:
+    """Write one file with the evidence for the answers of a finished run, which seenset verify checks offline."""
+    _check_run(run)
+    from ray_jobs.select import write_bundle
+
+    facts = write_bundle(run, out, texts)
+    terminal.show(json_, facts, terminal.print_bundle, facts)
+
+
+def verify(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="File that seenset pack wrote.")],
+    json_: AsJson = False,
+    exit_zero_on: ExitZeroOn = None,
+) -> None:
+    """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 where one is refuted."""
+    from pipeline.bundle.verify import verify_bundle
+    from pipeline.store.files import Store
+
+    folder, name = os.path.split(bundle)
+    data = Store(folder or ".").find(name) if name else None
+    if data is None:
+        raise UserError(f"{bundle} is no file")
+    verification = verify_bundle(data, bundle)
+    terminal.show(json_, verification.plain(), terminal.print_verification, verification)
+    if not verification.holds:
+        raise typer.Exit(int(ExitCode.UNSUPPORTED))
+
+
 def _check_run(run: str, overrides: list[str] | None = None) -> None:
     """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
     from pipeline.audit.description import build_config
@@ -360,5 +397,5 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
     supervise(may_need_cluster(manifest.config.resources))
 
 
-COMMANDS = (retry, status, select, verdict, report, export, compare, joint, rank, series, mark)
+COMMANDS = (retry, status, select, verdict, report, export, compare, joint, rank, series, mark, pack, verify)
 """In the order of the help."""

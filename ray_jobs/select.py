@@ -1,9 +1,13 @@
-"""Answers from the scores of a finished run, without a model: its selections anew, a verdict on the collection."""
+"""What the scores of a finished run give without a model: its selections anew, a verdict, a bundle of evidence."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pipeline.audit.answers import check_training_keys
 from pipeline.audit.description import build_config
@@ -19,6 +23,7 @@ from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.audit.versions_verdict import judge_versions
+from pipeline.bundle.pack import pack_run
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
@@ -85,18 +90,52 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
         UserError: not a run directory, an unfinished run (exit 3), a damaged answer, no unseen documents, or too few of
             them.
     """
+    with _answered(run) as (config, scored, limit):
+        check_budget(config, scored)
+        verdict = write_verdict(scored.store, _judge(config, scored, limit, fold_of(scored.store, True), blocks))
+        rewrite_report(scored.store)
+    return verdict
+
+
+def write_bundle(run: str, out: str | None, texts: bool) -> dict[str, Any]:
+    """Write one file with the evidence for the answers of a finished run; a file that is there is not overwritten.
+
+    Args:
+        run: the run directory, a local path or an fsspec URL.
+        out: the file; by default the name of the run with `.bundle`.
+        texts: whether it holds the texts of the scored documents.
+
+    Returns:
+        bundle, sha256 and bytes of the file.
+
+    Raises:
+        UserError: as `give_verdict` for the run, a file that is there, or an answer that no bundle can hold.
+    """
+    name = out or f"{os.path.basename(Store(run).root) or 'run'}.bundle"
+    folder, base = os.path.split(name)
+    if not base:
+        raise UserError(f"{name} is a folder: name the file of the bundle")
+    place = Store(folder or ".")
+    taken = f"{name} is there already, and a bundle overwrites nothing: name another file"
+    if place.exists(base):
+        raise UserError(taken)
+    with _answered(run) as (config, scored, _):
+        data = pack_run(config, scored, fold_of(scored.store, True), texts)
+    if not place.create(base, data, last_may_win=False):
+        raise UserError(taken)
+    return {"bundle": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+@contextmanager
+def _answered(run: str) -> Iterator[tuple[AuditConfig, Scored, int | None]]:
+    """The configuration, scores and limit of a finished run whose answers are intact, locked."""
     store = Store(run)
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True))
     with keys_withdrawn(config.models), RunLock(store) as lock:
         for name in answer_names(store, manifest.config):  # before anything is computed or written
             made_answer(store, name, held=True)
-        scored = read_scored(lock.held, shards)
-        check_budget(config, scored)
-        verdict = _judge(config, scored, manifest.limit, fold_of(lock.held, True), blocks)
-        verdict = write_verdict(lock.held, verdict)
-        rewrite_report(lock.held)
-    return verdict
+        yield config, read_scored(lock.held, shards, config.near_copies), manifest.limit
 
 
 def _judge(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.audit.status import Status
     from pipeline.audit.summary import Summary
     from pipeline.audit.verdict import CollectionVerdict
+    from pipeline.bundle.verify import Verification
     from pipeline.compare.comparison import Comparison
     from pipeline.compare.joint import JointReport
     from pipeline.compare.ranking import RankingReport
@@ -376,3 +377,17 @@ def print_trial(outcome: TrialOutcome) -> None:
     for report in outcome.reports[:MOST_REPORTS]:
         print_line(f"report: {report}")
     print_line(f"page: {outcome.page}")
+
+
+def print_bundle(facts: dict[str, Any]) -> None:
+    """The bundle that `seenset pack` wrote, and what to do next."""
+    print_line(f"bundle: {facts['bundle']} ({facts['bytes']:,} bytes, SHA-256 {facts['sha256']})")
+    print_line(f"next: seenset verify {facts['bundle']}")
+
+
+def print_verification(verification: Verification) -> None:
+    """What came of checking a bundle, a line for each statement."""
+    for finding in verification.findings:
+        print_line(f"{finding.outcome:<8} {finding}")
+    end = "nothing is refuted" if verification.holds else "REFUTED"
+    print_line(f"{verification.bundle} (SHA-256 {verification.sha256}): {end}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettl
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, display_name
+from pipeline.config.selection import SelectionConfig
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.report.wording.numbers import sample_of
@@ -40,11 +42,50 @@ def judge_collection(
         UserError: no unseen documents, too few for a permutation test, or damaged scores.
     """
     collection = read_collection(config, scored, each, blocks)
-    made = collection.blocks(config.seed)
-    result = permutation_test(made, config.seed)
     blind = run_blind_test(scored, "unseen", config).diagnostic
-    answers = summaries_of(scored.store, config)
-    counts = [count_of(selection, summary, collection, blind.ok, config.seed) for selection, summary in answers]
+    setting = Setting(
+        run=scored.store.url,
+        model=model_name(config),
+        limit=limit,
+        seed=config.seed,
+        sampled=sum(receipt.n_scored for receipt in scored.of("audit")) > MOST_DOCUMENTS,
+        scheduled=config.series is not None,
+    )
+    return judge_scores(collection, summaries_of(scored.store, config), blind, setting)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a verdict states of its run, and what it draws by."""
+
+    run: str
+    model: str
+    limit: int | None
+    seed: int
+    sampled: bool  # whether audited documents were drawn
+    scheduled: bool  # whether the run is a scan of a schedule
+
+
+def judge_scores(
+    collection: Collection,
+    answers: Sequence[tuple[SelectionConfig, Summary]],
+    blind: BlindDiagnostic,
+    setting: Setting,
+) -> CollectionVerdict:
+    """The verdict on documents whose scores and blocks are at hand.
+
+    Args:
+        collection: the documents.
+        answers: the selections of the run that seek members, in order.
+        blind: the blind test of the unseen documents.
+        setting: of the run.
+
+    Raises:
+        UserError: too few blocks for a permutation test.
+    """
+    made = collection.blocks(setting.seed)
+    result = permutation_test(made, setting.seed)
+    counts = [count_of(selection, summary, collection, blind.ok, setting.seed) for selection, summary in answers]
     first = next(iter(counts), None)
     evidence = _Evidence(
         test=None if result is None else _test_record(result, collection, made),
@@ -61,18 +102,17 @@ def judge_collection(
         answer = "not supported" if conclusion == "contradicted" else "trained on"
     elif conclusion == "contradicted" and evidence.withheld:
         answer = "not supported"
-    sampled = sum(receipt.n_scored for receipt in scored.of("audit")) > MOST_DOCUMENTS
     return CollectionVerdict(
-        run=scored.store.url,
-        model=model_name(config),
-        limit=limit,
-        seed=config.seed,
+        run=setting.run,
+        model=setting.model,
+        limit=setting.limit,
+        seed=setting.seed,
         answer=answer,
         supported=supported_of(conclusion),
         reasons=reasons,
         sentences=[
-            *_sentences(model_name(config), answer, evidence, limit, sampled),
-            *([wording.OUTSIDE] if config.series is not None else []),
+            *_sentences(answer, evidence, setting),
+            *([wording.OUTSIDE] if setting.scheduled else []),
         ],
         level=LEVEL,
         counts=evidence.counts,
@@ -157,7 +197,7 @@ def _test_record(result: PermutationTest, collection: Collection, made: Blocks) 
 
 
 def model_name(config: AuditConfig) -> str:
-    """What a verdict calls the audited model."""
+    """The audited model, with its adapter."""
     model = config.model
     adapter = None if isinstance(model, EndpointConfig) or not model.adapter else model.adapter_shown
     return wording.model_with_adapter(display_name(model), adapter)
@@ -169,7 +209,7 @@ def _direction(differences: np.ndarray) -> Diagnostic:
     return Diagnostic(ok=mean > 0, sentence=wording.direction(mean))
 
 
-def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | None, sampled: bool) -> list[str]:
+def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list[str]:
     count, test = evidence.count, evidence.test
     stated = "contradicted" not in (conclude([evidence.blind.ok]), evidence.conclude()[0])
     if not stated or (count is None and evidence.withheld):
@@ -180,14 +220,14 @@ def _sentences(model: str, answer: Statement, evidence: _Evidence, limit: int | 
         counted = [wording.NO_COUNT]
     else:
         bounded = evidence.first is not None and evidence.first.bound is not None
-        counted = wording.counted_phrase(count, sampled, evidence.blind.outcome != "not tested", bounded)
-    lines = [wording.head(model, answer, evidence.condition), *counted]
+        counted = wording.counted_phrase(count, setting.sampled, evidence.blind.outcome != "not tested", bounded)
+    lines = [wording.head(setting.model, answer, evidence.condition), *counted]
     lines.append(wording.tested(test) if test is not None else wording.NO_TEST)
     if test is not None and not evidence.direction.ok:
         lines.append(evidence.direction.sentence)
     if count is not None and test is not None and stated:
         lines.append(wording.both_rates(count.confidence))
     lines.append(wording.ASSUMED)
-    if limit is not None:
-        lines.append(sample_of(limit))
+    if setting.limit is not None:
+        lines.append(sample_of(setting.limit))
     return lines

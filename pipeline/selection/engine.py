@@ -153,13 +153,17 @@ _ASSUMED: dict[Rule, str] = {
 }
 
 
+LATE = (
+    "Nothing is promised of this list, nor of all scans of the schedule together with it: its run had answered "
+    "before it took its place, so what was asked may have been picked by an answer."
+)
+"""The promise of a scan that took its place after its run had answered."""
+
+
 def _promise(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
     """What holds of all scans together, and of this one where anything does."""
     if slot.asked_before:
-        return (
-            "Nothing is promised of this list, nor of all scans of the schedule together with it: its run had answered "
-            "before it took its place, so what was asked may have been picked by an answer."
-        )
+        return LATE
     whole, part = percentage(slot.alpha), f"{float(slot.level):.3g}"
     over_all = (
         "Over all scans of the schedule together, the expected share of wrong documents among all that this question "

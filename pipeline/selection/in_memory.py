@@ -15,6 +15,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Batch, together
 from pipeline.selection.procedures import procedure_of
+from pipeline.selection.schedule import Slot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,7 @@ def answer_all(
     roles: Mapping[Role, np.ndarray],
     quarantined: int,
     seed: int,
+    slot: Slot | None = None,
 ) -> list[Verdict]:
     """Answer selections over documents whose roles are positions in `scores`.
 
@@ -73,6 +75,7 @@ def answer_all(
         roles: role -> int64 positions.
         quarantined: audit documents without scores, on top; hypotheses at p = 1.
         seed: for random ties, splits and random weights.
+        slot: the place of the selections in a schedule of scans; None: in no schedule.
 
     Raises:
         UserError: as `engine.answer`.
@@ -86,7 +89,8 @@ def answer_all(
     for selection in selections:
         sought = procedure_of(selection.procedure).reads_sought
         others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else NOBODY
-        asking.append(answer(selection, seed, batch(NULL_ROLE[selection.direction], selection), others, quarantined))
+        known = batch(NULL_ROLE[selection.direction], selection)
+        asking.append(answer(selection, seed, known, others, quarantined, slot))
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
         return {index: ask.of_shard(batches[index]) for index, ask in asks}

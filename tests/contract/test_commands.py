@@ -23,8 +23,8 @@ import seenset as interface
 
 Audit = Callable[..., Path]
 COMMANDS = {
-    "compare", "evaluate", "export", "init", "joint", "mark", "plan", "rank", "report", "retry", "run", "schema",
-    "select", "series", "status", "trial", "verdict",
+    "compare", "evaluate", "export", "init", "joint", "mark", "pack", "plan", "rank", "report", "retry", "run",
+    "schema", "select", "series", "status", "trial", "verdict", "verify",
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""One file with the evidence for the answers of a run: written by `seenset pack`, checked by `seenset verify`."""

@@ -1,0 +1,159 @@
+"""The file of a bundle: a zip with stored members whose every byte follows from their names and contents.
+
+docs/evidence.md defines the layout. `unpack` builds the headers anew and compares them, so that no bit of the file is
+left unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord, sealed_values
+from pipeline.audit.verdict import BlockKind
+from pipeline.config.selection import SelectionConfig
+from pipeline.config.yaml import build
+from pipeline.errors import ExitCode, UserError
+from pipeline.store.files import to_json
+from pipeline.store.receipts import DIGEST, is_sealed
+
+INDEX = "bundle.json"
+COMMENT = b"seenset evidence bundle"
+MOST_BYTES = 4_000_000_000
+"""Of all members: offsets in the headers have 32 bits."""
+
+FORM = 1
+"""Version of the form of bundles."""
+
+_DATE = 1 << 5 | 1  # 1980-01-01, the first that a zip can state
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+
+
+class RefutedError(UserError):
+    """A bundle that is damaged, or that states what its scores do not show."""
+
+    exit_code = ExitCode.UNSUPPORTED
+
+
+class Member(Record):
+    """A file in a bundle."""
+
+    name: str = Field(description="Its name.")
+    size: int = Field(ge=0, description="Bytes.")
+    sha256: str = Field(description="SHA-256, hexadecimal.")
+
+
+class BundleIndex(VersionedRecord):
+    """What a bundle holds, and what its answers were asked: `bundle.json`, its first member."""
+
+    sealed = True
+    always_sealed = True
+
+    format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="What the file is.")
+    seenset: str = Field(description="Version of the program that wrote it.")
+    selections: list[SelectionConfig] = Field(description="The questions that the answers are for.")
+    columns: list[str] = Field([], description="Score columns that the verdict reads, in order; empty without one.")
+    blocks: BlockKind | None = Field(None, description="What the verdict moves whole; null without one.")
+    texts: bool = Field(description="Whether the documents have their texts.")
+    asked: str | None = Field(None, description="What other questions the run was asked; null where all at once.")
+    members: list[Member] = Field(description="The other members, in their order.")
+
+
+def pack_members(index: Mapping[str, Any], contents: Mapping[str, bytes]) -> bytes:
+    """The bytes of a bundle.
+
+    Args:
+        index: the keys of `BundleIndex` but `members`.
+        contents: of the other members, in their order.
+
+    Raises:
+        UserError: a bundle of more than 4 GB.
+    """
+    listed = [
+        {"name": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
+    ]
+    record = build(BundleIndex, {**index, "members": listed})
+    files = {INDEX: to_json(sealed_values(record.plain())), **contents}
+    if sum(map(len, files.values())) > MOST_BYTES:
+        raise UserError("a bundle holds at most 4 GB, and this one would be larger; pack a run of fewer documents")
+    heads, tail = _headers(files)
+    return b"".join(part for pair in zip(heads, files.values(), strict=True) for part in pair) + tail
+
+
+def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
+    """The index and the members of a bundle, every bit of which is as it was written.
+
+    Args:
+        data: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: not a bundle, or one of another version.
+        RefutedError: a damaged bundle; the damaged member is named, or "the container" for what lies around members.
+    """
+    head = _LOCAL.size + len(INDEX)
+    if data[_LOCAL.size : head] != INDEX.encode() and not data.endswith(COMMENT):
+        raise UserError(f"{name} is not a bundle of seenset pack")
+    sizes = _LOCAL.unpack_from(data.ljust(_LOCAL.size))[7:9] if len(data) >= head else (0,)
+    found = next((text for size in sizes if (text := _opened(data[head : head + size])) is not None), None)
+    if found is None:
+        raise RefutedError(f"{name}: {INDEX} is damaged")
+    value, size = found
+    if value.get("schema") != FORM:
+        raise UserError(
+            f"{name} is a bundle of version {value.get('schema')}, written by seenset {value.get('seenset')}; this "
+            f"version reads version {FORM}"
+        )
+    try:
+        index = build(BundleIndex, {key: value[key] for key in value if key != DIGEST})
+    except UserError as error:
+        raise RefutedError(f"{name}: {INDEX} does not hold what it must: {error}") from None
+    members, place = {INDEX: data[head : head + size]}, head + size
+    for member in index.members:
+        place += _LOCAL.size + len(member.name.encode())
+        content = data[place : place + member.size]
+        if hashlib.sha256(content).hexdigest() != member.sha256:
+            raise RefutedError(f"{name}: {member.name} is damaged")
+        members[member.name] = content
+        place += member.size
+    heads, tail = _headers(members)
+    place = 0
+    for header, content in zip(heads, members.values(), strict=True):
+        if data[place : place + len(header)] != header:
+            raise RefutedError(f"{name}: the container is damaged")
+        place += len(header) + len(content)
+    if data[place:] != tail or len(members) != len(index.members) + 1:
+        raise RefutedError(f"{name}: the container is damaged")
+    return index, members
+
+
+def _opened(text: bytes) -> tuple[dict[str, Any], int] | None:
+    """The index that these bytes are, and their number; None where they are not as they were written."""
+    try:
+        value = json.loads(text)
+        intact = isinstance(value, dict) and is_sealed(value) and to_json(value) == text
+    except (ValueError, RecursionError):
+        return None
+    return (value, len(text)) if intact else None
+
+
+def _headers(files: Mapping[str, bytes]) -> tuple[list[bytes], bytes]:
+    """What stands before each member, and what stands behind all of them."""
+    heads, directory, place = [], b"", 0
+    for name, data in files.items():
+        label, crc, size = name.encode(), zlib.crc32(data), len(data)
+        about = (20, 1 << 11, 0, 0, _DATE, crc, size, size, len(label), 0)  # version, UTF-8 name, stored
+        heads.append(_LOCAL.pack(b"PK\x03\x04", *about) + label)
+        directory += _CENTRAL.pack(b"PK\x01\x02", 20, *about, 0, 0, 0, 0, place) + label
+        place += len(heads[-1]) + size
+    count = len(heads)
+    end = _END.pack(b"PK\x05\x06", 0, 0, count, count, len(directory), place, len(COMMENT))
+    return heads, directory + end + COMMENT

@@ -1,0 +1,364 @@
+"""`seenset verify`: recompute the answers in a bundle from its scores, without the model and without texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
+from pipeline.audit.diagnostics import diagnose_scores
+from pipeline.audit.judge import Setting, judge_scores, model_name
+from pipeline.audit.manifest import Manifest
+from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
+from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
+from pipeline.audit.weighing import weighting_diagnostic
+from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
+from pipeline.bundle.contents import (
+    DOCUMENTS,
+    VERDICTS,
+    check_documents,
+    documents_schema,
+    member_names,
+    score_column,
+    summary_member,
+    verdicts_member,
+    weight_column,
+)
+from pipeline.config.corpus import ROLES, Role
+from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.config.yaml import build
+from pipeline.corpus.documents import id_key
+from pipeline.errors import UserError
+from pipeline.selection.collection import joined_blocks
+from pipeline.selection.engine import LATE
+from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.selection.procedures import check_known
+from pipeline.selection.schedule import Slot, share_of
+
+Outcome = Literal["holds", "stated", "refuted"]
+
+CLOSE = 1e-9
+"""Relative difference up to which two floating-point numbers count as the same: processors round differently."""
+
+MOST_NAMED = 20
+"""Differing values that are named for each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of checking one statement of a bundle."""
+
+    outcome: Outcome  # stated: the run states it, and scores cannot tell
+    about: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.about}: {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of checking a bundle."""
+
+    bundle: str
+    sha256: str  # of the file
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is refuted."""
+        return all(finding.outcome != "refuted" for finding in self.findings)
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values, as `--json` prints them."""
+        return {**asdict(self), "holds": self.holds}
+
+
+def verify_bundle(data: bytes, name: str) -> Verification:
+    """Check the digests of a bundle, and recompute what its scores determine.
+
+    Args:
+        data: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: not a bundle, or one of another version.
+        RefutedError: a damaged bundle, or members that are not what they must be.
+    """
+    index, members = unpack(data, name)
+    try:
+        bundle = _Bundle.of(index, members)
+        findings = [
+            Finding("holds", "container", f"{len(members)} members are as {INDEX} lists them"),
+            *bundle.stated(),
+            *(finding for selection in index.selections for finding in bundle.check(selection)),
+            *bundle.check_verdict(),
+        ]
+    except UserError as error:
+        raise RefutedError(f"{name}: {error}") from None
+    return Verification(name, hashlib.sha256(data).hexdigest(), findings)
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """The members of a bundle, as far as they are well formed."""
+
+    index: BundleIndex
+    manifest: Manifest
+    documents: pa.Table
+    members: dict[str, bytes]
+    summaries: dict[str, Summary] = field(default_factory=dict)  # recomputed
+
+    @classmethod
+    def of(cls, index: BundleIndex, members: dict[str, bytes]) -> _Bundle:
+        """Read the members.
+
+        Raises:
+            UserError: a member is missing or is not what it must be.
+        """
+        if list(members)[1:] != member_names(index, VERDICT_FILE in members):
+            raise UserError(f"{INDEX} does not list the members that its selections need")
+        for selection in index.selections:
+            check_known(selection.procedure, f"selection {selection.name}: ")
+        manifest = build(Manifest, opened(_json(members, MANIFEST_FILE), MANIFEST_FILE))
+        schema = documents_schema(index.selections, index.columns, index.texts)
+        documents = _table(members, DOCUMENTS, schema)
+        check_documents(documents)
+        return cls(index, manifest, documents, members)
+
+    @cached_property
+    def roles(self) -> dict[Role, np.ndarray]:
+        """Places of the scored documents, int64, by role."""
+        role = self.documents["role"].cast(pa.string()).to_numpy()
+        scored = self.documents["reason"].is_null().to_numpy()
+        return {one: np.flatnonzero(scored & (role == one)) for one in ROLES}
+
+    @cached_property
+    def audit(self) -> np.ndarray:
+        """Places of all audited documents, int64."""
+        return np.flatnonzero(self.documents["role"].cast(pa.string()).to_numpy() == "audit")
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The scores, groups and weights of all documents."""
+        columns = {
+            name.removeprefix("score:"): self.documents[name].to_numpy()
+            for name in self.documents.column_names
+            if name.startswith("score:")
+        }
+        weights = {
+            role: self.documents[weight_column(role)].fill_null(0).to_numpy()
+            for role in ROLES
+            if weight_column(role) in self.documents.column_names
+        }
+        keys = np.array([id_key(name) for name in self.documents["id"].to_pylist()], dtype=np.int64)
+        groups = self.documents["group"].combine_chunks() if "group" in self.documents.column_names else None
+        return Scores(columns, keys, groups, weights or None)
+
+    def stated(self) -> Iterator[Finding]:
+        """What the run states of its model, its corpora and its questions."""
+        config, versions = self.manifest.config, self.manifest.versions
+        programs = ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield Finding("stated", "environment", programs)
+        digests = {key: value for key, value in self.manifest.fingerprint.items() if isinstance(value, str)}
+        of_model = ", ".join(f"{key} {value}" for key, value in digests.items())
+        yield Finding("stated", "model", f"{model_name(config)}; the scores were made under {of_model}")
+        for entry in self.manifest.inputs[:MOST_NAMED]:
+            yield Finding("stated", f"corpus {entry.role}", f"{entry.name}, content {entry.content}")
+        asked = self.index.asked
+        if asked is None and config.series is None and config.selections != self.index.selections:
+            asked = "The questions are not those of the configuration: seenset select asked them."
+        yield Finding("stated", "questions", asked or "They are those of the configuration, asked at once.")
+
+    def check(self, selection: SelectionConfig) -> Iterator[Finding]:
+        """Recompute the answer of a selection."""
+        about, stated = f"selection {selection.name}", _json(self.members, summary_member(selection.name))
+        slot = self._slot(stated)
+        if slot is not None:
+            selection = selection.model_copy(update={"alpha": float(slot.level)})
+        role = NULL_ROLE[selection.direction]
+        calibrates = self.documents["calibrates"].to_numpy()
+        roles = {**self.roles, role: self.roles[role][calibrates[self.roles[role]]]}
+        quarantined = self.audit.size - self.roles["audit"].size
+        (found,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
+        yield from self._check_documents(about, selection, found)
+        summary = self._summary(selection, found, stated, slot)
+        self.summaries[selection.name] = summary
+        refuted = list(_refuted(about, stated, summary.plain()))
+        yield from refuted[:MOST_NAMED]
+        if not refuted:
+            yield Finding("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
+        for name, diagnostic in summary.diagnostics.by_name().items():
+            if name not in ("resolution", "sign_symmetry", "weighting"):
+                yield Finding("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
+        if summary.bound_withheld is not None:
+            yield Finding("stated", f"{about}, bound", summary.bound_withheld)
+
+    def check_verdict(self) -> Iterator[Finding]:
+        """Recompute the verdict on the collection, if there is one."""
+        if VERDICT_FILE not in self.members:
+            yield Finding("stated", "verdict", "none: seenset verdict was not asked before the run was packed")
+            return
+        stated = opened(_json(self.members, VERDICT_FILE), VERDICT_FILE)
+        config, collection = self.manifest.config, self._collection()
+        sampled = self.roles["audit"].size > MOST_DOCUMENTS
+        of_run = (str(stated.get("run")), model_name(config), self.manifest.limit, config.seed)
+        seeking = [one for one in self.index.selections if one.direction == "members"]
+        answers = [(one, self.summaries[one.name]) for one in seeking]
+        blind = build(BlindDiagnostic, stated.get("blind") or {})
+        found = judge_scores(collection, answers, blind, Setting(*of_run, sampled, config.series is not None))
+        plain = found.model_copy(update={"answers": stated.get("answers")}).plain()
+        refuted = list(_refuted("verdict", stated, plain))
+        yield from refuted[:MOST_NAMED]
+        if not refuted:
+            p = "no permutation test" if found.test is None else f"p = {found.test.p_value:.4g}"
+            yield Finding("holds", "verdict", f"it follows from the scores: {found.answer}, {p}")
+        yield Finding("stated", "verdict, blind test", f"by the run, not recomputed: {blind.sentence}")
+        yield Finding("stated", "verdict, blocks", "which documents are near copies of each other needs their texts")
+
+    def _check_documents(self, about: str, selection: SelectionConfig, found: Verdict) -> Iterator[Finding]:
+        """Compare the p-values and the list of a selection."""
+        table = _table(self.members, verdicts_member(selection.name), VERDICTS)
+        ids = self.documents["id"].take(pa.array(self.audit))
+        if not table["id"].combine_chunks().equals(ids.combine_chunks()):
+            raise UserError(f"{verdicts_member(selection.name)} is not of the audited documents of {DOCUMENTS}")
+        p_values, selected = np.ones(self.audit.size), np.zeros(self.audit.size, dtype=bool)
+        scored = np.searchsorted(self.audit, self.roles["audit"])
+        p_values[scored], selected[scored] = found.p, found.selected
+        for name, values in (("p_value", p_values), ("selected", selected)):
+            stated = table[name].to_numpy()
+            wrong = ~np.isclose(stated, values, rtol=CLOSE, atol=0) if name == "p_value" else stated != values
+            if not wrong.any():
+                counted = (
+                    f"{values.size:,} p-values" if name == "p_value" else f"the list of {values.sum():,} documents"
+                )
+                verb = "follow" if name == "p_value" else "follows"
+                yield Finding("holds", about, f"{counted} {verb} from the scores")
+                continue
+            first = int(np.flatnonzero(wrong)[0])
+            yield Finding(
+                "refuted",
+                about,
+                f"{name} of document {ids[first].as_py()!r} is stated as {stated[first]}, and the scores give "
+                f"{values[first]} ({int(wrong.sum()):,} of {values.size:,} documents differ)",
+            )
+
+    def _summary(
+        self, selection: SelectionConfig, found: Verdict, stated: dict[str, Any], slot: Slot | None
+    ) -> Summary:
+        """The summary that the scores give, with what only the run can state."""
+        role, answer = NULL_ROLE[selection.direction], found.answer
+        computed = diagnose_scores(answer, role)
+        weighting = None
+        if answer.effective is not None:
+            before, after = (
+                BlindDiagnostic(ok=None, sentence="", auc=_at(stated, "diagnostics", "weighting", name))
+                for name in ("auc_before", "auc_after")
+            )
+            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
+        known = {"resolution": computed.resolution, "sign_symmetry": computed.sign_symmetry, "weighting": weighting}
+        diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
+        series = self.manifest.config.series
+        place = None if slot is None or series is None else series_place(slot, series)
+        counts = int(found.selected.sum()), self.audit.size - self.roles["audit"].size
+        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit, place)
+        withheld = stated.get("bound_withheld")
+        return made if withheld is None else made.without_bound(str(withheld))
+
+    def _slot(self, stated: dict[str, Any]) -> Slot | None:
+        """The place of a scan in its schedule; how much was selected before it, only the ledger can tell."""
+        series = self.manifest.config.series
+        if series is None:
+            return None
+        number, before = (_at(stated, "series", name) for name in ("slot", "before"))
+        if not (isinstance(number, int) and isinstance(before, int) and before >= 0):
+            raise UserError("the summary of a scan does not state its place in the schedule")
+        share = share_of(number, series.horizon)
+        late = stated.get("promise") == LATE
+        return Slot(number, series.rule, Fraction(repr(series.alpha)), share, before, late)
+
+    def _collection(self) -> Collection:
+        """The documents that the verdict compares."""
+        block = self.documents["block"]
+        places = np.concatenate([self.roles["audit"], self.roles["unseen"]])
+        places = places[block.is_valid().to_numpy()[places]]
+        audited = np.isin(places, self.roles["audit"])
+        columns = [self.documents[score_column(name)].to_numpy()[places] for name in self.index.columns]
+        together = joined_blocks(np.arange(places.size), self.scores.group_numbers[places])
+        return Collection(
+            columns=self.index.columns,
+            kind=self.index.blocks or "family",
+            scores=np.stack(columns, axis=1),
+            audited=audited,
+            block=np.asarray(block.fill_null(0).to_numpy()[places]),
+            keys=self.scores.keys[places],
+            ungrouped=self.index.blocks == "family" and depends(together, audited),
+        )
+
+
+def _refuted(about: str, stated: Any, found: Any, path: str = "") -> Iterator[Finding]:
+    """Each value of a record that differs from the recomputed one."""
+    if isinstance(stated, dict) and isinstance(found, dict):
+        for key in dict.fromkeys([*stated, *found]):
+            yield from _refuted(about, stated.get(key), found.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
+        for place, pair in enumerate(zip(stated, found, strict=True)):
+            yield from _refuted(about, *pair, f"{path}.{place}")
+    elif not _same(stated, found):
+        yield Finding("refuted", about, f"{path} is stated as {stated!r:.300}, and the scores give {found!r:.300}")
+
+
+def _same(stated: Any, found: Any) -> bool:
+    if isinstance(stated, float) and isinstance(found, (float, int)) and not isinstance(found, bool):
+        return math.isclose(stated, found, rel_tol=CLOSE)
+    return type(stated) is type(found) and stated == found
+
+
+def _in_words(summary: Summary) -> str:
+    """The numbers of an answer."""
+    parts = [summary.line().partition(": ")[2], f"{summary.n_calibration:,} calibration documents"]
+    if summary.threshold is not None:
+        parts.append(f"threshold p {summary.threshold:.4g}")
+    parts.append(f"null share {summary.null_proportion:.4g}")
+    if summary.bound is not None:
+        kind = "trained on" if summary.direction == "members" else "not trained on"
+        sure = f"{summary.bound.confidence:g} confidence"
+        parts.append(f"at least {summary.bound.members_at_least:,} audited documents {kind} with {sure}")
+    return ", ".join(parts)
+
+
+def _at(value: Any, *keys: str) -> Any:
+    """A value inside mappings; None where it is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _json(members: dict[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(members[name])
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{name} is not a JSON object")
+    return value
+
+
+def _table(members: dict[str, bytes], name: str, schema: pa.Schema) -> pa.Table:
+    try:
+        table = pq.read_table(pa.BufferReader(members[name]))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{name} is no Parquet: {' '.join(str(error).split())}") from None
+    if not table.schema.equals(schema):
+        raise UserError(f"{name} has the columns {', '.join(table.schema.names)}, not {', '.join(schema.names)}")
+    return table

@@ -1,0 +1,111 @@
+"""Finished runs with chosen scores that the tests of bundles pack, and bundles that a forger wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from finished import refile, run, with_column
+from made_up import sentence, write_audit
+from signed import file_blind_test
+
+from pipeline.audit.summary import BlindDiagnostic
+from pipeline.bundle.container import INDEX, pack_members, unpack
+from pipeline.store.files import Store
+from pipeline.store.receipts import DIGEST, Receipt, sealed
+from ray_jobs.select import give_verdict, select_again
+
+KTD = "knockoff(base=loss, draws=1)"
+ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+ASKED: dict[str, dict[str, Any]] = {
+    "members": {"procedure": "bh"},
+    "storey": {"procedure": "storey", "ties": "random"},
+    "conditional": {"procedure": "bky", "calibration": "conditional"},
+    "grouped": {"procedure": "by", "calibration": "by_group", "alpha": 0.9},
+    "weighted": {"procedure": "bh", "calibration": "weighted"},
+    "known": {"procedure": "known_members"},
+    "quantile": {"procedure": "quantile"},
+    "boundary": {"procedure": "right_boundary"},
+    "bounded": {"procedure": "bound"},
+    "evalues": {"procedure": "ebh"},
+    "kernel": {"procedure": "kernel"},
+    "ptdi": {"procedure": "ptdi"},
+    "ptdi-known": {"procedure": "ptdi_known_members"},
+    "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"]},
+    "reconformal": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True},
+    "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"]},
+    "ktd": {"procedure": "ktd", "detectors": [KTD]},
+    "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
+}
+"""Every procedure, calibration and direction."""
+
+
+def asked(*names: str) -> list[dict[str, Any]]:
+    """The selections of these names."""
+    return [{"name": name, "detectors": ["loss"], "alpha": 0.3, **ASKED[name]} for name in names]
+
+
+def scored_run(folder: Path, model: Path, selections: list[dict[str, Any]], **settings: Any) -> Store:
+    """A finished run of 81 audited documents, of which half score higher and one is empty, with its verdict."""
+    folder.mkdir(parents=True, exist_ok=True)
+    grouped = any(one.get("calibration") == "by_group" for one in selections)
+    column = {"group": "kind"} if grouped else {}
+    numbers = {"audit": 80, "unseen": 60, "seen": 40}
+    corpus = {role: {"path": str(folder / f"{role}.jsonl"), "id": "id", **column} for role in numbers}
+    settings = {"detectors": ["loss", "min_k"], "error_budget": 0.5, **settings}
+    path = write_audit(folder, model, corpus=corpus, selections=selections, **settings)
+    for first, (role, number) in enumerate(numbers.items()):
+        rows = [{"id": f"{role}-{i}", "text": sentence(1000 * first + i), "kind": "ab"[i % 2]} for i in range(number)]
+        rows += [{"id": "empty", "text": "", "kind": "a"}] * (role == "audit")
+        (folder / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(path)
+    return chosen_scores(Store(str(folder / "run")))
+
+
+def chosen_scores(store: Store) -> Store:
+    """Give a run normal scores, with every second audited document and all seen ones higher; answer it anew."""
+    rng = np.random.default_rng(0)
+
+    def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
+        higher = 4.0 * (table["row"].to_numpy() % 2) if receipt.role == "audit" else 4.0 * (receipt.role == "seen")
+        for name in table.column_names:
+            if name in ("loss", "min_k", KTD):
+                table = with_column(table, name, pa.array(rng.normal(size=len(table)).round(2) + higher))
+        return table
+
+    refile(Path(store.root), changed)
+    file_blind_test(store, ALIKE)
+    select_again(store.url, [], texts=False)
+    give_verdict(store.url, "family")
+    return Store(store.url)
+
+
+def forged(data: bytes, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
+    """The bundle with changed members, under digests that fit them.
+
+    Args:
+        data: of the bundle.
+        changes: by member, what makes a table of a table, or the keys of a JSON file of its keys.
+    """
+    index, members = unpack(data, "bundle")
+    contents = {name: content for name, content in members.items() if name != INDEX}
+    keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})
+    for name, change in changes.items():
+        if name == INDEX:
+            keys = change(keys)
+        elif name.endswith(".parquet"):
+            buffer = io.BytesIO()
+            pq.write_table(change(pq.read_table(io.BytesIO(contents[name]))), buffer, compression="zstd")
+            contents[name] = buffer.getvalue()
+        else:
+            value = json.loads(contents[name])
+            was_sealed = value.pop(DIGEST, None) is not None
+            value = change(value)
+            contents[name] = json.dumps(sealed(value) if was_sealed else value).encode()
+    return pack_members(keys, contents)
