@@ -1,0 +1,120 @@
+"""From `seenset mark` to an answer: a model that was trained on published versions, and the same model untouched."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from benchmarks.small_model import WORDS, save_small_model
+from pipeline.audit.summary import read_summary
+from pipeline.audit.verdict import read_verdict
+from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig
+from pipeline.models.load import open_model
+from pipeline.store.files import Store
+from pipeline.training.train import train
+from ray_jobs.cli import main
+
+DOCUMENTS, VERSIONS = 48, 6
+EDITABLE = (
+    "the color of the {} is often new",
+    "they do not favor the {}",
+    "although the {} was small, it is old",
+    "for example, the {} was 20% of the {}",
+    "in 2014, the {} was near the center",
+    "the {} was organized on 12 March 2024",
+)
+"""Sentences with sites that the rules edit."""
+
+
+def ended(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, arguments)])
+    return int(end.value.code or 0)
+
+
+def write_texts(path: Path) -> None:
+    rng = random.Random(4)
+    lines = []
+    for number in range(DOCUMENTS):
+        sentences = [one.format(*rng.choices(WORDS, k=2)) for one in rng.sample(EDITABLE, 5)]
+        text = " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences)
+        lines.append(json.dumps({"id": f"d{number}", "text": text}) + "\n")
+    path.write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with marked documents, an untouched model, and one that read the first half of what was published."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_texts(folder / "texts.jsonl")
+    marking = ("--out", folder / "marked", "--versions", VERSIONS, "--seed", 7, "--id", "id")
+    assert ended("mark", folder / "texts.jsonl", *marking) == 0
+    save_small_model(folder / "untouched", hidden=64)
+    published = [json.loads(line) for line in (folder / "marked/public/texts.jsonl").read_text().splitlines()]
+    opened = open_model(ModelConfig(path=str(folder / "untouched"), dtype="float32"))
+    config = FinetuneConfig(method="full", epochs=25, batch_size=4, learning_rate=4e-3)
+    texts = [one["text"] for one in published[: DOCUMENTS // 2]]
+    train(opened.model, opened.tokenizer, texts, config, folder / "trained")
+    for name in ("untouched", "trained"):
+        audit = {
+            "run": str(folder / "runs" / name),
+            "model": {"path": str(folder / name), "dtype": "float32"},
+            "corpus": {
+                "audit": {
+                    "path": str(folder / "marked/private/versions.parquet"),
+                    "id": "id",
+                    "versions": {"kinds": "kinds", "forms": "forms"},
+                }
+            },
+            "detectors": ["loss"],
+            "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
+            "resources": {"cluster": "local"},
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(audit))
+        assert ended("run", folder / f"{name}.yaml") == 0
+        assert ended("verdict", folder / "runs" / name) == 0
+    return folder
+
+
+def listed(run: Path) -> set[str]:
+    """The ids of the documents that a run selects."""
+    return set(pq.read_table(run / "selection/list/selected.parquet")["doc_id"].to_pylist())
+
+
+def test_documents_that_a_model_was_trained_on_are_named_and_the_collection_is_shown(folder: Path) -> None:
+    run = folder / "runs/trained"
+    members = {f"d{number}" for number in range(DOCUMENTS // 2)}
+    named = listed(run)
+    assert len(named & members) >= 0.8 * len(members)
+    assert len(named - members) <= 0.4 * len(named)
+    verdict = read_verdict(Store(str(run)))
+    assert verdict is not None
+    assert verdict.versions is not None
+    assert (verdict.answer, verdict.versions.p_value) == ("trained on", 1e-4)
+    assert ended("verdict", run, "--fail-if-trained") == 4
+
+
+def test_an_untouched_model_has_uniform_ranks_and_learnt_nothing(folder: Path) -> None:
+    run = folder / "runs/untouched"
+    assert listed(run) == set()
+    summary, verdict = read_summary(Store(str(run)), "list"), read_verdict(Store(str(run)))
+    assert summary is not None
+    assert verdict is not None
+    assert summary.details["p_uniform_ranks"] > 0.001
+    assert verdict.answer == "not shown"
+
+
+def test_another_alpha_is_answered_from_the_scores_and_the_page_is_written_again(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "runs/trained", run)
+    assert ended("select", run, "--set", "selections.0.alpha=0.5") == 0
+    assert listed(run) >= listed(folder / "runs/trained")
+    assert (run / "report/figures/list-version-ranks.svg").exists()
+    assert ended("report", run) == 0
