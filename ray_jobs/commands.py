@@ -24,6 +24,7 @@ OUTPUT_HELP = "Folder of what is written, of its own: local path or fsspec URL."
 INPUT_HELP = "File or folder with the documents: Parquet, JSONL (.gz, .zst), CSV, .txt."
 OUT_HELP = "Folder to write, of its own: public/, private/ and commitment.json. Nothing is overwritten."
 BUNDLE_HELP = "File to write: local path or fsspec URL. By default RUN.bundle; nothing is overwritten."
+COMMITMENT_HELP = "commitment.json of seenset mark, whose root the indices and versions must lead to."
 TEXTS_HELP = "Put the texts of the scored documents into the bundle."
 SEED_HELP = "Secret number below 2**256 that all draws follow from; by default drawn and written to private/seed.json."
 WITH_HELP = "YAML of a paraphraser, as `paraphraser:` of an audit: a model writes all versions, the published one too."
@@ -364,21 +365,30 @@ def pack(
 
 def verify(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="File that seenset pack wrote.")],
+    commitment: Annotated[str | None, typer.Option("--commitment", metavar="FILE", help=COMMITMENT_HELP)] = None,
     json_: AsJson = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 where one is refuted."""
     from pipeline.bundle.verify import verify_bundle
-    from pipeline.store.files import Store
+    from pipeline.bundle.versions import commitment_of
 
-    folder, name = os.path.split(bundle)
-    data = Store(folder or ".").find(name) if name else None
-    if data is None:
-        raise UserError(f"{bundle} is no file")
-    verification = verify_bundle(data, bundle)
+    committed = None if commitment is None else commitment_of(_content(commitment), commitment)
+    verification = verify_bundle(_content(bundle), bundle, committed)
     terminal.show(json_, verification.plain(), terminal.print_verification, verification)
     if not verification.holds:
         raise typer.Exit(int(ExitCode.UNSUPPORTED))
+
+
+def _content(path: str) -> bytes:
+    """The bytes of a file, a local path or an fsspec URL."""
+    from pipeline.store.files import Store
+
+    folder, name = os.path.split(path)
+    data = Store(folder or ".").find(name) if name else None
+    if data is None:
+        raise UserError(f"{path} is no file")
+    return data
 
 
 def _check_run(run: str, overrides: list[str] | None = None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.audit.judge import model_name
+from pipeline.audit.judge import Setting, model_name
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import Diagnostic
 from pipeline.audit.verdict import LEVEL, CollectionVerdict, Statement, VersionsTest
@@ -16,7 +17,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.digits import beside
 from pipeline.selection.procedures.versions import ASSUMPTION
-from pipeline.selection.versions import VersionScores, joined_versions, preference_residuals, version_ranks
+from pipeline.selection.versions import VersionPart, joined_versions, preference_residuals, version_ranks
 from pipeline.selection.versions_collection import REDRAWS, EProcess, redraw_p_value
 from pipeline.stages.score_versions import VERSIONS
 from pipeline.store.receipts import Receipt
@@ -38,12 +39,29 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
     Raises:
         UserError: no document has scores of all its versions, or damaged scores.
     """
-    scores = _read(config, scored, each)
-    ranks = version_ranks(scores, config.seed, "against")
-    process = EProcess().extend(ranks, scores.sizes)
+    columns = [detector.column for detector in parse_detectors(config.detectors)]
+
+    def part_of(receipt: Receipt) -> VersionPart:
+        return version_part(scored.table(receipt, ["doc_id", VERSIONS]), config, columns)
+
+    parts = list(each(scored.of("audit"), part_of))
+    if not sum(len(part.scores.ids) for part in parts):
+        raise UserError(f"no document of {scored.store.url} has scores of all its versions")
+    return judge_parts(parts, Setting(scored.store.url, model_name(config), limit, config.seed, False, False))
+
+
+def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVerdict:
+    """The verdict on documents the scores of whose versions are at hand.
+
+    Args:
+        parts: scores by all detectors of the run together; at least one document in all.
+        setting: of the run.
+    """
+    scores = preference_residuals(joined_versions(parts))
+    process = EProcess().extend(version_ranks(scores, setting.seed, "against"), scores.sizes)
     above = float(scores.standardised()[scores.offsets[:-1] + scores.published].mean())
     test = VersionsTest(
-        p_value=redraw_p_value(scores, config.seed),
+        p_value=redraw_p_value(scores, setting.seed),
         redraws=REDRAWS,
         e_value=math.exp(min(process.log_e, math.log(np.finfo(float).max))),
         documents=scores.sizes.size,
@@ -52,14 +70,14 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
     )
     answer: Statement = "trained on" if test.p_value <= LEVEL else "not shown"
     return CollectionVerdict(
-        run=scored.store.url,
-        model=model_name(config),
-        limit=limit,
-        seed=config.seed,
+        run=setting.run,
+        model=setting.model,
+        limit=setting.limit,
+        seed=setting.seed,
         answer=answer,
         supported=True,
         reasons=[],
-        sentences=_sentences(model_name(config), answer, test, limit),
+        sentences=_sentences(setting.model, answer, test, setting.limit),
         level=LEVEL,
         counts=[],
         test=None,
@@ -67,18 +85,6 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
         direction=Diagnostic(ok=above > 0, sentence=_direction(above)),
         versions=test,
     )
-
-
-def _read(config: AuditConfig, scored: Scored, each: Each) -> VersionScores:
-    columns = [detector.column for detector in parse_detectors(config.detectors)]
-
-    def part_of(receipt: Receipt) -> object:
-        return version_part(scored.table(receipt, ["doc_id", VERSIONS]), config, columns)
-
-    parts = list(each(scored.of("audit"), part_of))
-    if not sum(len(part.scores.ids) for part in parts):
-        raise UserError(f"no document of {scored.store.url} has scores of all its versions")
-    return preference_residuals(joined_versions(parts))
 
 
 def _direction(above: float) -> str:

@@ -9,10 +9,12 @@ import pyarrow.compute as pc
 
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.bundle.container import BundleIndex, RefutedError
+from pipeline.bundle.versions import FIELDS, TEXTS
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.weighted import LEVELS
+from pipeline.stages.score_versions import VERSIONS
 
 DOCUMENTS = "documents.parquet"
 VERDICTS = pa.schema([("id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())])
@@ -57,14 +59,19 @@ def weight_column(role: Role) -> str:
     return f"weight:{role}"
 
 
-def documents_schema(selections: Sequence[SelectionConfig], columns: Sequence[str], texts: bool) -> pa.Schema:
+def documents_schema(
+    selections: Sequence[SelectionConfig], columns: Sequence[str], texts: bool, versions: bool = False
+) -> pa.Schema:
     """Columns of `documents.parquet`.
 
     Args:
         selections: whose answers the bundle holds.
         columns: score columns that the verdict reads; empty without one.
         texts: whether it holds texts.
+        versions: whether documents have versions.
     """
+    if versions:
+        return pa.schema([*_ALWAYS, *FIELDS, *([TEXTS] if texts else [])])
     calibrations = [(calibration_of(one.calibration), NULL_ROLE[one.direction]) for one in selections]
     weighted = sorted({weight_column(role) for calibration, role in calibrations if calibration.weighted})
     grouped = bool(columns) or any(calibration.grouped for calibration, _ in calibrations)
@@ -100,6 +107,8 @@ def check_documents(table: pa.Table) -> None:
             inside = pc.and_(pc.greater_equal(table[name], 1), pc.less_equal(table[name], LEVELS))
             read = pc.and_(scored, pc.is_in(role, value_set=pa.array(["audit", name.removeprefix("weight:")])))
             conditions[name] = pc.or_(pc.fill_null(inside, False), pc.invert(read))
+        elif name == VERSIONS:
+            conditions[name] = pc.equal(pc.is_valid(table[name]), scored)
         elif name == "block":
             inside = pc.and_(pc.greater_equal(table[name], 0), pc.less(table[name], len(table)))
             conditions[name] = pc.fill_null(inside, True)

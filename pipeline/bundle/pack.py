@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +30,16 @@ from pipeline.bundle.contents import (
     weight_column,
 )
 from pipeline.bundle.verify import verify_bundle
+from pipeline.bundle.versions import TEXTS, Committed
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.corpus.documents import read_shard, text_key
+from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
+from pipeline.stages.score_versions import VERSIONS
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 
@@ -69,7 +72,7 @@ def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = Fals
         if read_summary(store, one.name) is None:
             raise IncompleteError(f"selection {one.name} of {store.url} is not made yet: run the audit to its end")
     verdict, collection = read_verdict(store), None
-    if verdict is not None:
+    if verdict is not None and config.corpus.versions is None:
         kind = None if verdict.test is None else verdict.test.blocks
         collection = read_collection(config, scored, each, kind)
     packing = _Packing.of(config, scored, selections, collection, each, texts)
@@ -113,6 +116,8 @@ class _Packing:
         texts: bool,
     ) -> _Packing:
         """Find which known documents calibrate, and their weights."""
+        if config.corpus.versions is not None:
+            return cls(scored, documents_schema(selections, [], texts, versions=True), {}, {}, None)
         roles = list(dict.fromkeys(NULL_ROLE[one.direction] for one in selections))
         overlaps = find_overlaps(scored, roles, config, each)
         weighted = {NULL_ROLE[one.direction] for one in selections if calibration_of(one.calibration).weighted}
@@ -130,6 +135,9 @@ class _Packing:
 
     def _of(self, role: Role) -> Iterator[pa.Table]:
         """The documents of a role, a table for each shard."""
+        if VERSIONS in self.schema.names:
+            yield from self._with_versions(role)
+            return
         columns = [name.removeprefix("score:") for name in self.schema.names if name.startswith("score:")]
         calibrates, place = self.keep.get(role), 0
         blocks = self._blocks(role)
@@ -151,6 +159,33 @@ class _Packing:
             yield self._table(role, receipt, part)
             if role == "audit":
                 yield from (self._table(role, receipt, unscored) for unscored in self._unscored(receipt))
+
+    def _with_versions(self, role: Role) -> Iterator[pa.Table]:
+        """The documents of a role that have versions, a table for each shard.
+
+        Raises:
+            UserError: the file with the versions is not the one that was scored.
+        """
+        files: dict[str, Committed | None] = {}
+        for receipt in self.scored.of(role):
+            shard = self.scored.shards[receipt.shard]
+            table = self.scored.table(receipt, ["doc_id", "row", VERSIONS])
+            if shard.path not in files:
+                files[shard.path] = Committed.of(shard)
+            committed = files[shard.path]
+            part = {"id": table["doc_id"], "row": table["row"], VERSIONS: table[VERSIONS]}
+            part["calibrates"] = pa.array(np.zeros(len(table), dtype=bool))
+            if committed is not None:
+                part |= committed.columns(table, shard.name)
+            if TEXTS.name in self.schema.names:
+                part[TEXTS.name] = pa.array(self._all_texts(shard, table["row"].to_pylist()), TEXTS.type)
+            yield self._table(role, receipt, part)
+            yield from (self._table(role, receipt, unscored) for unscored in self._unscored(receipt))
+
+    def _all_texts(self, shard: Shard, rows: Sequence[int]) -> list[tuple[str, ...]]:
+        """All versions of some documents of a shard, as their file has them."""
+        texts = {one.row: one.texts for one in read_shard(replace(shard, transform=None))}
+        return [texts.get(row, ()) for row in rows]
 
     def _table(self, role: Role, receipt: Receipt, part: dict[str, pa.Array]) -> pa.Table:
         """Documents of a shard with all columns; those that are not given are null."""

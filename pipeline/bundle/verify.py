@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -21,6 +21,7 @@ from pipeline.audit.judge import Setting, judge_scores, model_name
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
+from pipeline.audit.versions_verdict import judge_parts
 from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
@@ -34,10 +35,12 @@ from pipeline.bundle.contents import (
     verdicts_member,
     weight_column,
 )
+from pipeline.bundle.versions import BundledVersions
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE
@@ -84,12 +87,13 @@ class Verification:
         return {**asdict(self), "holds": self.holds}
 
 
-def verify_bundle(data: bytes, name: str) -> Verification:
+def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None = None) -> Verification:
     """Check the digests of a bundle, and recompute what its scores determine.
 
     Args:
         data: of the file.
         name: of the file, for messages.
+        commitment: that the documents with versions must be of, from `commitment_of`.
 
     Raises:
         UserError: not a bundle, or one of another version.
@@ -101,6 +105,7 @@ def verify_bundle(data: bytes, name: str) -> Verification:
         findings = [
             Finding("holds", "container", f"{len(members)} members are as {INDEX} lists them"),
             *bundle.stated(),
+            *bundle.check_commitment(commitment),
             *(finding for selection in index.selections for finding in bundle.check(selection)),
             *bundle.check_verdict(),
         ]
@@ -117,6 +122,7 @@ class _Bundle:
     manifest: Manifest
     documents: pa.Table
     members: dict[str, bytes]
+    versions: BundledVersions | None  # None where documents have none
     summaries: dict[str, Summary] = field(default_factory=dict)  # recomputed
 
     @classmethod
@@ -131,10 +137,12 @@ class _Bundle:
         for selection in index.selections:
             check_known(selection.procedure, f"selection {selection.name}: ")
         manifest = build(Manifest, opened(_json(members, MANIFEST_FILE), MANIFEST_FILE))
-        schema = documents_schema(index.selections, index.columns, index.texts)
+        has_versions = manifest.config.corpus.versions is not None
+        schema = documents_schema(index.selections, index.columns, index.texts, has_versions)
         documents = _table(members, DOCUMENTS, schema)
         check_documents(documents)
-        return cls(index, manifest, documents, members)
+        versions = BundledVersions.of(documents, manifest.config) if has_versions else None
+        return cls(index, manifest, documents, members, versions)
 
     @cached_property
     def roles(self) -> dict[Role, np.ndarray]:
@@ -186,11 +194,7 @@ class _Bundle:
         slot = self._slot(stated)
         if slot is not None:
             selection = selection.model_copy(update={"alpha": float(slot.level)})
-        role = NULL_ROLE[selection.direction]
-        calibrates = self.documents["calibrates"].to_numpy()
-        roles = {**self.roles, role: self.roles[role][calibrates[self.roles[role]]]}
-        quarantined = self.audit.size - self.roles["audit"].size
-        (found,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
+        found = self._answer(selection, slot)
         yield from self._check_documents(about, selection, found)
         summary = self._summary(selection, found, stated, slot)
         self.summaries[selection.name] = summary
@@ -204,25 +208,73 @@ class _Bundle:
         if summary.bound_withheld is not None:
             yield Finding("stated", f"{about}, bound", summary.bound_withheld)
 
+    def _answer(self, selection: SelectionConfig, slot: Slot | None) -> Verdict:
+        """The answer of a selection from the scores."""
+        quarantined = self.audit.size - self.roles["audit"].size
+        if self.versions is not None:
+            return self.versions.answer(selection, quarantined)
+        role, calibrates = NULL_ROLE[selection.direction], self.documents["calibrates"].to_numpy()
+        roles = {**self.roles, role: self.roles[role][calibrates[self.roles[role]]]}
+        (found,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
+        return found
+
+    def check_commitment(self, commitment: Mapping[str, Any] | None) -> Iterator[Finding]:
+        """Recompute the root that the indices and the salted digests of the versions lead to."""
+        about = "commitment"
+        if self.versions is None:
+            if commitment is not None:
+                yield Finding("refuted", about, "the documents of this bundle have no versions, which it could be of")
+            return
+        roots, scored = self.versions.roots(), len(self.versions.table)
+        if sum(roots.values()) < scored:
+            outcome: Outcome = "stated" if commitment is None else "refuted"
+            missing = scored - sum(roots.values())
+            yield Finding(outcome, about, f"{missing:,} of {scored:,} documents have no salt, so none leads to a root")
+        for root, count in roots.items():
+            led = f"{count:,} documents with their indices lead to root {root.hex()}"
+            if commitment is None:
+                yield Finding("stated", about, f"{led}; verify --commitment FILE compares it with commitment.json")
+            elif root.hex() == commitment["root"]:
+                yield Finding("holds", about, f"{led} of {commitment['documents']:,} committed documents")
+            else:
+                yield Finding("refuted", about, f"{led}, and the commitment has root {commitment['root']}")
+        if not self.index.texts:
+            yield Finding("stated", "versions", "that scores are of the committed versions needs their texts")
+        elif changed := list(self.versions.changed_texts()):
+            yield Finding(
+                "refuted", "texts", f"document {changed[0]!r} has texts of other digests ({len(changed):,} do)"
+            )
+        else:
+            yield Finding("holds", "texts", f"the versions of {scored:,} documents have the digests that stand beside")
+
     def check_verdict(self) -> Iterator[Finding]:
         """Recompute the verdict on the collection, if there is one."""
         if VERDICT_FILE not in self.members:
             yield Finding("stated", "verdict", "none: seenset verdict was not asked before the run was packed")
             return
         stated = opened(_json(self.members, VERDICT_FILE), VERDICT_FILE)
-        config, collection = self.manifest.config, self._collection()
+        config = self.manifest.config
         sampled = self.roles["audit"].size > MOST_DOCUMENTS
         of_run = (str(stated.get("run")), model_name(config), self.manifest.limit, config.seed)
-        seeking = [one for one in self.index.selections if one.direction == "members"]
-        answers = [(one, self.summaries[one.name]) for one in seeking]
-        blind = build(BlindDiagnostic, stated.get("blind") or {})
-        found = judge_scores(collection, answers, blind, Setting(*of_run, sampled, config.series is not None))
+        setting, blind = Setting(*of_run, sampled, config.series is not None), None
+        if self.versions is not None:
+            found = judge_parts(
+                [self.versions.part([one.column for one in parse_detectors(config.detectors)])], setting
+            )
+        else:
+            seeking = [one for one in self.index.selections if one.direction == "members"]
+            answers = [(one, self.summaries[one.name]) for one in seeking]
+            blind = build(BlindDiagnostic, stated.get("blind") or {})
+            found = judge_scores(self._collection(), answers, blind, setting)
         plain = found.model_copy(update={"answers": stated.get("answers")}).plain()
         refuted = list(_refuted("verdict", stated, plain))
         yield from refuted[:MOST_NAMED]
         if not refuted:
-            p = "no permutation test" if found.test is None else f"p = {found.test.p_value:.4g}"
+            test = found.test or found.versions
+            p = "no permutation test" if test is None else f"p = {test.p_value:.4g}"
             yield Finding("holds", "verdict", f"it follows from the scores: {found.answer}, {p}")
+        if blind is None:
+            return
         yield Finding("stated", "verdict, blind test", f"by the run, not recomputed: {blind.sentence}")
         yield Finding("stated", "verdict, blocks", "which documents are near copies of each other needs their texts")
 

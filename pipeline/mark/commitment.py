@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import pyarrow.parquet as pq
+
+_BATCH = 256  # documents, with all their versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,11 @@ class ProofStep:
 def version_digest(salt: bytes, text: str) -> bytes:
     """d_i = SHA-256(salt || UTF-8 of a version), salt of 32 bytes."""
     return hashlib.sha256(salt + text.encode()).digest()
+
+
+def text_digests(texts: Iterable[str]) -> bytes:
+    """SHA-256 of the UTF-8 of each text, side by side."""
+    return b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
 
 
 def leaf_digest(doc_id: str, index: int, digests: Iterable[bytes]) -> bytes:
@@ -41,36 +50,63 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
     A node is SHA-256(0x01 || left || right); one without a neighbour moves up as it is.
     """
-    level = list(leaves)
-    if not level:
-        return hashlib.sha256(b"").digest()
-    while len(level) > 1:
-        level = _above(level)
-    return level[0]
+    return _levels(leaves)[-1][0] if leaves else hashlib.sha256(b"").digest()
 
 
-def merkle_proof(leaves: Sequence[bytes], position: int) -> list[ProofStep]:
-    """The nodes by which the leaf at a position leads to the root, from below.
-
-    Raises:
-        IndexError: no leaf stands there.
-    """
-    if not 0 <= position < len(leaves):
-        raise IndexError(f"no leaf {position} among {len(leaves)}")
-    level, steps = list(leaves), list[ProofStep]()
-    while len(level) > 1:
-        beside = position ^ 1
-        if beside < len(level):
-            steps.append(ProofStep(level[beside], left=beside < position))
-        level, position = _above(level), position // 2
-    return steps
+def merkle_proofs(leaves: Sequence[bytes]) -> list[list[ProofStep]]:
+    """The nodes by which each leaf leads to the root, from below."""
+    levels, proofs = _levels(leaves), []
+    for position in range(len(leaves)):
+        steps = []
+        for level in levels[:-1]:
+            beside = position ^ 1
+            if beside < len(level):
+                steps.append(ProofStep(level[beside], left=beside < position))
+            position //= 2
+        proofs.append(steps)
+    return proofs
 
 
-def check_proof(leaf: bytes, proof: Iterable[ProofStep], root: bytes) -> bool:
-    """Whether a proof leads from a leaf to a root."""
+def root_of(leaf: bytes, proof: Iterable[ProofStep]) -> bytes:
+    """The root that a proof leads to from a leaf."""
     for step in proof:
         leaf = _node(step.digest, leaf) if step.left else _node(leaf, step.digest)
-    return leaf == root
+    return leaf
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedDocument:
+    """A document of `private/versions.parquet`, and its leaf in the commitment."""
+
+    id: str
+    index: int  # of the published version
+    salt: bytes  # 32
+    digests: list[bytes]  # d_i of each version
+    texts: bytes  # SHA-256 of each version without the salt, side by side
+
+    @property
+    def leaf(self) -> bytes:
+        """Its leaf."""
+        return leaf_digest(self.id, self.index, self.digests)
+
+
+def read_committed(parquet: pq.ParquetFile) -> Iterator[CommittedDocument]:
+    """The documents of the private file of `seenset mark`, in its order, which is not that of the leaves.
+
+    Memory holds the texts of one batch.
+    """
+    for batch in parquet.iter_batches(_BATCH, columns=["id", "index", "salt", "versions"]):
+        for row in batch.to_pylist():
+            digests = [version_digest(row["salt"], text) for text in row["versions"]]
+            yield CommittedDocument(row["id"], row["index"], row["salt"], digests, text_digests(row["versions"]))
+
+
+def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """The nodes of a tree, from the leaves to the root."""
+    levels = [list(leaves)]
+    while len(levels[-1]) > 1:
+        levels.append(_above(levels[-1]))
+    return levels
 
 
 def _above(level: Sequence[bytes]) -> list[bytes]:

@@ -29,7 +29,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import whole_shard
 from pipeline.errors import UserError
 from pipeline.export.sources import source_place
-from pipeline.mark.commitment import leaf_digest, merkle_root, version_digest
+from pipeline.mark.commitment import leaf_digest, merkle_root, read_committed, version_digest
 from pipeline.mark.rules import RULES_VERSION, rules_of
 from pipeline.mark.versions import MOST_SEED, MOST_VERSIONS, Versions, derived, drawn_index, versions_of
 from pipeline.store.files import HashedFile, Store
@@ -280,10 +280,8 @@ def check_private(folder: str) -> None:
     for name in (COMMITMENT_FILE, VERSIONS_FILE):
         if not store.exists(name):
             raise UserError(f"{folder} holds no {name}: seenset mark writes it")
-    leaves = [
-        (row["id"], leaf_digest(row["id"], row["index"], [version_digest(row["salt"], one) for one in row["versions"]]))
-        for row in store.read_table(VERSIONS_FILE, ["id", "index", "salt", "versions"]).to_pylist()
-    ]
+    with pq.ParquetFile(pa.BufferReader(store.read(VERSIONS_FILE))) as parquet:
+        leaves = [(one.id, one.leaf) for one in read_committed(parquet)]
     root, stated = merkle_root([leaf for _, leaf in sorted(leaves)]).hex(), store.read_json(COMMITMENT_FILE)["root"]
     if root != stated:
         raise UserError(

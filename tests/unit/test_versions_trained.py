@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
+from marked_runs import write_audit, write_texts
 
-from benchmarks.small_model import WORDS, save_small_model
+from benchmarks.small_model import save_small_model
 from pipeline.audit.summary import read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.config.models import ModelConfig
@@ -22,15 +21,6 @@ from pipeline.training.train import train
 from ray_jobs.cli import main
 
 DOCUMENTS, VERSIONS = 48, 6
-EDITABLE = (
-    "the color of the {} is often new",
-    "they do not favor the {}",
-    "although the {} was small, it is old",
-    "for example, the {} was 20% of the {}",
-    "in 2014, the {} was near the center",
-    "the {} was organized on 12 March 2024",
-)
-"""Sentences with sites that the rules edit."""
 
 
 def ended(*arguments: str | Path) -> int:
@@ -39,21 +29,11 @@ def ended(*arguments: str | Path) -> int:
     return int(end.value.code or 0)
 
 
-def write_texts(path: Path) -> None:
-    rng = random.Random(4)
-    lines = []
-    for number in range(DOCUMENTS):
-        sentences = [one.format(*rng.choices(WORDS, k=2)) for one in rng.sample(EDITABLE, 5)]
-        text = " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences)
-        lines.append(json.dumps({"id": f"d{number}", "text": text}) + "\n")
-    path.write_text("".join(lines))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with marked documents, an untouched model, and one that read the first half of what was published."""
     folder = tmp_path_factory.mktemp("trained")
-    write_texts(folder / "texts.jsonl")
+    write_texts(folder / "texts.jsonl", DOCUMENTS)
     marking = ("--out", folder / "marked", "--versions", VERSIONS, "--seed", 7, "--id", "id")
     assert ended("mark", folder / "texts.jsonl", *marking) == 0
     save_small_model(folder / "untouched", hidden=64)
@@ -63,22 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [one["text"] for one in published[: DOCUMENTS // 2]]
     train(opened.model, opened.tokenizer, texts, config, folder / "trained")
     for name in ("untouched", "trained"):
-        audit = {
-            "run": str(folder / "runs" / name),
-            "model": {"path": str(folder / name), "dtype": "float32"},
-            "corpus": {
-                "audit": {
-                    "path": str(folder / "marked/private/versions.parquet"),
-                    "id": "id",
-                    "versions": {"kinds": "kinds", "forms": "forms"},
-                }
-            },
-            "detectors": ["loss"],
-            "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
-            "resources": {"cluster": "local"},
-        }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(audit))
-        assert ended("run", folder / f"{name}.yaml") == 0
+        assert ended("run", write_audit(folder, name, folder / name)) == 0
         assert ended("verdict", folder / "runs" / name) == 0
     return folder
 
