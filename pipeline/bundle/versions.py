@@ -116,12 +116,15 @@ class BundledVersions:
         held = {name: pc.struct_field(scored[VERSIONS].combine_chunks(), name) for name in VERSIONS_TYPE.names}
         size = pc.binary_length(held["digests"])
         k, columns = pc.divide(size, 32), len(parse_detectors(config.detectors))
+        lengths = pc.binary_length(pc.list_flatten(held["forms"])).to_numpy(zero_copy_only=False)
+        due, each = (pc.list_value_length(held[name]).fill_null(0).to_numpy() for name in ("kinds", "forms"))
         conditions = {
             "digests": pc.equal(size, pc.multiply(k, 32)),
             "scores": pc.equal(pc.list_value_length(held["scores"]), pc.multiply(k, columns)),
             "forms": pc.or_(
                 pc.equal(pc.list_value_length(held["forms"]), k), pc.equal(pc.list_value_length(held["kinds"]), 0)
             ),
+            "sites": pa.array([np.array_equal(lengths, np.repeat(due, each))]),
             "published": pc.is_valid(held["published"]),
             "commitments": pc.fill_null(pc.equal(pc.binary_length(scored["commitments"]), size), True),
         }

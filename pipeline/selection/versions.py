@@ -9,7 +9,6 @@ do not enter: scores and texts of all versions, and the groups of documents.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -118,16 +117,15 @@ def form_counts(kinds: Sequence[Sequence[str]], forms: Sequence[Sequence[bytes]]
     """
     from scipy.sparse import csr_array
 
-    counts = [
-        Counter(zip(sites, version, strict=True))
-        for sites, versions in zip(kinds, forms, strict=True)
-        for version in versions
-    ]
-    names = {name: number for number, name in enumerate(sorted({name for count in counts for name in count}))}
-    rows = np.repeat(np.arange(len(counts)), list(map(len, counts)))
-    places = [names[name] for count in counts for name in count]
-    values = [float(number) for count in counts for number in count.values()]
-    return csr_array((values, (rows, places)), shape=(len(counts), len(names)))
+    sites, sizes = (np.array([len(one) for one in each], dtype=np.int64) for each in (kinds, forms))
+    numbers = {name: number for number, name in enumerate(sorted({name for one in kinds for name in one}))}
+    kind = [np.tile([numbers[name] for name in one], k) for one, k in zip(kinds, sizes.tolist(), strict=True)]
+    form = np.frombuffer(b"".join(version for one in forms for version in one), dtype=np.uint8)
+    pairs, places = np.unique(np.concatenate([[], *kind]).astype(np.int64) * 256 + form, return_inverse=True)
+    rows = np.repeat(np.arange(sizes.sum()), np.repeat(sites, sizes))
+    counts = csr_array((np.ones(form.size), (rows, places.ravel())), shape=(int(sizes.sum()), pairs.size))
+    counts.sum_duplicates()
+    return counts
 
 
 def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "against"] = "hash") -> np.ndarray:

@@ -131,6 +131,7 @@ def test_a_forged_value_is_refuted_and_named_under_correct_digests(
     ("column", "change", "words"),
     [
         ("versions", lambda v: {**v, "scores": v["scores"][1:]}, "scores of a document are not those of its versions"),
+        ("versions", lambda v: {**v, "forms": [v["forms"][0][1:], *v["forms"][1:]]}, "sites of a document are not"),
         ("versions", lambda v: {**v, "published": 6}, "index outside its versions"),
         ("commitments", lambda v: v[:-1], "commitments of a document are not those"),
         ("versions", lambda _: None, "column versions holds a value"),
