@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,21 @@ NearCopies = Annotated[float, Field(ge=0.5, le=1)]
 """Share of common runs of five words from which two documents are near copies."""
 
 
+def template_columns(template: str) -> list[str]:
+    """The columns that a template names in braces, each once, in their order.
+
+    Raises:
+        ValueError: braces that name no column.
+    """
+    names: dict[str, None] = {}
+    for _, name, form, conversion in string.Formatter().parse(template):
+        if name is not None:
+            if not name or form or conversion or any(mark in name for mark in ".["):
+                raise ValueError(f"template: {{{name}}} names no column; write {{COLUMN}}, and {{{{ for a brace")
+            names[name] = None
+    return list(names)
+
+
 class VersionsConfig(Section):
     """Versions of each audited document, of which one, drawn at random, was published."""
 
@@ -48,6 +64,33 @@ class VersionsConfig(Section):
         "out of the scores.",
     )
 
+    permute: str | None = Field(
+        None,
+        description="In the place of `column`: the column with the options of multiple-choice items, a list of texts "
+        "in their published order. The versions are the orders of the options.",
+    )
+    template: str | None = Field(
+        None,
+        description="With `permute`: the text of an item, with its columns in braces, such as "
+        "`{question}\\n{choices}`; the options stand on a line each, with a letter.",
+    )
+
+    @model_validator(mode="after")
+    def _orders_of_options(self) -> VersionsConfig:
+        if (self.permute is None) != (self.template is None):
+            raise ValueError("permute and template go together: give the column of the options and the text of an item")
+        if self.permute is None or self.template is None:
+            return self
+        defaults = {name: type(self).model_fields[name].default for name in ("column", "index", "kinds", "forms")}
+        if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
+            raise ValueError(f"permute makes the versions: leave out {', '.join(given)}")
+        names = template_columns(self.template)
+        if self.permute not in names:
+            raise ValueError(f"template does not name the options: put {{{self.permute}}} where they stand")
+        if len(names) == 1:
+            raise ValueError("template names the options alone: name the column of the question too")
+        return self
+
     @model_validator(mode="after")
     def _kinds_with_forms(self) -> VersionsConfig:
         if (self.kinds is None) != (self.forms is None):
@@ -56,7 +99,9 @@ class VersionsConfig(Section):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside the versions: of the index, and of kinds and forms where they are given."""
+        """The columns that are read beside versions or options: of the index and sites, or those of the template."""
+        if self.template is not None:
+            return tuple(name for name in template_columns(self.template) if name != self.permute)
         return tuple(name for name in (self.index, self.kinds, self.forms) if name is not None)
 
 
@@ -128,7 +173,7 @@ class SourceConfig(Section):
     def content(self) -> str:
         """The column that holds the documents themselves: versions, texts or pictures."""
         if self.versions is not None:
-            return self.versions.column
+            return self.versions.permute or self.versions.column
         return self.text if self.image is None else self.image
 
     @property
@@ -145,6 +190,11 @@ class SourceConfig(Section):
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside a column of versions; empty where there are none."""
         return () if self.versions is None else self.versions.beside
+
+    @property
+    def template(self) -> str:
+        """The text of items whose options are permuted; empty where there are none."""
+        return "" if self.versions is None else self.versions.template or ""
 
     @property
     def columns(self) -> list[str]:

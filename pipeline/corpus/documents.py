@@ -18,6 +18,7 @@ from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
 from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.lines import Overlong
+from pipeline.corpus.options import orders_of
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
@@ -188,6 +189,11 @@ def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions |
     if isinstance(value, Unreadable):
         return value
     where, change = f"row {row} of {shard.name}", shard.transform
+    if shard.template:
+        orders = orders_of(value, shard.text, dict(zip(shard.beside, beside, strict=True)), shard.template)
+        if isinstance(orders, Unreadable):
+            return orders
+        value, *beside = orders
     found = versions_of(where, value, beside, lambda text: _too_large(text, shard) or problem_of(text))
     if isinstance(found, Unreadable) or change is None:
         return found

@@ -58,16 +58,17 @@ class Shard:
     encoding: str = PLAIN.encoding
     delimiter: str = PLAIN.delimiter
     beside: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.beside`
+    template: str = ""  # of the text of items whose options are `text`; empty where there are none
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
         value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
-        for name in ("limits", "beside", *_DIALECT):
+        for name in ("limits", "beside", "template", *_DIALECT):
             del value[name]
         limits = {} if self.limits == LIMITS else {"limits": self.limits.model_dump()}
-        beside = {"beside": self.beside} if self.beside else {}
-        return {**value, **limits, **beside, **self.dialect.differing()}
+        versions = {name: held for name in ("beside", "template") if (held := getattr(self, name))}
+        return {**value, **limits, **versions, **self.dialect.differing()}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Shard:
@@ -124,5 +125,5 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["captions", shard.caption_column]
         limited |= {"pixels": shard.limits.picture_pixels}
     if shard.beside:
-        columns += ["versions", *shard.beside]
+        columns += ["versions", *shard.beside, *([shard.template] if shard.template else [])]
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

@@ -145,6 +145,7 @@ def whole_shard(
         encoding=entry.dialect.encoding,
         delimiter=entry.dialect.delimiter,
         beside=source.beside,
+        template=source.template,
     )
 
 

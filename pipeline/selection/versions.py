@@ -88,13 +88,21 @@ class VersionPart:
 def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
     """The documents of all parts in the order of their ids, so that nothing depends on the order of the parts.
 
+    Of documents with the same set of versions, such as an item that stands twice, the first is used: the draws of
+    their indices are not independent.
+
     Args:
         parts: of distinct documents, at least one in all.
     """
     sizes = np.concatenate([part.scores.sizes for part in parts])
     ids = [name for part in parts for name in part.scores.ids]
-    order = sorted(range(len(ids)), key=ids.__getitem__)
     starts = np.concatenate(([0], np.cumsum(sizes)))
+    digests = np.concatenate([part.scores.digests for part in parts])
+    sets: dict[bytes, int] = {}
+    for j in sorted(range(len(ids)), key=ids.__getitem__):
+        held = sorted(digests[starts[j] : starts[j + 1]].view("V32").ravel().tolist())
+        sets.setdefault(b"".join(held), j)
+    order = list(sets.values())
     rows = np.concatenate([np.arange(starts[j], starts[j + 1]) for j in order])
     kinds = [one for part in parts for one in part.kinds]
     forms = [one for part in parts for one in part.forms]
@@ -103,7 +111,7 @@ def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
         np.concatenate(([0], np.cumsum(sizes[order]))).astype(np.int64),
         np.concatenate([part.scores.published for part in parts])[order],
         tuple(ids[j] for j in order),
-        np.concatenate([part.scores.digests for part in parts])[rows],
+        digests[rows],
         form_counts([kinds[j] for j in order], [forms[j] for j in order]) if any(kinds) else None,
     )
 

@@ -82,7 +82,8 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
         UserError: one is missing, or stands there several times.
     """
     for column in source.columns:
-        if column not in columns and column in (source.content, *source.beside) and source.beside:
+        marked = source.versions is not None and source.versions.permute is None
+        if column not in columns and column in (source.content, *source.beside) and marked:
             raise UserError(_no_versions(column, name, columns))
         if column not in columns:
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")

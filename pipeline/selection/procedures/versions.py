@@ -59,8 +59,9 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
     if not sum(len(part.scores.ids) for part in parts):
         raise UserError("no audit document has scores of all its versions" if quarantined else "no audit documents")
     scores = preference_residuals(joined_versions(parts))
-    chosen = by.choose(scores, selection.exact_alpha, seed, quarantined)
-    most, m = int(scores.sizes.max()), scores.sizes.size + quarantined
+    m = sum(len(part.scores.ids) for part in parts) + quarantined
+    chosen = by.choose(scores, selection.exact_alpha, seed, m - scores.sizes.size)
+    most = int(scores.sizes.max())
     places = {name: place for place, name in enumerate(scores.ids)}
     p = chosen.ranks / scores.sizes
     least, sentence = by.fewest(selection.exact_alpha, m, most)
@@ -83,8 +84,9 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
 
 def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     assert batch.versions is not None
-    at = [places[name] for name in batch.versions.scores.ids]
-    return p[at], selected[at]
+    at = np.array([places.get(name, -1) for name in batch.versions.scores.ids], dtype=np.int64)
+    used = at >= 0  # the others have the versions of one of these, and count as those without scores do
+    return np.where(used, p[at], 1.0), used & selected[at]
 
 
 def _mirrored(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> VersionChoice:

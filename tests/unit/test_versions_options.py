@@ -1,0 +1,178 @@
+"""Orders of the options of multiple-choice items as versions, against brute force, and what is left out by rule."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from benchmarks.small_model import WORDS
+from pipeline.config.corpus import VersionsConfig
+from pipeline.config.yaml import build
+from pipeline.corpus.formats.base import Unreadable
+from pipeline.corpus.options import LEFT_OUT, MOST_ORDERS, orders_of, why_left_out
+from pipeline.errors import UserError
+from pipeline.selection.versions import VersionPart, VersionScores, joined_versions
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.cli import main
+
+TEMPLATE = "{question}\n{choices}"
+
+
+def made(options: Any, **values: Any) -> tuple[list[str], int, list[str], list[bytes]]:
+    orders = orders_of(options, "choices", {"question": "Which?", **values}, TEMPLATE)
+    assert not isinstance(orders, Unreadable)
+    return orders
+
+
+def text_of(options: Any) -> str:
+    return "Which?\n" + "\n".join(f"{letter}. {one}" for letter, one in zip("ABCDEFG", options, strict=False))
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_the_versions_are_all_orders_and_the_published_one_is_at_its_index(number: int) -> None:
+    options = WORDS[:number]
+    texts, index, _, _ = made(options)
+    assert sorted(texts) == sorted(map(text_of, itertools.permutations(options)))
+    assert texts[index] == text_of(options)
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6])
+def test_the_published_order_is_uniform_among_its_versions_and_they_do_not_depend_on_it(number: int) -> None:
+    seen: dict[tuple[str, ...], Counter[int]] = {}
+    for order in itertools.permutations(WORDS[:number]):
+        texts, index, _, _ = made(order)
+        assert texts[index] == text_of(order)
+        seen.setdefault(tuple(texts), Counter())[index] += 1
+    k = min(MOST_ORDERS, math.factorial(number))
+    assert len(seen) == math.factorial(number) // k
+    assert all(counts == Counter(range(k)) for counts in seen.values())
+
+
+def test_a_site_is_a_position_and_its_form_the_rank_of_the_length_there() -> None:
+    options = ["aa", "b", "cccc"]
+    texts, _, kinds, forms = made(options)
+    assert kinds == ["position 1", "position 2", "position 3"]
+    for text, form in zip(texts, forms, strict=True):
+        lengths = [len(line[3:]) for line in text.splitlines()[1:]]
+        assert list(form) == [{1: 0, 2: 1, 4: 2}[length] for length in lengths]
+
+
+LEFT = {
+    "options_number": [["alone"], list(WORDS[:8])],
+    "options_equal": [["same", "Same ", "other"]],
+    "options_ordered": [
+        ["3", "7", "12.5"],
+        ["1/2", "3/4"],
+        ["$1,200", "$30"],
+        ["3 cm", "20 cm"],
+        ["20%", "5%"],
+        ["12 March 2024", "March 3, 1999"],
+        ["one", "three"],
+        ["i", "iv", "x"],
+        ["3 apples", "4 apples"],
+        ["1990s", "1980s"],
+    ],
+    "options_refer": [
+        ["water", "fire", "All of the above"],
+        ["water", "fire", "none of these"],
+        ["water", "fire", "Both A and B"],
+        ["I only", "II only", "I and II only"],
+        ["water", "fire", "Neither"],
+        ["water", "fire", "It cannot be determined"],
+    ],
+}
+
+
+@pytest.mark.parametrize(("reason", "options"), [(reason, one) for reason, all_ in LEFT.items() for one in all_])
+def test_items_whose_options_have_an_order_are_left_out_whatever_order_was_published(
+    reason: str, options: list[str]
+) -> None:
+    found = {why_left_out(order) for order in itertools.islice(itertools.permutations(options), 200)}
+    assert [one.reason for one in found if one is not None] == [reason]
+    assert set(LEFT) == LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    "options", [["a red car", "a blue car"], ["2 dogs", "3 cats"], ["Both parents agree", "Rain"], ["civil", "mild"]]
+)
+def test_other_items_stay(options: list[str]) -> None:
+    assert why_left_out(options) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"template": "{question}"}, r"does not name the options: put \{choices\} where they stand"),
+        ({"template": "{choices}"}, "names the options alone"),
+        ({"template": "{question} {choices!r}"}, "names no column"),
+        ({"template": "{question} {} {choices}"}, "names no column"),
+        ({"index": "answer"}, "permute makes the versions: leave out index"),
+        ({"template": None}, "permute and template go together"),
+    ],
+)
+def test_settings_that_make_no_versions_are_refused_in_one_line(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build(VersionsConfig, {"permute": "choices", "template": TEMPLATE, **changed})
+
+
+def test_an_item_that_stands_twice_is_used_once() -> None:
+    digests = np.repeat(np.array([1, 2, 2, 1], dtype=np.uint8), 32).reshape(4, 32)
+
+    def ids(last: int) -> tuple[str, ...]:
+        digests[3] = last
+        scores = VersionScores(np.arange(4.0), np.array([0, 2, 4]), np.array([0, 1]), ("b", "a"), digests)
+        return joined_versions([VersionPart(scores, [[], []], [[b""] * 2, [b""] * 2])]).ids
+
+    assert ids(3) == ("a", "b")
+    assert ids(1) == ("a",)
+
+
+def ended(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, arguments)])
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_run_permutes_the_options_of_a_benchmark_and_counts_what_it_leaves_out(
+    tmp_path: Path, tiny_model_folder: Path, suffix: str
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {"question": f"Which is {number}?", "choices": [WORDS[i] for i in rng.permutation(20)[: 3 + number % 2]]}
+        for number in range(30)
+    ]
+    rows += [rows[0], *({"question": "How many?", "choices": one} for one in (["3", "4"], ["mild", "None of these"]))]
+    path = tmp_path / f"items.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    audit = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": str(tiny_model_folder), "dtype": "float32"},
+        "corpus": {"audit": {"path": str(path), "versions": {"permute": "choices", "template": TEMPLATE}}},
+        "detectors": ["loss"],
+        "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
+        "resources": {"cluster": "local"},
+    }
+    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(audit))
+    assert ended("run", tmp_path / "audit.yaml") == 0
+    store = Store(str(tmp_path / "run"))
+    counted = sum((Counter(receipt.reasons) for receipt in read_receipts(store, "score")), Counter[str]())
+    assert counted == {"options_ordered": 1, "options_refer": 1}
+    assert ended("verdict", tmp_path / "run") == 0
+    assert store.read_json("verdict.json")["versions"]["documents"] == 30
+    assert ended("pack", tmp_path / "run", tmp_path / "bundle") == 0
+    assert ended("verify", tmp_path / "bundle") == 0
