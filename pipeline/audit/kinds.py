@@ -100,6 +100,11 @@ def _check_versions(config: AuditConfig, detectors: Sequence[Detector]) -> None:
                 f"detector {detector.column} does not take documents with versions: a score of them comes from a "
                 "version and the models alone, without paraphrases, continuations or what other documents trained"
             )
+        if config.corpus.versions.differing and any((p.kind, p.text) != ("forward", "plain") for p in detector.needs):
+            raise UserError(
+                f"detector {detector.column} reads more than the probabilities of tokens, of which versions.differing "
+                "takes some: take another detector, or leave differing out"
+            )
     for index, selection in enumerate(config.selections):
         _check_selection(selection, f"selections.{index}")
 

@@ -64,6 +64,11 @@ class VersionsConfig(Section):
         "out of the scores.",
     )
 
+    differing: bool = Field(
+        False,
+        description="Score only the tokens of what is not common to all versions of a document, and those that follow "
+        "a place where something is left out.",
+    )
     permute: str | None = Field(
         None,
         description="In the place of `column`: the column with the options of multiple-choice items, a list of texts "
@@ -190,6 +195,11 @@ class SourceConfig(Section):
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside a column of versions; empty where there are none."""
         return () if self.versions is None else self.versions.beside
+
+    @property
+    def differing(self) -> bool:
+        """Whether only what differs between versions is scored."""
+        return self.versions is not None and self.versions.differing
 
     @property
     def template(self) -> str:

@@ -195,7 +195,10 @@ def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions |
             return orders
         value, *beside = orders
     found = versions_of(where, value, beside, lambda text: _too_large(text, shard) or problem_of(text))
-    if isinstance(found, Unreadable) or change is None:
+    if isinstance(found, Unreadable):
+        return found
+    found = replace(found, differing=shard.differing)
+    if change is None:
         return found
     found = found.transformed(lambda text: transform(text, change))
     blank = not all(map(str.strip, found.texts))

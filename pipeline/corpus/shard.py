@@ -59,15 +59,16 @@ class Shard:
     delimiter: str = PLAIN.delimiter
     beside: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.beside`
     template: str = ""  # of the text of items whose options are `text`; empty where there are none
+    differing: bool = False  # whether only what differs between versions is scored
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
         value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
-        for name in ("limits", "beside", "template", *_DIALECT):
+        for name in ("limits", *_OF_VERSIONS, *_DIALECT):
             del value[name]
         limits = {} if self.limits == LIMITS else {"limits": self.limits.model_dump()}
-        versions = {name: held for name in ("beside", "template") if (held := getattr(self, name))}
+        versions = {name: held for name in _OF_VERSIONS if (held := getattr(self, name))}
         return {**value, **limits, **versions, **self.dialect.differing()}
 
     @classmethod
@@ -107,6 +108,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
+_OF_VERSIONS = ("beside", "template", "differing")
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
@@ -126,4 +128,6 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         limited |= {"pixels": shard.limits.picture_pixels}
     if shard.beside:
         columns += ["versions", *shard.beside, *([shard.template] if shard.template else [])]
+    if shard.differing:
+        limited |= {"differing": True}
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

@@ -146,6 +146,7 @@ def whole_shard(
         delimiter=entry.dialect.delimiter,
         beside=source.beside,
         template=source.template,
+        differing=source.differing,
     )
 
 

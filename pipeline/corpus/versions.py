@@ -20,6 +20,7 @@ class TextVersions:
     digests: bytes  # SHA-256 of each version as its file has it, side by side: these differ whatever is transformed
     kinds: tuple[str, ...] = ()  # of the edited sites
     forms: tuple[bytes, ...] = ()  # of each version, a byte for each site; empty where they are not known
+    differing: bool = False  # whether only what differs between versions is scored
 
     @property
     def text(self) -> str:

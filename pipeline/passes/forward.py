@@ -50,6 +50,39 @@ class TokenStatistics:
         return to_device(torch.tensor(values, dtype=torch.float64), self.mask.device)
 
 
+def restricted(statistics: TokenStatistics, keep: Sequence[Sequence[bool]]) -> TokenStatistics:
+    """The statistics of some tokens, moved together.
+
+    Args:
+        statistics: of a batch.
+        keep: of each document, whether each of its tokens from the second on is kept; at least one is.
+    """
+    kept = torch.zeros(statistics.mask.shape, dtype=torch.bool)
+    for row, tokens in enumerate(keep):
+        kept[row, : len(tokens)] = torch.tensor(tokens)
+    kept = to_device(kept, statistics.mask.device) & statistics.mask
+    order = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, : int(kept.sum(dim=1).max())]
+    mask = kept.gather(1, order)
+
+    def moved(values: Tensor | None) -> Tensor | None:
+        return None if values is None else torch.where(mask, values.gather(1, order), torch.zeros_like(values[:, :1]))
+
+    def all_moved(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: found for name, value in values.items() if (found := moved(value)) is not None}
+
+    log_prob = moved(statistics.log_prob)
+    assert log_prob is not None
+    return TokenStatistics(
+        log_prob=log_prob,
+        mask=mask,
+        mean=moved(statistics.mean),
+        variance=moved(statistics.variance),
+        m_entropy=moved(statistics.m_entropy),
+        renyi=all_moved(statistics.renyi),
+        mod_renyi=all_moved(statistics.mod_renyi),
+    )
+
+
 def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str]) -> TokenStatistics:
     """Run a batch of tokenised documents through the model once.
 

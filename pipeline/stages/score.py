@@ -26,7 +26,7 @@ from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
 from pipeline.passes.copying import in_one_copy
-from pipeline.passes.forward import TokenStatistics, from_log_probs
+from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage
 from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
@@ -130,6 +130,7 @@ class _Prepared:
     ids: Mapping[Pass, list[int]]
     continuations: Mapping[Continued, Continuations]
     log_probs: Mapping[Pass, Sequence[float]]  # that an endpoint gave
+    keep: Mapping[Pass, Sequence[bool]] | None = None  # tokens from the second on that are scored; None: all
 
 
 class Scorer:
@@ -269,6 +270,8 @@ class Scorer:
                     norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
                 else:
                     statistics[needed] = forward_in_parts(model, ids, names, parts)
+                    if keep := [entry.keep[needed] for entry in batch if entry.keep is not None]:
+                        statistics[needed] = restricted(statistics[needed], keep)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
         evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations)

@@ -16,6 +16,7 @@ from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.versions import TextVersions
 from pipeline.stages.base import Entry, Output, Placement, Stage
+from pipeline.stages.differing import differing_spans, tokens_in
 from pipeline.stages.score import Scorer, score_schema
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
@@ -73,10 +74,26 @@ class VersionScorer:
                 _, reason, message = own.refused[place]
                 output.refuse(document, reason, f"version {place}: {message}")
                 continue
+            if document.versions.differing:
+                prepared = self._differing(document.versions, prepared)
+                if any(not any(keep) for entry in prepared for keep in entry.work.keep.values()):
+                    output.refuse(document, "too_short", "what differs between versions stands behind max_tokens")
+                    continue
             work = _Prepared(document.versions, tuple(prepared))
             bare = replace(document, text="", versions=None)
             entries.append(Entry(bare, sum(entry.tokens for entry in prepared), work))
         return entries
+
+    def _differing(self, versions: TextVersions, entries: Sequence[Entry]) -> list[Entry]:
+        """The versions of a document, with the tokens that are not common to all."""
+        made = []
+        for text, spans, entry in zip(versions.texts, differing_spans(versions.texts), entries, strict=True):
+            keep = {
+                needed: tokens_in(self.scorer.models[needed.model].tokenizer, text, spans, len(entry.work.ids[needed]))
+                for needed in self.scorer.passes
+            }
+            made.append(replace(entry, work=replace(entry.work, keep=keep)))
+        return made
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Score all versions of some documents, versions of like length together."""

@@ -49,7 +49,7 @@ BUDGETS = {
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
-    "pipeline.passes": 2_780,
+    "pipeline.passes": 2_810,
     "pipeline.detectors": 1_410,
     "pipeline.stages": 3_300,
     "pipeline.selection": 6_070,
