@@ -33,7 +33,7 @@ def write_texts(path: Path, count: int) -> None:
     path.write_text("".join(lines))
 
 
-def write_audit(folder: Path, name: str, model: Path, **changed: Any) -> Path:
+def write_audit(folder: Path, name: str, model: Path, differing: bool = False, **changed: Any) -> Path:
     """Write the configuration of an audit of the documents that are marked in a folder."""
     audit = {
         "run": str(folder / "runs" / name),
@@ -42,7 +42,7 @@ def write_audit(folder: Path, name: str, model: Path, **changed: Any) -> Path:
             "audit": {
                 "path": str(folder / "marked/private/versions.parquet"),
                 "id": "id",
-                "versions": {"kinds": "kinds", "forms": "forms"},
+                "versions": {"kinds": "kinds", "forms": "forms", "differing": differing},
             }
         },
         "detectors": ["loss"],
