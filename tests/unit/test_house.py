@@ -43,15 +43,15 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_650,
-    "pipeline.corpus": 5_510,
+    "pipeline.config": 1_710,
+    "pipeline.corpus": 5_630,
     "pipeline.store": 1_980,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 2_810,
     "pipeline.detectors": 1_410,
-    "pipeline.stages": 3_300,
+    "pipeline.stages": 3_380,
     "pipeline.selection": 6_070,
     "pipeline.audit": 10_990,
     "pipeline.report": 4_460,
