@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.audit.status import Status
     from pipeline.audit.summary import Summary
     from pipeline.audit.verdict import CollectionVerdict
-    from pipeline.bundle.verify import Verification
+    from pipeline.bundle.verify import BundleVerification
     from pipeline.compare.comparison import Comparison
     from pipeline.compare.joint import JointReport
     from pipeline.compare.ranking import RankingReport
@@ -385,7 +385,7 @@ def print_bundle(facts: dict[str, Any]) -> None:
     print_line(f"next: seenset verify {facts['bundle']}")
 
 
-def print_verification(verification: Verification) -> None:
+def print_verification(verification: BundleVerification) -> None:
     """What came of checking a bundle, a line for each statement."""
     for finding in verification.findings:
         print_line(f"{finding.outcome:<8} {finding}")

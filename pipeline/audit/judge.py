@@ -45,7 +45,7 @@ def judge_collection(
     blind = run_blind_test(scored, "unseen", config).diagnostic
     setting = Setting(
         run=scored.store.url,
-        model=model_name(config),
+        model=audited_model(config),
         limit=limit,
         seed=config.seed,
         sampled=sum(receipt.n_scored for receipt in scored.of("audit")) > MOST_DOCUMENTS,
@@ -196,7 +196,7 @@ def _test_record(result: PermutationTest, collection: Collection, made: Blocks) 
     )
 
 
-def model_name(config: AuditConfig) -> str:
+def audited_model(config: AuditConfig) -> str:
     """The audited model, with its adapter."""
     model = config.model
     adapter = None if isinstance(model, EndpointConfig) or not model.adapter else model.adapter_shown

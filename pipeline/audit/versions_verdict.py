@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.audit.judge import Setting, model_name
+from pipeline.audit.judge import Setting, audited_model
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import Diagnostic
 from pipeline.audit.verdict import LEVEL, CollectionVerdict, Statement, VersionsTest
@@ -47,7 +47,7 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
     parts = list(each(scored.of("audit"), part_of))
     if not sum(len(part.scores.ids) for part in parts):
         raise UserError(f"no document of {scored.store.url} has scores of all its versions")
-    return judge_parts(parts, Setting(scored.store.url, model_name(config), limit, config.seed, False, False))
+    return judge_parts(parts, Setting(scored.store.url, audited_model(config), limit, config.seed, False, False))
 
 
 def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVerdict:

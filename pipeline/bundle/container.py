@@ -63,7 +63,7 @@ class BundleIndex(VersionedRecord):
     columns: list[str] = Field([], description="Score columns that the verdict reads, in order; empty without one.")
     blocks: BlockKind | None = Field(None, description="What the verdict moves whole; null without one.")
     texts: bool = Field(description="Whether the documents have their texts.")
-    asked: str | None = Field(None, description="What other questions the run was asked; null where all at once.")
+    several: str | None = Field(None, description="What other questions the run was asked; null where all at once.")
     members: list[Member] = Field(description="The other members, in their order.")
 
 
@@ -103,10 +103,10 @@ def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
     if data[_LOCAL.size : head] != INDEX.encode() and not data.endswith(COMMENT):
         raise UserError(f"{name} is not a bundle of seenset pack")
     sizes = _LOCAL.unpack_from(data.ljust(_LOCAL.size))[7:9] if len(data) >= head else (0,)
-    found = next((text for size in sizes if (text := _opened(data[head : head + size])) is not None), None)
-    if found is None:
+    opening = next((text for size in sizes if (text := _opened(data[head : head + size])) is not None), None)
+    if opening is None:
         raise RefutedError(f"{name}: {INDEX} is damaged")
-    value, size = found
+    value, size = opening
     if value.get("schema") != FORM:
         raise UserError(
             f"{name} is a bundle of version {value.get('schema')}, written by seenset {value.get('seenset')}; this "

@@ -59,7 +59,7 @@ def weight_column(role: Role) -> str:
     return f"weight:{role}"
 
 
-def documents_schema(
+def bundled_schema(
     selections: Sequence[SelectionConfig], columns: Sequence[str], texts: bool, versions: bool = False
 ) -> pa.Schema:
     """Columns of `documents.parquet`.
@@ -87,7 +87,7 @@ def documents_schema(
     return pa.schema(fields)
 
 
-def check_documents(table: pa.Table) -> None:
+def check_values(table: pa.Table) -> None:
     """Check the values of `documents.parquet`, whose columns are as they must be.
 
     Raises:

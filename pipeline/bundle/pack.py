@@ -23,7 +23,7 @@ from pipeline.bundle.container import RefutedError, pack_members
 from pipeline.bundle.contents import (
     DOCUMENTS,
     VERDICTS,
-    documents_schema,
+    bundled_schema,
     score_column,
     summary_member,
     verdicts_member,
@@ -88,7 +88,7 @@ def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = Fals
         "columns": [] if collection is None else collection.columns,
         "blocks": None if collection is None else collection.kind,
         "texts": texts,
-        "asked": several_questions(history),
+        "several": several_questions(history),
     }
     data = pack_members(index, contents)
     _check_packed(data, store.url)
@@ -117,13 +117,13 @@ class _Packing:
     ) -> _Packing:
         """Find which known documents calibrate, and their weights."""
         if config.corpus.versions is not None:
-            return cls(scored, documents_schema(selections, [], texts, versions=True), {}, {}, None)
+            return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, None)
         roles = list(dict.fromkeys(NULL_ROLE[one.direction] for one in selections))
         overlaps = find_overlaps(scored, roles, config, each)
         weighted = {NULL_ROLE[one.direction] for one in selections if calibration_of(one.calibration).weighted}
         return cls(
             scored,
-            documents_schema(selections, [] if collection is None else collection.columns, texts),
+            bundled_schema(selections, [] if collection is None else collection.columns, texts),
             {role: overlaps[role].keep for role in roles},
             {role: weigh_run(scored, role, config, each) for role in sorted(weighted)},
             collection,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.audit.diagnostics import diagnose_scores
-from pipeline.audit.judge import Setting, judge_scores, model_name
+from pipeline.audit.judge import Setting, audited_model, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
@@ -27,8 +27,8 @@ from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
     VERDICTS,
-    check_documents,
-    documents_schema,
+    bundled_schema,
+    check_values,
     member_names,
     score_column,
     summary_member,
@@ -58,8 +58,8 @@ MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What came of checking one statement of a bundle."""
+class Checked:
+    """A statement of a bundle, and what came of checking it."""
 
     outcome: Outcome  # stated: the run states it, and scores cannot tell
     about: str
@@ -70,12 +70,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class BundleVerification:
     """What came of checking a bundle."""
 
     bundle: str
     sha256: str  # of the file
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Checked] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
@@ -87,8 +87,8 @@ class Verification:
         return {**asdict(self), "holds": self.holds}
 
 
-def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None = None) -> Verification:
-    """Check the digests of a bundle, and recompute what its scores determine.
+def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None = None) -> BundleVerification:
+    """Checked the digests of a bundle, and recompute what its scores determine.
 
     Args:
         data: of the file.
@@ -103,7 +103,7 @@ def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None =
     try:
         bundle = _Bundle.of(index, members)
         findings = [
-            Finding("holds", "container", f"{len(members)} members are as {INDEX} lists them"),
+            Checked("holds", "container", f"{len(members)} members are as {INDEX} lists them"),
             *bundle.stated(),
             *bundle.check_commitment(commitment),
             *(finding for selection in index.selections for finding in bundle.check(selection)),
@@ -111,7 +111,7 @@ def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None =
         ]
     except UserError as error:
         raise RefutedError(f"{name}: {error}") from None
-    return Verification(name, hashlib.sha256(data).hexdigest(), findings)
+    return BundleVerification(name, hashlib.sha256(data).hexdigest(), findings)
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class _Bundle:
             check_known(selection.procedure, f"selection {selection.name}: ")
         manifest = build(Manifest, opened(_json(members, MANIFEST_FILE), MANIFEST_FILE))
         has_versions = manifest.config.corpus.versions is not None
-        schema = documents_schema(index.selections, index.columns, index.texts, has_versions)
+        schema = bundled_schema(index.selections, index.columns, index.texts, has_versions)
         documents = _table(members, DOCUMENTS, schema)
-        check_documents(documents)
+        check_values(documents)
         versions = BundledVersions.of(documents, manifest.config) if has_versions else None
         return cls(index, manifest, documents, members, versions)
 
@@ -173,40 +173,40 @@ class _Bundle:
         groups = self.documents["group"].combine_chunks() if "group" in self.documents.column_names else None
         return Scores(columns, keys, groups, weights or None)
 
-    def stated(self) -> Iterator[Finding]:
+    def stated(self) -> Iterator[Checked]:
         """What the run states of its model, its corpora and its questions."""
         config, versions = self.manifest.config, self.manifest.versions
         programs = ", ".join(f"{name} {version}" for name, version in versions.items())
-        yield Finding("stated", "environment", programs)
+        yield Checked("stated", "environment", programs)
         digests = {key: value for key, value in self.manifest.fingerprint.items() if isinstance(value, str)}
         of_model = ", ".join(f"{key} {value}" for key, value in digests.items())
-        yield Finding("stated", "model", f"{model_name(config)}; the scores were made under {of_model}")
+        yield Checked("stated", "model", f"{audited_model(config)}; the scores were made under {of_model}")
         for entry in self.manifest.inputs[:MOST_NAMED]:
-            yield Finding("stated", f"corpus {entry.role}", f"{entry.name}, content {entry.content}")
-        asked = self.index.asked
-        if asked is None and config.series is None and config.selections != self.index.selections:
-            asked = "The questions are not those of the configuration: seenset select asked them."
-        yield Finding("stated", "questions", asked or "They are those of the configuration, asked at once.")
+            yield Checked("stated", f"corpus {entry.role}", f"{entry.name}, content {entry.content}")
+        several = self.index.several
+        if several is None and config.series is None and config.selections != self.index.selections:
+            several = "The questions are not those of the configuration: seenset select asked them."
+        yield Checked("stated", "questions", several or "They are those of the configuration, asked at once.")
 
-    def check(self, selection: SelectionConfig) -> Iterator[Finding]:
+    def check(self, selection: SelectionConfig) -> Iterator[Checked]:
         """Recompute the answer of a selection."""
         about, stated = f"selection {selection.name}", _json(self.members, summary_member(selection.name))
         slot = self._slot(stated)
         if slot is not None:
             selection = selection.model_copy(update={"alpha": float(slot.level)})
-        found = self._answer(selection, slot)
-        yield from self._check_documents(about, selection, found)
-        summary = self._summary(selection, found, stated, slot)
+        recomputed = self._answer(selection, slot)
+        yield from self._check_documents(about, selection, recomputed)
+        summary = self._summary(selection, recomputed, stated, slot)
         self.summaries[selection.name] = summary
         refuted = list(_refuted(about, stated, summary.plain()))
         yield from refuted[:MOST_NAMED]
         if not refuted:
-            yield Finding("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
+            yield Checked("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
         for name, diagnostic in summary.diagnostics.by_name().items():
             if name not in ("resolution", "sign_symmetry", "weighting"):
-                yield Finding("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
+                yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
-            yield Finding("stated", f"{about}, bound", summary.bound_withheld)
+            yield Checked("stated", f"{about}, bound", summary.bound_withheld)
 
     def _answer(self, selection: SelectionConfig, slot: Slot | None) -> Verdict:
         """The answer of a selection from the scores."""
@@ -215,70 +215,70 @@ class _Bundle:
             return self.versions.answer(selection, quarantined)
         role, calibrates = NULL_ROLE[selection.direction], self.documents["calibrates"].to_numpy()
         roles = {**self.roles, role: self.roles[role][calibrates[self.roles[role]]]}
-        (found,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
-        return found
+        (recomputed,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
+        return recomputed
 
-    def check_commitment(self, commitment: Mapping[str, Any] | None) -> Iterator[Finding]:
+    def check_commitment(self, commitment: Mapping[str, Any] | None) -> Iterator[Checked]:
         """Recompute the root that the indices and the salted digests of the versions lead to."""
         about = "commitment"
         if self.versions is None:
             if commitment is not None:
-                yield Finding("refuted", about, "the documents of this bundle have no versions, which it could be of")
+                yield Checked("refuted", about, "the documents of this bundle have no versions, which it could be of")
             return
         roots, scored = self.versions.roots(), len(self.versions.table)
         if sum(roots.values()) < scored:
             outcome: Outcome = "stated" if commitment is None else "refuted"
             missing = scored - sum(roots.values())
-            yield Finding(outcome, about, f"{missing:,} of {scored:,} documents have no salt, so none leads to a root")
+            yield Checked(outcome, about, f"{missing:,} of {scored:,} documents have no salt, so none leads to a root")
         for root, count in roots.items():
             led = f"{count:,} documents with their indices lead to root {root.hex()}"
             if commitment is None:
-                yield Finding("stated", about, f"{led}; verify --commitment FILE compares it with commitment.json")
+                yield Checked("stated", about, f"{led}; verify --commitment FILE compares it with commitment.json")
             elif root.hex() == commitment["root"]:
-                yield Finding("holds", about, f"{led} of {commitment['documents']:,} committed documents")
+                yield Checked("holds", about, f"{led} of {commitment['documents']:,} committed documents")
             else:
-                yield Finding("refuted", about, f"{led}, and the commitment has root {commitment['root']}")
+                yield Checked("refuted", about, f"{led}, and the commitment has root {commitment['root']}")
         if not self.index.texts:
-            yield Finding("stated", "versions", "that scores are of the committed versions needs their texts")
+            yield Checked("stated", "versions", "that scores are of the committed versions needs their texts")
         elif changed := list(self.versions.changed_texts()):
-            yield Finding(
+            yield Checked(
                 "refuted", "texts", f"document {changed[0]!r} has texts of other digests ({len(changed):,} do)"
             )
         else:
-            yield Finding("holds", "texts", f"the versions of {scored:,} documents have the digests that stand beside")
+            yield Checked("holds", "texts", f"the versions of {scored:,} documents have the digests that stand beside")
 
-    def check_verdict(self) -> Iterator[Finding]:
+    def check_verdict(self) -> Iterator[Checked]:
         """Recompute the verdict on the collection, if there is one."""
         if VERDICT_FILE not in self.members:
-            yield Finding("stated", "verdict", "none: seenset verdict was not asked before the run was packed")
+            yield Checked("stated", "verdict", "none: seenset verdict was not asked before the run was packed")
             return
         stated = opened(_json(self.members, VERDICT_FILE), VERDICT_FILE)
         config = self.manifest.config
         sampled = self.roles["audit"].size > MOST_DOCUMENTS
-        of_run = (str(stated.get("run")), model_name(config), self.manifest.limit, config.seed)
+        of_run = (str(stated.get("run")), audited_model(config), self.manifest.limit, config.seed)
         setting, blind = Setting(*of_run, sampled, config.series is not None), None
         if self.versions is not None:
-            found = judge_parts(
+            recomputed = judge_parts(
                 [self.versions.part([one.column for one in parse_detectors(config.detectors)])], setting
             )
         else:
             seeking = [one for one in self.index.selections if one.direction == "members"]
             answers = [(one, self.summaries[one.name]) for one in seeking]
             blind = build(BlindDiagnostic, stated.get("blind") or {})
-            found = judge_scores(self._collection(), answers, blind, setting)
-        plain = found.model_copy(update={"answers": stated.get("answers")}).plain()
+            recomputed = judge_scores(self._collection(), answers, blind, setting)
+        plain = recomputed.model_copy(update={"answers": stated.get("answers")}).plain()
         refuted = list(_refuted("verdict", stated, plain))
         yield from refuted[:MOST_NAMED]
         if not refuted:
-            test = found.test or found.versions
+            test = recomputed.test or recomputed.versions
             p = "no permutation test" if test is None else f"p = {test.p_value:.4g}"
-            yield Finding("holds", "verdict", f"it follows from the scores: {found.answer}, {p}")
+            yield Checked("holds", "verdict", f"it follows from the scores: {recomputed.answer}, {p}")
         if blind is None:
             return
-        yield Finding("stated", "verdict, blind test", f"by the run, not recomputed: {blind.sentence}")
-        yield Finding("stated", "verdict, blocks", "which documents are near copies of each other needs their texts")
+        yield Checked("stated", "verdict, blind test", f"by the run, not recomputed: {blind.sentence}")
+        yield Checked("stated", "verdict, blocks", "which documents are near copies of each other needs their texts")
 
-    def _check_documents(self, about: str, selection: SelectionConfig, found: Verdict) -> Iterator[Finding]:
+    def _check_documents(self, about: str, selection: SelectionConfig, recomputed: Verdict) -> Iterator[Checked]:
         """Compare the p-values and the list of a selection."""
         table = _table(self.members, verdicts_member(selection.name), VERDICTS)
         ids = self.documents["id"].take(pa.array(self.audit))
@@ -286,7 +286,7 @@ class _Bundle:
             raise UserError(f"{verdicts_member(selection.name)} is not of the audited documents of {DOCUMENTS}")
         p_values, selected = np.ones(self.audit.size), np.zeros(self.audit.size, dtype=bool)
         scored = np.searchsorted(self.audit, self.roles["audit"])
-        p_values[scored], selected[scored] = found.p, found.selected
+        p_values[scored], selected[scored] = recomputed.p, recomputed.selected
         for name, values in (("p_value", p_values), ("selected", selected)):
             stated = table[name].to_numpy()
             wrong = ~np.isclose(stated, values, rtol=CLOSE, atol=0) if name == "p_value" else stated != values
@@ -295,10 +295,10 @@ class _Bundle:
                     f"{values.size:,} p-values" if name == "p_value" else f"the list of {values.sum():,} documents"
                 )
                 verb = "follow" if name == "p_value" else "follows"
-                yield Finding("holds", about, f"{counted} {verb} from the scores")
+                yield Checked("holds", about, f"{counted} {verb} from the scores")
                 continue
             first = int(np.flatnonzero(wrong)[0])
-            yield Finding(
+            yield Checked(
                 "refuted",
                 about,
                 f"{name} of document {ids[first].as_py()!r} is stated as {stated[first]}, and the scores give "
@@ -306,10 +306,10 @@ class _Bundle:
             )
 
     def _summary(
-        self, selection: SelectionConfig, found: Verdict, stated: dict[str, Any], slot: Slot | None
+        self, selection: SelectionConfig, recomputed: Verdict, stated: dict[str, Any], slot: Slot | None
     ) -> Summary:
         """The summary that the scores give, with what only the run can state."""
-        role, answer = NULL_ROLE[selection.direction], found.answer
+        role, answer = NULL_ROLE[selection.direction], recomputed.answer
         computed = diagnose_scores(answer, role)
         weighting = None
         if answer.effective is not None:
@@ -322,7 +322,7 @@ class _Bundle:
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
         series = self.manifest.config.series
         place = None if slot is None or series is None else series_place(slot, series)
-        counts = int(found.selected.sum()), self.audit.size - self.roles["audit"].size
+        counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
         made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit, place)
         withheld = stated.get("bound_withheld")
         return made if withheld is None else made.without_bound(str(withheld))
@@ -358,22 +358,22 @@ class _Bundle:
         )
 
 
-def _refuted(about: str, stated: Any, found: Any, path: str = "") -> Iterator[Finding]:
+def _refuted(about: str, stated: Any, recomputed: Any, path: str = "") -> Iterator[Checked]:
     """Each value of a record that differs from the recomputed one."""
-    if isinstance(stated, dict) and isinstance(found, dict):
-        for key in dict.fromkeys([*stated, *found]):
-            yield from _refuted(about, stated.get(key), found.get(key), f"{path}.{key}" if path else str(key))
-    elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
-        for place, pair in enumerate(zip(stated, found, strict=True)):
+    if isinstance(stated, dict) and isinstance(recomputed, dict):
+        for key in dict.fromkeys([*stated, *recomputed]):
+            yield from _refuted(about, stated.get(key), recomputed.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(stated, list) and isinstance(recomputed, list) and len(stated) == len(recomputed):
+        for place, pair in enumerate(zip(stated, recomputed, strict=True)):
             yield from _refuted(about, *pair, f"{path}.{place}")
-    elif not _same(stated, found):
-        yield Finding("refuted", about, f"{path} is stated as {stated!r:.300}, and the scores give {found!r:.300}")
+    elif not _same(stated, recomputed):
+        yield Checked("refuted", about, f"{path} is stated as {stated!r:.300}, and the scores give {recomputed!r:.300}")
 
 
-def _same(stated: Any, found: Any) -> bool:
-    if isinstance(stated, float) and isinstance(found, (float, int)) and not isinstance(found, bool):
-        return math.isclose(stated, found, rel_tol=CLOSE)
-    return type(stated) is type(found) and stated == found
+def _same(stated: Any, recomputed: Any) -> bool:
+    if isinstance(stated, float) and isinstance(recomputed, (float, int)) and not isinstance(recomputed, bool):
+        return math.isclose(stated, recomputed, rel_tol=CLOSE)
+    return type(stated) is type(recomputed) and stated == recomputed
 
 
 def _in_words(summary: Summary) -> str:

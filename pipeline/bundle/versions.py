@@ -85,11 +85,11 @@ class Committed:
         """
         chosen = []
         for doc_id, row, versions in zip(*(table[one].to_pylist() for one in ("doc_id", "row", VERSIONS)), strict=True):
-            found = self.documents[row] if row < len(self.documents) else None
+            held = self.documents[row] if row < len(self.documents) else None
             scored = (doc_id, versions["published"], versions["digests"])
-            if found is None or (found.id, found.index, found.texts) != scored:
+            if held is None or (held.id, held.index, held.texts) != scored:
                 raise UserError(f"{name} does not hold the versions that were scored: put the file back")
-            chosen.append((found, self.proofs[row]))
+            chosen.append((held, self.proofs[row]))
         values: dict[str, list[Any]] = {
             "salt": [document.salt for document, _ in chosen],
             "commitments": [b"".join(document.digests) for document, _ in chosen],
@@ -151,7 +151,7 @@ class BundledVersions:
 
     def roots(self) -> dict[bytes, int]:
         """Roots to which documents with salts lead, and the number of documents that lead to each."""
-        found: dict[bytes, int] = {}
+        counts: dict[bytes, int] = {}
         published = pc.struct_field(self.table[VERSIONS].combine_chunks(), "published").to_pylist()
         columns = (self.table[name].to_pylist() for name in ("id", "commitments", "proof"))
         for index, name, commitments, proof in zip(published, *columns, strict=True):
@@ -159,8 +159,8 @@ class BundledVersions:
                 continue
             steps = (ProofStep(step[1:], left=step[0] == 1) for step in proof)
             root = root_of(leaf_digest(name, index, _split(commitments)), steps)
-            found[root] = found.get(root, 0) + 1
-        return found
+            counts[root] = counts.get(root, 0) + 1
+        return counts
 
     def changed_texts(self) -> Iterator[str]:
         """Ids of documents whose texts, where the bundle has them, are not those of the digests and commitments."""

@@ -22,7 +22,7 @@ from pipeline.corpus.options import orders_of
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
-from pipeline.corpus.versions import TextVersions, versions_of
+from pipeline.corpus.versions import TextVersions, row_versions
 from pipeline.errors import UserError
 
 _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
@@ -185,7 +185,7 @@ def _folder_of(shard: Shard) -> str:
 
 
 def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions | Unreadable:
-    """The versions of a row as they are scored; why none is, if that is so. Raises UserError as `versions_of`."""
+    """The versions of a row as they are scored; why none is, if that is so. Raises UserError as `row_versions`."""
     if isinstance(value, Unreadable):
         return value
     where, change = f"row {row} of {shard.name}", shard.transform
@@ -194,15 +194,15 @@ def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions |
         if isinstance(orders, Unreadable):
             return orders
         value, *beside = orders
-    found = versions_of(where, value, beside, lambda text: _too_large(text, shard) or problem_of(text))
-    if isinstance(found, Unreadable):
-        return found
-    found = replace(found, differing=shard.differing)
+    versions = row_versions(where, value, beside, lambda text: _too_large(text, shard) or problem_of(text))
+    if isinstance(versions, Unreadable):
+        return versions
+    versions = replace(versions, differing=shard.differing)
     if change is None:
-        return found
-    found = found.transformed(lambda text: transform(text, change))
-    blank = not all(map(str.strip, found.texts))
-    return Unreadable("empty", "nothing is left of a version by text_transform") if blank else found
+        return versions
+    versions = versions.transformed(lambda text: transform(text, change))
+    blank = not all(map(str.strip, versions.texts))
+    return Unreadable("empty", "nothing is left of a version by text_transform") if blank else versions
 
 
 def _caption(shard: Shard, caption: Any) -> str | Unreadable:
@@ -224,10 +224,10 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         if not isinstance(text, Unreadable):
             return Document(row, doc_id, text, label, picture=picture)
     if shard.beside:
-        found = _versions(shard, row, text, caption)
-        if isinstance(found, Unreadable):
-            return Document(row, doc_id, "", label, (found.reason, found.message))
-        return Document(row, doc_id, found.text, label, versions=found)
+        versions = _versions(shard, row, text, caption)
+        if isinstance(versions, Unreadable):
+            return Document(row, doc_id, "", label, (versions.reason, versions.message))
+        return Document(row, doc_id, versions.text, label, versions=versions)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)

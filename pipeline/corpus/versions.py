@@ -32,7 +32,7 @@ class TextVersions:
         return replace(self, texts=tuple(map(change, self.texts)))
 
 
-def versions_of(
+def row_versions(
     where: str, value: Any, beside: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
 ) -> TextVersions | Unreadable:
     """The versions of a row; why there are none, where a text of it cannot be scored: then none of them is.

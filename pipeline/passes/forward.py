@@ -68,7 +68,7 @@ def restricted(statistics: TokenStatistics, keep: Sequence[Sequence[bool]]) -> T
         return None if values is None else torch.where(mask, values.gather(1, order), torch.zeros_like(values[:, :1]))
 
     def all_moved(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: found for name, value in values.items() if (found := moved(value)) is not None}
+        return {name: part for name, value in values.items() if (part := moved(value)) is not None}
 
     log_prob = moved(statistics.log_prob)
     assert log_prob is not None

@@ -25,17 +25,19 @@ def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
     matched = [_matched(pieces[0], other) for other in pieces]
     common = sorted(set.intersection(*(set(places) for places in matched)))
     ends = [[0] for _ in texts]
-    for places, own in zip(ends, pieces, strict=True):
-        for piece in own:
+    for places, words in zip(ends, pieces, strict=True):
+        for piece in words:
             places.append(places[-1] + len(piece))
     spans: list[list[tuple[int, int]]] = [[] for _ in texts]
     for before, after in zip([-1, *common], [*common, len(pieces[0])], strict=True):
         starts = [places[before] + 1 if before >= 0 else 0 for places in matched]
-        stops = [places[after] if after in places else len(own) for places, own in zip(matched, pieces, strict=True)]
+        stops = [
+            places[after] if after in places else len(words) for places, words in zip(matched, pieces, strict=True)
+        ]
         if any(start < stop for start, stop in zip(starts, stops, strict=True)):
-            for found, places, start, stop in zip(spans, ends, starts, stops, strict=True):
+            for several, places, start, stop in zip(spans, ends, starts, stops, strict=True):
                 first = min(places[start], places[-1] - 1)
-                found.append((first, max(places[stop], first + 1)))
+                several.append((first, max(places[stop], first + 1)))
     return spans
 
 

@@ -67,11 +67,11 @@ class VersionScorer:
         entries = []
         for document in documents:
             assert document.versions is not None
-            own, texts = Output(), enumerate(document.versions.texts)
-            prepared = self.scorer.prepare([replace(document, row=i, text=text) for i, text in texts], inputs, own)
-            if own.refused:
-                place = min(own.refused)
-                _, reason, message = own.refused[place]
+            checked, texts = Output(), enumerate(document.versions.texts)
+            prepared = self.scorer.prepare([replace(document, row=i, text=text) for i, text in texts], inputs, checked)
+            if checked.refused:
+                place = min(checked.refused)
+                _, reason, message = checked.refused[place]
                 output.refuse(document, reason, f"version {place}: {message}")
                 continue
             if document.versions.differing:

@@ -90,8 +90,8 @@ def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: B
 
 
 def _mirrored(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> VersionChoice:
-    found = mirrored_list(scores, alpha, seed)
-    return VersionChoice(found.selected, found.ranks)
+    listed = mirrored_list(scores, alpha, seed)
+    return VersionChoice(listed.selected, listed.ranks)
 
 
 def _fewest_mirrored(alpha: Fraction, m: int, versions: int | None) -> tuple[int, str]:
