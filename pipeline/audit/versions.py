@@ -14,6 +14,7 @@ from pipeline.audit.scored import Overlap
 from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.registry import parse_detectors
+from pipeline.report.wording import versions as wording
 from pipeline.selection.versions import VersionPart, VersionScores
 from pipeline.stages.score_versions import VERSIONS, VERSIONS_TYPE
 
@@ -48,11 +49,10 @@ def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) ->
 NO_BLIND_TEST = BlindTest(
     ok=True,
     outcome="not tested",
-    sentence="Not needed: the published version of each document is compared with its other versions, not with other "
-    "documents.",
+    sentence=wording.NO_BLIND_TEST,
 )
 NO_OVERLAP = Overlap(
-    OverlapDiagnostic(ok=True, sentence="No other document calibrates.", n_calibration=0, n_audit=0),
+    OverlapDiagnostic(ok=True, sentence=wording.NO_OVERLAP, n_calibration=0, n_audit=0),
     n_trained=0,
     keep=np.ones(0, dtype=bool),
 )

@@ -15,8 +15,7 @@ from pipeline.audit.versions import NO_BLIND_TEST, version_part
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.selection.digits import beside
-from pipeline.selection.procedures.versions import ASSUMPTION
+from pipeline.report.wording import versions as wording
 from pipeline.selection.versions import VersionPart, joined_versions, preference_residuals, version_ranks
 from pipeline.selection.versions_collection import REDRAWS, EProcess, redraw_p_value
 from pipeline.stages.score_versions import VERSIONS
@@ -77,39 +76,11 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVer
         answer=answer,
         supported=True,
         reasons=[],
-        sentences=_sentences(setting.model, answer, test, setting.limit),
+        sentences=wording.verdict_on_versions(setting.model, answer, test, setting.limit),
         level=LEVEL,
         counts=[],
         test=None,
         blind=NO_BLIND_TEST.diagnostic,
-        direction=Diagnostic(ok=above > 0, sentence=_direction(above)),
+        direction=Diagnostic(ok=above > 0, sentence=wording.direction_of_versions(above)),
         versions=test,
     )
-
-
-def _direction(above: float) -> str:
-    side = "above" if above > 0 else "below"
-    return (
-        f"Published versions score {abs(above):.2f} standard deviations {side} the mean of their document's versions, "
-        "on average."
-    )
-
-
-def _sentences(model: str, answer: Statement, test: VersionsTest, limit: int | None) -> list[str]:
-    heads = {
-        "trained on": f"{model} was trained on documents of this collection, as published.",
-        "not shown": f"It is not shown that {model} was trained on this collection. That is no proof that it was not.",
-    }
-    lines = [
-        heads[answer],
-        f"Redrawing the published versions of {test.documents:,} documents {test.redraws:,} times gives "
-        f"p = {beside(test.p_value, LEVEL, kind='g')}; of collections that were not trained on at most {LEVEL:g} have "
-        f"p <= {LEVEL:g}. This is exact, for any model.",
-        _direction(test.above),
-        f"The e-value is {test.e_value:.3g}: multiply it by that of documents which arrive later; of collections that "
-        "were not trained on at most one in N ever reaches N.",
-        f"The verdict assumes that {ASSUMPTION}. No unseen documents are needed.",
-    ]
-    if limit is not None:
-        lines.append(f"This is a sample: only the first {limit:,} documents were read.")
-    return lines
