@@ -49,7 +49,7 @@ class RunSelection:
         return read_selected(self.store, self.summary.name)
 
     def documents(self) -> pa.Table:
-        """All audited documents, those without a score too: doc_id, p_value in (0, 1], selected, scores."""
+        """All audited documents: doc_id, p_value in (0, 1], selected, scores (null if it has none), source, row."""
         tables = VerdictTables.of(self.store, self.summary.name)
         return pa.concat_tables([tables.read(shard) for shard in tables.shards])
 
@@ -88,7 +88,7 @@ def audit(
         >>> run.selections["members"].n_selected
         0
         >>> run.selections["members"].documents().column_names
-        ['doc_id', 'p_value', 'selected', 'loss']
+        ['doc_id', 'p_value', 'selected', 'loss', 'source', 'row']
         >>> seenset.open_run(run.path).state
         'complete'
     """

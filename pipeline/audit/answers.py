@@ -15,7 +15,7 @@ from pipeline.audit.weight_shards import weights_record_file
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
-from pipeline.report.wording.files import made_again_note
+from pipeline.report.wording.files import answered_by, made_again_note
 from pipeline.store.files import Store
 
 _OF_RUN = (
@@ -36,16 +36,17 @@ def run_digests(store: Store) -> dict[str, str]:
     return digests_of(store, _OF_RUN)
 
 
-def write_answer(store: Store, summary: Summary, files: Mapping[str, str]) -> None:
+def write_answer(store: Store, summary: Summary, files: Mapping[str, str], scores: str) -> None:
     """Write the summary of a selection and the digests of its answer, by which it counts as answered.
 
     Args:
         store: the run directory.
         summary: of the selection.
         files: SHA-256 of all other files of the answer, by name in the run directory, with `run_digests`.
+        scores: from `scores_digest`, of the scores that the answer was made from.
     """
     name = summary_file(summary.name)
-    write_digests(store, summary.name, {**files, name: write_record(store, name, summary)})
+    write_digests(store, summary.name, {**files, name: write_record(store, name, summary)}, scores)
 
 
 def check_training_keys(store: Store) -> None:
@@ -65,7 +66,7 @@ def check_training_keys(store: Store) -> None:
 
 
 def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False, shared: bool = True) -> list[str]:
-    """What is wrong with the answers of a run, a line for each that is not as it was written.
+    """What is wrong with the answers of a run, a line for each that is not as this version writes it.
 
     Args:
         store: the run directory.
@@ -78,7 +79,7 @@ def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False
         try:
             check_answer(store, selection, whole, shared)
         except DamagedError as error:
-            problems.append(made_again_note(str(error).rpartition("; ")[0], "the answer is") + " from the scores")
-        except UserError:  # of another version
-            continue
-    return problems
+            problems.append(str(error).rpartition("; ")[0])
+        except UserError as error:  # of another version
+            problems.append(str(error).removesuffix(f": {answered_by(store.url)}"))
+    return [made_again_note(problem, "the answer is") + " from the scores" for problem in problems]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +22,10 @@ from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, Vers
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.config.selection import HISTORY
-from pipeline.errors import DamagedError
+from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written
 from pipeline.store.files import SIDE_BY_SIDE, Store
-from pipeline.store.receipts import DIGEST
+from pipeline.store.receipts import DIGEST, Receipt
 
 HISTORY_FILE = f"selection/{HISTORY}"
 """What a run was asked: a line each time."""
@@ -46,7 +47,13 @@ class AnswerDigests(VersionedRecord):
     sealed = True
     always_sealed = True
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2,
+        alias="schema",
+        description="Version of the form of an answer: from 2 on the verdicts on all documents name source and row.",
+    )
     selection: str = Field(description="Name of the selection.")
+    scores: str = Field(description="SHA-256 of the digests of the audited shards' score and quarantine files.")
     files: dict[str, str] = Field(description="SHA-256 of each file, by its name in the run directory.")
 
 
@@ -60,15 +67,30 @@ def verdicts_file(selection: str, shard: str) -> str:
     return f"selection/{selection}/{DOCUMENTS}/{shard}.parquet"
 
 
-def write_digests(store: Store, selection: str, files: Mapping[str, str]) -> None:
+def write_digests(store: Store, selection: str, files: Mapping[str, str], scores: str) -> None:
     """Write the digests of an answer, after all of its files.
 
     Args:
         store: the run directory.
         selection: name of the selection.
         files: SHA-256 by name in the run directory.
+        scores: from `scores_digest`, of the scores that the answer was made from.
     """
-    write_record(store, digests_file(selection), AnswerDigests(selection=selection, files=dict(sorted(files.items()))))
+    digests = AnswerDigests(selection=selection, scores=scores, files=dict(sorted(files.items())))
+    write_record(store, digests_file(selection), digests)
+
+
+def scores_digest(receipts: Iterable[Receipt]) -> str:
+    """SHA-256 of the digests of the score and quarantine files that receipts name, hexadecimal.
+
+    Args:
+        receipts: of all audited shards, in any order.
+    """
+    digests = {
+        receipt.shard: [receipt.files[name].sha256 for name in (receipt.data, receipt.quarantine) if name is not None]
+        for receipt in receipts
+    }
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def digests_of(store: Store, names: Iterable[str]) -> dict[str, str]:
@@ -180,15 +202,25 @@ class VerdictTables:
     digests: AnswerDigests
 
     @classmethod
-    def of(cls, store: Store, selection: str) -> VerdictTables:
+    def of(cls, store: Store, selection: str, receipts: Iterable[Receipt] | None = None) -> VerdictTables:
         """Those of a selection.
+
+        Args:
+            store: the run directory.
+            selection: name of the selection.
+            receipts: of all audited shards, to check that the answer is of their scores; None: not checked.
 
         Raises:
             DamagedError: it has no digests, or damaged ones.
+            UserError: the answer was made from other scores, or by a version that stated no places.
         """
         digests = read_digests(store, selection)
         if digests is None:
             raise no_digests(store, selection)
+        if receipts is not None and digests.scores != scores_digest(receipts):
+            raise UserError(
+                f"selection {selection} of {store.url} was made from other scores than the run holds: {answered_by(store.url)}"
+            )
         return cls(store, digests)
 
     @property

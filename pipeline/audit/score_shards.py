@@ -80,6 +80,7 @@ class ScoreHistogram(Record):
 
 
 def documents_schema(detectors: Sequence[str]) -> pa.Schema:
-    """Columns of `selection/NAME/documents/*.parquet`: the verdict, and the scores that the selection read."""
+    """Columns of `selection/NAME/documents/*.parquet`: verdict, scores that the selection read, and place."""
     verdict = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())]
-    return pa.schema([*verdict, *((detector, pa.float64()) for detector in detectors)])
+    scores = [(detector, pa.float64()) for detector in detectors]
+    return pa.schema([*verdict, *scores, ("source", pa.string()), ("row", pa.int64())])

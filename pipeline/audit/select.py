@@ -16,7 +16,7 @@ from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test
-from pipeline.audit.digests import digests_file, verdicts_file
+from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
 from pipeline.audit.history import Command, note_answers
@@ -110,8 +110,9 @@ def select_all(
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
     evidence = {} if kept is None else write_evidence(scored, config, strongest, kept, reread, say)
+    scores = scores_digest(scored.of("audit"))
     for summary in summaries:
-        write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})})
+        write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)
     return summaries
 
 
@@ -333,20 +334,16 @@ class _Question:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
         p, selected = answer.judge(batch)
-        scores = {name: table[name] for name in self.selection.detectors}
-        verdicts = pa.table(
-            {"doc_id": table["doc_id"], "p_value": p, "selected": selected, **scores}, schema=self.schema
-        )
+        table = self.placed_rows(table, receipt).append_column("p_value", pa.array(p))
+        verdicts = table.append_column("selected", pa.array(selected)).select(self.schema.names)
         documents = pa.concat_tables([verdicts, self.unscored(receipt)])
         name = verdicts_file(self.selection.name, receipt.shard)
         files = {name: self.scored.store.write_table(name, documents)}
         size = answer.places
         # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
-        part = table.append_column("p_value", pa.array(p)).filter(pa.array(selected))
-        source = pa.array([self.scored.shards[receipt.shard].name] * len(part), pa.string())
         counts = np.bincount(places - 1, minlength=size)
-        part = with_strength(part.append_column("source", source), self.selection, answer, batch, selected)
+        part = with_strength(table.filter(pa.array(selected)), self.selection, answer, batch, selected)
         groups = GroupTally.of(table["group"], selected)
         return Judged(part, counts, histogram(batch.first, self.edges), groups, files)
 
@@ -414,15 +411,22 @@ class _Question:
                 files[file] = store.write_json(file, record.plain())
         return files
 
+    def placed_rows(self, rows: pa.Table, receipt: Receipt) -> pa.Table:
+        """Rows of a shard with the name of its input in a column `source`."""
+        source = self.scored.shards[receipt.shard].name
+        return rows.append_column("source", pa.array([source] * len(rows), pa.string()))
+
     def unscored(self, receipt: Receipt) -> pa.Table:
-        """Quarantined documents of a shard: p = 1, never selected, no scores."""
-        store, names = self.scored.store, []
+        """Verdicts on the documents of a shard without scores: p = 1, never selected."""
+        store, columns = self.scored.store, ["doc_id", "row"]
+        parts = [pa.schema([self.schema.field(name) for name in columns]).empty_table()]
         if receipt.quarantine is not None:
-            names.append(read_filed(store, receipt, ["doc_id"], receipt.quarantine)["doc_id"])
+            parts.append(read_filed(store, receipt, columns, receipt.quarantine))
         if receipt.shard in self.scored.duplicates:
-            table = read_filed(store, receipt, ["doc_id"])
-            names.append(table["doc_id"].take(pa.array(self.scored.duplicates[receipt.shard])))
-        ids = [name.as_py() for chunk in names for name in chunk]
-        columns = {"doc_id": ids, "p_value": [1.0] * len(ids), "selected": [False] * len(ids)}
-        scores = {name: [None] * len(ids) for name in self.selection.detectors}
-        return pa.table({**columns, **scores}, schema=self.schema)
+            parts.append(read_filed(store, receipt, columns).take(pa.array(self.scored.duplicates[receipt.shard])))
+        rows = self.placed_rows(pa.concat_tables(parts), receipt)
+        rows = rows.append_column("p_value", pa.array([1.0] * len(rows), pa.float64()))
+        rows = rows.append_column("selected", pa.array([False] * len(rows), pa.bool_()))
+        for detector in self.selection.detectors:
+            rows = rows.append_column(detector, pa.nulls(len(rows), pa.float64()))
+        return rows.select(self.schema.names)

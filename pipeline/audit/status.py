@@ -16,7 +16,7 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record, sealed_values
 from pipeline.audit.summary import Summary, read_summary, unsupported
 from pipeline.corpus.shard import Shard
-from pipeline.errors import DamagedError
+from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import DRIVER_GONE, REWRITTEN
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.events import Advance, Failure
@@ -211,13 +211,14 @@ def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:
 
     Raises:
         DamagedError: the run is complete, and the answer is missing or is not as it was written.
+        UserError: the run is complete, and another version made the answer.
     """
     try:
         summary = read_summary(store, name)
         if summary is not None:
             return summary
-        problem = no_digests(store, name)
-    except DamagedError as error:
+        problem: UserError = no_digests(store, name)
+    except UserError as error:
         problem = error
     status = read_status(store)
     if status is not None and status.state == "complete" and (held or not lock_is_live(store)):

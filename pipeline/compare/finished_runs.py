@@ -167,7 +167,7 @@ def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] =
     columns = [(f"score_{index}", pa.float64()) for index in range(len(scores))]
     rows = SortedRows(pa.schema([*fields, ("text_key", pa.int64()), *columns]), ["doc_id"])
     remedy = f"make the selections anew with seenset select {run.store.url}"
-    verdicts = VerdictTables.of(run.store, summary.name)
+    verdicts = VerdictTables.of(run.store, summary.name, run.receipts)
     for receipt in run.receipts:
         table = verdicts.read(receipt.shard)
         rows.add(_documents(run, receipt, table, summary, scores, rows.schema))
@@ -188,19 +188,11 @@ def _documents(
             name = f"{run.store.url}/selection/{summary.name}/documents/{receipt.shard}.parquet"
             raise UserError(f"{name} has no column {column} and belongs to another selection: {remedy}")
     scored = pc.is_valid(table[summary.detectors[0]])
-    judged, others = table.filter(scored), table.filter(pc.invert(scored))
-    filed = read_filed(run.store, receipt, ["doc_id", "text_key"])
-    filed = filed.filter(pc.is_in(filed["doc_id"], value_set=judged["doc_id"].combine_chunks()))
-    if not filed["doc_id"].equals(judged["doc_id"]):
-        raise UserError(
-            f"{run.store.url}: shard {receipt.shard} has other scores than selection {summary.name} has judged: "
-            f"{remedy}"
-        )
-    parts = []
-    for part, keys in ((judged, filed["text_key"]), (others, pa.array([0] * len(others), pa.int64()))):
-        columns = [shared_ids(run, part["doc_id"]), part["p_value"], part["selected"], pc.is_valid(part[3]), keys]
-        parts.append(pa.table([*columns, *(part[name] for name in scores)], schema=schema))
-    return pa.concat_tables(parts)
+    filed = read_filed(run.store, receipt, ["row", "text_key"])
+    keys = filed["text_key"].take(pc.index_in(table["row"], value_set=filed["row"].combine_chunks()))
+    keys = pc.if_else(scored, keys, pa.scalar(0, pa.int64()))
+    columns = [shared_ids(run, table["doc_id"]), table["p_value"], table["selected"], scored, keys]
+    return pa.table([*columns, *(table[name] for name in scores)], schema=schema)
 
 
 class RunRecord(Record):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.summary import read_summary
@@ -29,7 +30,6 @@ from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_o
 from pipeline.export.request import ExportQuestion, ExportRequest, Form, settle_request
 from pipeline.export.sources import check_digest, check_names, check_unchanged, check_untouched, sources_of
 from pipeline.export.verdicts import AnsweredRun, RowMarks, read_answered
-from pipeline.store.tables import read_filed
 
 LIST_FILE = "list.jsonl"
 SAMPLES_FILE = "samples.json"
@@ -117,17 +117,17 @@ def write_export(request: ExportRequest) -> Exported:
 
 
 def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCounts:
-    """Go through all verdicts once, which shows that they are of the scores that the run holds. Raises UserError."""
+    """Go through all verdicts once. Raises UserError where they are not those that the summary counts."""
     question, summary, files = answered.question, answered.question.summary, []
     selected = quarantined = 0
     for source in sources:
         documents = kept = 0
         for shard in source.shards:
             verdicts = answered.verdicts(shard)
-            documents += answered.receipts[shard.id].n_new
-            kept += verdicts.kept(question).size
-            selected += verdicts.selected.size
-            quarantined += verdicts.quarantined.size
+            documents += verdicts.rows.size
+            kept += int(np.count_nonzero(verdicts.kept(question)))
+            selected += int(np.count_nonzero(verdicts.selected))
+            quarantined += int(np.count_nonzero(~verdicts.scored))
         files.append(ExportedFile(source.name, documents, kept))
     audited = sum(file.documents for file in files)
     if (audited, selected) != (summary.n_audit, summary.n_selected):
@@ -239,21 +239,14 @@ def _write_list(answered: AnsweredRun, sources: Sequence[ExportSource], sink: Bi
     """
     for source in sources:
         for shard in source.shards:
-            rows = answered.verdicts(shard).kept(answered.question)
-            ids = _ids(answered, shard.id)
-            for row in rows.tolist():
-                doc_id = ids[row]
+            verdicts = answered.verdicts(shard)
+            kept = verdicts.kept(answered.question)
+            ids = verdicts.ids.filter(pa.array(kept)).to_pylist()
+            for doc_id, row in zip(ids, verdicts.rows[kept].tolist(), strict=True):
                 if shard.id_column is None:
                     doc_id = source.name + doc_id.removeprefix(shard.name)
                 line = {"id": doc_id, "source": source.name, "row": row}
                 sink.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
-
-
-def _ids(answered: AnsweredRun, shard: str) -> dict[int, str]:
-    receipt, store = answered.receipts[shard], answered.question.store
-    names = [receipt.data] + ([] if receipt.quarantine is None else [receipt.quarantine])
-    table = pa.concat_tables([read_filed(store, receipt, ["doc_id", "row"], name) for name in names])
-    return dict(zip(table["row"].to_pylist(), table["doc_id"].to_pylist(), strict=True))
 
 
 def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Samples:
@@ -272,7 +265,8 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
         unit = format_named(source.first.format).unit
         parsed = unit == "line" or (unit == "sample" and not source.first.pictures)  # a bad row has no group either
         for shard in source.shards:
-            kept = set(answered.verdicts(shard).kept(question).tolist())
+            verdicts = answered.verdicts(shard)
+            kept = set(verdicts.rows[verdicts.kept(question)].tolist())
             for document in read_shard(shard):
                 task = question.task if question.task is not None else document.group
                 if task is None and document.problem is not None and parsed:

@@ -1,4 +1,4 @@
-"""Which rows of a shard were selected and which could not be scored: by place, never by text."""
+"""Which rows of a shard were selected and which could not be scored, as its verdicts state."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export.request import ExportQuestion
 from pipeline.stages import SCORING
-from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardVerdicts:
-    """What became of the documents of a shard; rows of the input, int64, ascending."""
+    """What became of the documents of a shard, in the order of their rows."""
 
-    selected: np.ndarray
-    quarantined: np.ndarray
-    others: np.ndarray  # judged and not selected
+    ids: pa.Array  # strings, (documents,)
+    rows: np.ndarray  # int64, (documents,): of the input, ascending
+    selected: np.ndarray  # bool, (documents,)
+    scored: np.ndarray  # bool, (documents,)
+
+    @classmethod
+    def of(cls, table: pa.Table) -> ShardVerdicts:
+        """Those that a file of verdicts holds."""
+        table = table.sort_by("row").combine_chunks()
+        scored = pc.is_valid(table.column(3))  # the first detector's scores
+        columns = (table["row"], table["selected"], scored)
+        return cls(table["doc_id"], *(column.to_numpy() for column in columns))
 
     def kept(self, question: ExportQuestion) -> np.ndarray:
-        """The rows that an export keeps, ascending."""
+        """Which documents an export keeps, bool, (documents,)."""
         if question.keeps_selected:
             return self.selected
-        rest = [self.others, self.quarantined] if question.keeps_quarantined else [self.others]
-        return np.sort(np.concatenate(rest))
-
-    def removed(self, question: ExportQuestion) -> np.ndarray:
-        """The rows of documents that an export leaves out, ascending."""
-        if question.keeps_selected:
-            return np.sort(np.concatenate([self.others, self.quarantined]))
-        rows = [self.selected] if question.keeps_quarantined else [self.selected, self.quarantined]
-        return np.sort(np.concatenate(rows))
+        return ~self.selected if question.keeps_quarantined else ~self.selected & self.scored
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRun:
-    """The receipts of a finished run's audited shards, by shard."""
+    """The receipts of a finished run's audited shards, by shard, and the verdicts on their documents."""
 
     question: ExportQuestion
     receipts: dict[str, Receipt]
@@ -54,15 +53,16 @@ class AnsweredRun:
         """The verdicts on the documents of a shard.
 
         Raises:
-            UserError: the selection is not of the scores that the run holds, or a file is damaged.
+            DamagedError: their file is gone, or was changed.
         """
-        return _read_verdicts(self.tables, shard, self.receipts[shard.id])
+        return ShardVerdicts.of(self.tables.read(shard.id))
 
     def runs(self, shards: Iterable[Shard]) -> Iterator[np.ndarray]:
         """The rows that count in copying: those that are kept, or those that are left out where the rest is kept."""
         for shard in shards:
             verdicts = self.verdicts(shard)
-            yield verdicts.kept(self.question) if self.question.keeps_selected else verdicts.removed(self.question)
+            kept = verdicts.kept(self.question)
+            yield verdicts.rows[kept if self.question.keeps_selected else ~kept]
 
 
 def read_answered(question: ExportQuestion) -> AnsweredRun:
@@ -70,7 +70,7 @@ def read_answered(question: ExportQuestion) -> AnsweredRun:
 
     Raises:
         IncompleteError: a shard is not scored.
-        UserError: a damaged receipt.
+        UserError: a damaged receipt, or an answer that was made from other scores.
     """
     wanted = {shard.id for shard in question.shards}
     receipts = {r.shard: r for r in read_receipts(question.store, SCORING) if r.shard in wanted}
@@ -82,34 +82,8 @@ def read_answered(question: ExportQuestion) -> AnsweredRun:
             f"{judged:,} documents of run {question.store.url} were judged by earlier runs (against), and what is kept "
             "of those only their answers tell: export those runs, or what this run has selected"
         )
-    return AnsweredRun(question, receipts, VerdictTables.of(question.store, question.summary.name))
-
-
-def _read_verdicts(tables: VerdictTables, shard: Shard, receipt: Receipt) -> ShardVerdicts:
-    """Match the verdicts of a shard with its rows: they stand in the order of its scores, those without one last."""
-    store, selection = tables.store, tables.digests.selection
-    verdicts = tables.read(shard.id)
-    scores = read_filed(store, receipt, ["doc_id", "row"])
-    empty = pa.table({"row": pa.array([], pa.int64())})
-    refused = empty if receipt.quarantine is None else read_filed(store, receipt, ["row"], receipt.quarantine)
-    if len(verdicts) != receipt.n_new:
-        raise _others(store, selection)
-    judged = verdicts.filter(pc.is_valid(verdicts.column(3)))  # the first detector's scores
-    repeats = verdicts["doc_id"].slice(len(judged) + len(refused))  # ids that stand in an earlier shard
-    repeated = pc.is_in(scores["doc_id"], value_set=repeats.combine_chunks())
-    scored = scores.filter(pc.invert(repeated))
-    if not scored["doc_id"].equals(judged["doc_id"]):
-        raise _others(store, selection)
-    rows, selected = scored["row"].to_numpy(), judged["selected"].to_numpy()
-    unscored = np.concatenate([refused["row"].to_numpy(), scores.filter(repeated)["row"].to_numpy()])
-    return ShardVerdicts(np.sort(rows[selected]), np.sort(unscored), np.sort(rows[~selected]))
-
-
-def _others(store: Store, selection: str) -> UserError:
-    return UserError(
-        f"selection {selection} of {store.url} was made from other scores than the run holds: seenset select "
-        f"{store.url} makes it anew"
-    )
+    tables = VerdictTables.of(question.store, question.summary.name, receipts.values())
+    return AnsweredRun(question, receipts, tables)
 
 
 class RowMarks:

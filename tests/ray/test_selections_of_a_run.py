@@ -199,7 +199,7 @@ def test_every_verdict_stands_beside_the_scores_that_it_rests_on(run: Path) -> N
     select(run, {"procedure": "td4eval", "detectors": BOTH})
     scores = {row["doc_id"]: row for path in (run / "scores").iterdir() for row in pq.read_table(path).to_pylist()}
     verdicts = pq.read_table(run / "selection/s0/documents")
-    assert verdicts.column_names == ["doc_id", "p_value", "selected", *BOTH]
+    assert verdicts.column_names == ["doc_id", "p_value", "selected", *BOTH, "source", "row"]
     assert len(verdicts) == 120
     for row in verdicts.to_pylist():
         assert [row[column] for column in BOTH] == [scores[row["doc_id"]][column] for column in BOTH]

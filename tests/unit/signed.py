@@ -6,15 +6,16 @@ from typing import Any
 
 from pipeline.audit.answers import run_digests
 from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.digests import digests_file, digests_of, write_digests
+from pipeline.audit.digests import digests_file, digests_of, scores_digest, write_digests
 from pipeline.audit.records import MANIFEST_FILE, write_part
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.status import STATUS_FILE
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.selection import HISTORY
 from pipeline.errors import UserError
+from pipeline.stages import SCORING
 from pipeline.store.files import Store
-from pipeline.store.receipts import sealed
+from pipeline.store.receipts import read_receipts, sealed
 
 
 def sign_manifest(store: Store) -> None:
@@ -46,12 +47,13 @@ def sign(store: Store) -> Store:
     sign_manifest(store)
     sign_status(store)
     shared = run_digests(store)
+    scores = scores_digest(receipt for receipt in read_receipts(store, SCORING) if receipt.role == "audit")
     for selection in store.names("selection"):
         if selection != HISTORY and store.names(f"selection/{selection}"):
             paths = store.fs.find(store.path(f"selection/{selection}"))
             names = [path[len(store.root) + 1 :] for path in paths]
             files = digests_of(store, [name for name in names if name != digests_file(selection)])
-            write_digests(store, selection, {**shared, **files})
+            write_digests(store, selection, {**shared, **files}, scores)
     return store
 
 

@@ -15,6 +15,7 @@ from report_run import build_run
 from signed import sign
 
 from pipeline.audit.answers import write_answer
+from pipeline.audit.digests import scores_digest
 from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
@@ -64,7 +65,8 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
             level = {"alpha": float(slots[name].level), "n_audit": 100, "n_selected": len(ids), "series": place}
             one = answer.model_copy(update={"name": name, "procedure": "bh", **level, **changes})
             selected = f"selection/{name}/selected.parquet"
-            write_answer(scored.store, one, {selected: scored.store.write_table(selected, listed(ids, file))})
+            files = {selected: scored.store.write_table(selected, listed(ids, file))}
+            write_answer(scored.store, one, files, scores_digest(scored.of("audit")))
             summaries.append(one)
         if summaries:
             file_result(config, scored, None, summaries, print)
