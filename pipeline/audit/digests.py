@@ -212,7 +212,7 @@ class VerdictTables:
 
         Raises:
             DamagedError: it has no digests, or damaged ones.
-            UserError: the answer was made from other scores, or by a version that stated no places.
+            UserError: the answer was made from other scores, or by another version.
         """
         digests = read_digests(store, selection)
         if digests is None:

@@ -334,7 +334,8 @@ class _Question:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
         p, selected = answer.judge(batch)
-        table = self.placed_rows(table, receipt).append_column("p_value", pa.array(p))
+        source = pa.array([self.scored.shards[receipt.shard].name] * len(table), pa.string())
+        table = table.append_column("source", source).append_column("p_value", pa.array(p))
         verdicts = table.append_column("selected", pa.array(selected)).select(self.schema.names)
         documents = pa.concat_tables([verdicts, self.unscored(receipt)])
         name = verdicts_file(self.selection.name, receipt.shard)
@@ -411,22 +412,19 @@ class _Question:
                 files[file] = store.write_json(file, record.plain())
         return files
 
-    def placed_rows(self, rows: pa.Table, receipt: Receipt) -> pa.Table:
-        """Rows of a shard with the name of its input in a column `source`."""
-        source = self.scored.shards[receipt.shard].name
-        return rows.append_column("source", pa.array([source] * len(rows), pa.string()))
-
     def unscored(self, receipt: Receipt) -> pa.Table:
         """Verdicts on the documents of a shard without scores: p = 1, never selected."""
-        store, columns = self.scored.store, ["doc_id", "row"]
-        parts = [pa.schema([self.schema.field(name) for name in columns]).empty_table()]
+        store, parts = self.scored.store, []
         if receipt.quarantine is not None:
-            parts.append(read_filed(store, receipt, columns, receipt.quarantine))
+            parts.append(read_filed(store, receipt, ["doc_id", "row"], receipt.quarantine))
         if receipt.shard in self.scored.duplicates:
-            parts.append(read_filed(store, receipt, columns).take(pa.array(self.scored.duplicates[receipt.shard])))
-        rows = self.placed_rows(pa.concat_tables(parts), receipt)
-        rows = rows.append_column("p_value", pa.array([1.0] * len(rows), pa.float64()))
-        rows = rows.append_column("selected", pa.array([False] * len(rows), pa.bool_()))
-        for detector in self.selection.detectors:
-            rows = rows.append_column(detector, pa.nulls(len(rows), pa.float64()))
+            rows = read_filed(store, receipt, ["doc_id", "row"])
+            parts.append(rows.take(pa.array(self.scored.duplicates[receipt.shard])))
+        if not parts:
+            return self.schema.empty_table()
+        rows = pa.concat_tables(parts)
+        given = {"p_value": 1.0, "selected": False, "source": self.scored.shards[receipt.shard].name}
+        fields = [field for field in self.schema if field.name not in rows.column_names]
+        for field in fields:  # null: the scores
+            rows = rows.append_column(field, pa.array([given.get(field.name)] * len(rows), field.type))
         return rows.select(self.schema.names)

@@ -296,6 +296,16 @@ def test_a_series_notes_a_scan_of_version_0_9_0(scanned: Path) -> None:
     assert f"seenset select {scanned}" in latest.notes[0]
 
 
+def test_a_series_notes_a_scan_whose_answer_is_of_schema_1(scanned: Path) -> None:
+    digests = scanned / "selection/first/digests.json"
+    written = digests.read_bytes()
+    digests.write_text(json.dumps({**json.loads(written), "schema": 1}))
+    (latest,) = read_course(str(scanned.parent / "ledger")).new
+    digests.write_bytes(written)
+    assert latest.n_new is None
+    assert f"in form 1, and this version reads form 2: seenset select {scanned} makes the answer" in latest.notes[0]
+
+
 @pytest.mark.parametrize(
     ("name", "of"),
     [
