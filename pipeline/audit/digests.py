@@ -219,7 +219,8 @@ class VerdictTables:
             raise no_digests(store, selection)
         if receipts is not None and digests.scores != scores_digest(receipts):
             raise UserError(
-                f"selection {selection} of {store.url} was made from other scores than the run holds: {answered_by(store.url)}"
+                f"selection {selection} of {store.url} was made from other scores than the run holds: "
+                f"{answered_by(store.url)}"
             )
         return cls(store, digests)
 
