@@ -20,6 +20,14 @@ COLUMNS = {
     **{f"min_k(k={k})": f"min_k_{k}" for k in SHARES},
     **{f"min_k_plus_plus(k={k})": f"min_k++_{k}" for k in SHARES},
 }
+ROUNDING = 0.0 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0.2
+"""Added to the magnitude of a score for its relative tolerance.
+
+The golden values were recorded with PyTorch's AVX-512 kernels, whose log_softmax over 49,152 words is too high by 9e-7
+on average in float32; the AVX2 kernels' is too high by 2.5e-6. A mean of standardised log-probabilities moves by 2e-5 at
+most, which shows where the score is near 0.
+"""
+
 DETECTORS = ["loss", "zlib", "lowercase", {"min_k": {"k": SHARES}}, {"min_k_plus_plus": {"k": SHARES}}]
 
 
@@ -54,5 +62,5 @@ def test_scores_agree_with_the_golden_values_whatever_the_batch(smollm2, golden,
     whole = torch.cat(scores)
     for index, detector in enumerate(detectors):
         expected = torch.tensor([row[COLUMNS[detector.column]] for row in golden], dtype=torch.float64)
-        error = ((whole[:, index] - expected).abs() / expected.abs()).max().item()
+        error = ((whole[:, index] - expected).abs() / (expected.abs() + ROUNDING)).max().item()
         assert error < 1e-4, f"{detector.column}: {error:.1e}"
