@@ -242,8 +242,8 @@ def _run_directory(facts: Mapping[str, Any], _: NodeReport, expected: Expectatio
         mend = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
         return "red", f"{value}: two workers could file one shard twice", mend
     if (winners := len(expected.holders)) > 1:
-        own = facts["won"] and len(set(expected.holders)) > 1
-        reason = ", each its own: this is a folder of each node alone" if own else ", of which only one may"
+        separate = facts["won"] and len(set(expected.holders)) > 1
+        reason = ", each its own: this is a folder of each node alone" if separate else ", of which only one may"
         return "red", f"{winners} nodes created one file{reason}", MENDS["run directory"]
     return "good", "one of 8 attempts created a name", ""
 

@@ -107,10 +107,10 @@ def _first_batches(
             like[name] = first.setdefault(name if patience.every else kind, name)
     options = {"num_cpus": shape.cpus, "num_gpus": shape.gpus, "max_retries": 0}
     options |= task_environment(inspection.config.resources, shape.gpus)
-    asked = {name: nodes[name] for name in first.values()}
+    chosen = {name: nodes[name] for name in first.values()}
     batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
     given = {
-        name: _measurement(answer) for name, answer in ask_nodes(batch, asked, patience.batch_seconds, options).items()
+        name: _measurement(answer) for name, answer in ask_nodes(batch, chosen, patience.batch_seconds, options).items()
     }
     return {name: given[name] if name == other else _as_on(other, given[other]) for name, other in like.items()}
 
