@@ -32,8 +32,7 @@ from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingStep, train
-from ray_jobs.finetune import train_adapters
-from ray_jobs.training import AdapterJob, AdapterProgress
+from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
 
 
 def main() -> None:

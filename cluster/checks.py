@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from cluster.inspection import Measurement
@@ -51,10 +51,12 @@ class Expectation:
 
     driver: Mapping[str, Measurement]  # what the machine of this command measured: versions, plugins, model, input
     shape: ActorShape  # of an actor
-    actors: int | None  # at most; None: as many as find a place
+    actors: int  # at most
     shapes: Sequence[Shape]  # of the models that an actor holds
     length: int  # tokens that documents are cut to
     trainers: int = 1  # that train an adapter together
+    flags: tuple[str, ...] = ()  # of the CPUs of most nodes
+    holders: Sequence[str] = ()  # a mark of each node that created the file that only one may create
 
 
 Verdict = tuple[State, str, str]  # state, value, mend
@@ -80,11 +82,12 @@ HUNG = "see what hangs there (a file system, a driver, no place for a process), 
 
 def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Finding]:
     """The lines of all nodes, in the order of the nodes and of the checks."""
-    lines = [_line(node, check, answer, expected) for node in nodes for check, answer in node.answers.items()]
-    winners = [node.name for node in nodes if _facts(node, "run directory").get("won")]
-    lines = [_shared(line, nodes, winners) if line.check == "run directory" else line for line in lines]
-    common = _common_flags(nodes)
-    return [_unlike(line, nodes, common) if line.check == "processor" else line for line in lines]
+    flags = Counter(tuple(_facts(node, "processor").get("flags", ())) for node in nodes)
+    common = max(flags, key=lambda each: (flags[each], each), default=())
+    shared = [_facts(node, "run directory") for node in nodes]
+    holders = [str(facts["holder"]) for facts in shared if facts.get("won")]
+    expected = replace(expected, flags=common, holders=holders)
+    return [_line(node, check, answer, expected) for node in nodes for check, answer in node.answers.items()]
 
 
 def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
@@ -98,38 +101,13 @@ def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectati
     return Finding(node.name, check, *_JUDGES[check](answer.facts, node, expected))
 
 
-def _shared(line: Finding, nodes: Sequence[NodeReport], winners: Sequence[str]) -> Finding:
-    """The line of the run directory with what only all nodes together tell: whether it is one folder."""
-    (node,) = (node for node in nodes if node.name == line.node)
-    facts = _facts(node, "run directory")
-    if line.state == "red" or len(winners) <= 1:
-        return line
-    holders = Counter(str(_facts(other, "run directory").get("holder")) for other in nodes)
-    if facts["won"] and len(holders) > 1:
-        value = f"{len(winners)} nodes created one file, each its own: this is a folder of each node alone"
-    else:
-        value = f"{len(winners)} nodes created one file, of which only one may"
-    return Finding(line.node, line.check, "red", value, MENDS["run directory"])
-
-
-def _common_flags(nodes: Sequence[NodeReport]) -> tuple[str, ...]:
-    """Flags of the CPU that most nodes have."""
-    counts = Counter(tuple(_facts(node, "processor").get("flags", ())) for node in nodes)
-    return max(counts, key=lambda flags: (counts[flags], flags), default=())
-
-
-def _unlike(line: Finding, nodes: Sequence[NodeReport], common: tuple[str, ...]) -> Finding:
-    """The line of a processor with what only all nodes together tell: whether it is like the others."""
-    (node,) = (node for node in nodes if node.name == line.node)
-    if line.state == "red" or tuple(_facts(node, "processor").get("flags", ())) == common:
-        return line
-    value = f"{line.value}; most nodes have {' '.join(common) or 'none of these flags'}"
-    return Finding(line.node, line.check, "note", value, MENDS["processor"])
-
-
-def _processor(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
+def _processor(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
     native = "bfloat16 is native" if facts["bfloat16"] else "bfloat16 is emulated, dtype auto takes float32"
-    return "good", f"{' '.join(facts['flags']) or 'no known flags'}: {native}", ""
+    value = f"{' '.join(facts['flags']) or 'no known flags'}: {native}"
+    if tuple(facts["flags"]) != expected.flags:
+        value = f"{value}; most nodes have {' '.join(expected.flags) or 'none of these flags'}"
+        return "note", value, MENDS["processor"]
+    return "good", value, ""
 
 
 def _versions(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
@@ -196,8 +174,7 @@ def _taken(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> str:
 
 def _memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> Verdict:
     value = f"{facts['free'] / GIB:.1f} of {facts['total'] / GIB:.1f} GiB free"
-    count = places_on(Node(node.cpus, node.gpus), expected.shape)
-    count = count if expected.actors is None else min(count, expected.actors)
+    count = min(places_on(Node(node.cpus, node.gpus), expected.shape), expected.actors)
     weights = sum(shape.weights for shape in expected.shapes)
     need = weights if expected.shape.gpus and count else weights * count  # a loader holds one model at a time
     if need > facts["free"]:
@@ -256,17 +233,18 @@ def _input(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
     return "good", f"{len(facts['marks'])} of {facts['of']} read", ""
 
 
-def _run_directory(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
-    mend = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
+def _run_directory(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
     if not facts["seen"]:
-        return (
-            "red",
-            "it does not see what this machine writes there: a folder of the node alone",
-            MENDS["run directory"],
-        )
+        value = "it does not see what this machine writes there: a folder of the node alone"
+        return "red", value, MENDS["run directory"]
     if facts["second"] or facts["winners"] != 1:
         value = f"{facts['winners']} of 8 attempts created one name" + ("; and one more later" * facts["second"])
+        mend = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
         return "red", f"{value}: two workers could file one shard twice", mend
+    if (winners := len(expected.holders)) > 1:
+        separate = facts["won"] and len(set(expected.holders)) > 1
+        reason = ", each its own: this is a folder of each node alone" if separate else ", of which only one may"
+        return "red", f"{winners} nodes created one file{reason}", MENDS["run directory"]
     return "good", "one of 8 attempts created a name", ""
 
 
@@ -290,8 +268,6 @@ def _clock(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
 
 
 def _first_batch(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
-    if "endpoint" in facts:
-        return "good", f"{facts['endpoint']} answers", ""
     if "like" in facts:
         return "good", f"as on {facts['like']}", ""
     speed = facts["tokens"] / max(facts["batch"], 1e-9)

@@ -1,27 +1,32 @@
-"""What a node measures of itself for `cluster.preflight`; whether it is good is for `cluster.checks` to say."""
+"""The measurements of a node for `cluster.preflight`, which `cluster.checks` judges."""
 
 from __future__ import annotations
 
 import csv
 import glob
 import hashlib
+import itertools
 import os
-import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import psutil
+import torch
 
-from pipeline.config.audit import AuditConfig
-from pipeline.config.models import ModelConfig
+from pipeline.config.audit import AuditConfig, DetectorEntry
+from pipeline.config.models import AnyModel, ModelConfig
+from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.saved import HUB_SPLIT, hub_dataset_info
 from pipeline.corpus.shard import InputFile, Shard
@@ -30,9 +35,15 @@ from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError, one_line
 from pipeline.models.arithmetic import processor_here
 from pipeline.models.checkpoints import Kind, check_files, locate_adapter, matching, weight_files
+from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import check_model
+from pipeline.models.memory import cap_memory
 from pipeline.models.tokens import TOKENIZER_FILES
+from pipeline.stages.base import Output, Placement
+from pipeline.stages.registry import served_before_scoring, stages_of
+from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
+from ray_jobs.cluster import NO_ANSWER
 
 SHARED_MEMORY = "/dev/shm"
 EDGE = 1 << 16
@@ -42,7 +53,14 @@ WHOLE_BYTES = 1 << 24
 PARTS = 32
 MOST_INPUTS = 64
 RACERS = 8
+ALONE = "storage"
+"""The check that is made when no other is."""
+
 PROBE_BYTES = 8 << 20
+DOCUMENTS = 64
+NO_CONTENT = {"model": "unread", "tokenizer": "unread", "dtype": "unread", "quantization": "unread"}
+"""In the place of a fingerprint, which would read all weights: nothing is filed under it."""
+
 DRIVER_FILE = "driver"
 """What the machine of the command writes for the nodes to see."""
 
@@ -69,39 +87,46 @@ class Inspection:
     folder: str  # of this preflight alone, in the run directory
 
 
-def make_check(check: str, inspection: Inspection, node: str) -> Measurement:
-    """Make one check here; whatever goes wrong in it is its answer.
-
-    Args:
-        check: a key of `CHECKS`.
-        inspection: of all nodes.
-        node: the name of this one.
-    """
+def measured(measure: Callable[[], dict[str, Any]]) -> Measurement:
+    """The facts that a function returns, or in one line why it returns none."""
     try:
-        return Measurement(CHECKS[check](inspection, node))
+        return Measurement(measure())
     except Exception as error:  # the check is what fails, not the preflight
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return Measurement({}, one_line(f"{kind}{error}")[:300])
 
 
-class Inspector:
-    """An actor that is pinned to a node; its calls run side by side in threads of one process."""
+def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], seconds: float) -> dict[str, Measurement]:
+    """The measurements of functions by their names, side by side in threads; one that hangs is left behind.
 
-    def __init__(self, inspection: Inspection, node: str) -> None:
-        self.inspection = inspection
-        self.node = node
+    Args:
+        measures: the functions.
+        seconds: that they may take.
+    """
+    answers: dict[str, Measurement] = {}
 
-    def now(self) -> float:
-        """Seconds since 1970 by the clock of the node."""
-        return time.time()
+    def answer(name: str) -> None:
+        answers[name] = measured(measures[name])
 
-    def measure(self, check: str) -> Measurement:
-        """Make one check of `CHECKS`."""
-        return make_check(check, self.inspection, self.node)
+    threads = [threading.Thread(target=answer, args=(name,), daemon=True) for name in measures]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return {name: answers.get(name) or Measurement({}, f"{NO_ANSWER} in {seconds:g} s") for name in measures}
 
-    def clean(self) -> None:
-        """Remove what the checks left in the run directory."""
-        remove_traces(self.inspection)
+
+def inspect_node(inspection: Inspection, seconds: float) -> dict[str, Measurement]:
+    """All of `CHECKS` here, by their names: storage when nothing else is measured.
+
+    Args:
+        inspection: of all nodes.
+        seconds: that the checks may take, and the storage.
+    """
+    measures = {check: partial(measure, inspection) for check, measure in CHECKS.items()}
+    alone = {ALONE: measures.pop(ALONE)}
+    return {**measured_within(measures, seconds), **measured_within(alone, seconds)}
 
 
 def remove_traces(inspection: Inspection) -> None:
@@ -109,20 +134,20 @@ def remove_traces(inspection: Inspection) -> None:
     Store(inspection.config.run).remove_folder(inspection.folder)
 
 
-def _processor(_: Inspection, __: str) -> dict[str, Any]:
+def _processor(_: Inspection) -> dict[str, Any]:
     """Flags of the CPU that decide its type of weights, and whether it multiplies bfloat16 natively."""
     here = processor_here()
     return {"flags": list(here.flags), "bfloat16": here.bfloat16}
 
 
-def _plugins(inspection: Inspection, _: str) -> dict[str, Any]:
+def _plugins(inspection: Inspection) -> dict[str, Any]:
     """Load the plugins of the configuration, and give the digests of what scores depend on of them."""
     load_plugins(inspection.plugins)
     code = plugin_code(inspection.config.import_, parse_detectors(inspection.config.detectors))
     return {"digests": code.fingerprint() if code is not None else {}, "names": [p.label for p in inspection.plugins]}
 
 
-def _gpus(_: Inspection, __: str) -> dict[str, Any]:
+def _gpus(_: Inspection) -> dict[str, Any]:
     """The cards by the driver, whatever is visible to this process, and what torch sees of them."""
     cards: list[dict[str, Any]] = []
     program = shutil.which("nvidia-smi")
@@ -150,7 +175,7 @@ def _output(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _memory(_: Inspection, __: str) -> dict[str, Any]:
+def _memory(_: Inspection) -> dict[str, Any]:
     """Memory of the machine, in bytes, within the limit of its container."""
     from ray._common.utils import get_system_memory
     from ray._private.utils import get_used_memory
@@ -160,13 +185,13 @@ def _memory(_: Inspection, __: str) -> dict[str, Any]:
     return {"total": int(total), "free": max(0, int(free))}
 
 
-def _shared_memory(_: Inspection, __: str) -> dict[str, Any]:
+def _shared_memory(_: Inspection) -> dict[str, Any]:
     """Bytes of /dev/shm."""
     usage = shutil.disk_usage(SHARED_MEMORY)
     return {"total": usage.total, "free": usage.free}
 
 
-def _models(inspection: Inspection, _: str) -> dict[str, Any]:
+def _models(inspection: Inspection) -> dict[str, Any]:
     """Marks of the files that the fingerprint of each model is made of, by the model's path and the file's name."""
     config = inspection.config
     marks: dict[str, Any] = {}
@@ -208,7 +233,7 @@ def _mark(path: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def _inputs(inspection: Inspection, _: str) -> dict[str, Any]:
+def _inputs(inspection: Inspection) -> dict[str, Any]:
     """Marks of the inputs by their names, of at most 64 at equal distances; an input that is not there has none."""
     step = max(1, -(-len(inspection.inputs) // MOST_INPUTS))
     marks = {}
@@ -236,41 +261,37 @@ def _input_mark(entry: InputFile, inspection: Inspection) -> list[Any]:
     return [sizes, hashlib.sha256(fs.cat_file(files[0], start=0, end=EDGE)).hexdigest()[:16]]
 
 
-def _run_directory(inspection: Inspection, node: str) -> dict[str, Any]:
+def _run_directory(inspection: Inspection) -> dict[str, Any]:
     """Create files in the run directory: one name that all nodes try, and one that threads of this node race for.
 
     Returns:
         "seen": whether the file of the driver is there; "won": whether this node created the shared name; "holder": the
-        node that the file there names; "winners": of the race, whose only right number is 1; "second": whether the name
+        mark of the node that did; "winners": of the race, whose only right number is 1; "second": whether the name
         could be created once more.
     """
     store = Store(inspection.config.run)
     seen = store.exists(f"{inspection.folder}/{DRIVER_FILE}")
-    shared, alone = f"{inspection.folder}/shared", f"{inspection.folder}/{random.SystemRandom().getrandbits(64):x}"
-    won = store.create(shared, node.encode())
+    mark = uuid.uuid4().hex
+    shared, alone = f"{inspection.folder}/shared", f"{inspection.folder}/{mark}"
+    won = store.create(shared, mark.encode())
     holder = store.read(shared).decode()
-    start, outcomes = threading.Barrier(RACERS), []
+    start = threading.Barrier(RACERS)
 
-    def race() -> None:
+    def race(number: int) -> bool:
         start.wait()
-        outcomes.append(store.create(alone, threading.current_thread().name.encode()))
+        return store.create(alone, str(number).encode())
 
-    threads = [threading.Thread(target=race) for _ in range(RACERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(RACERS) as pool:
+        winners = sum(pool.map(race, range(RACERS)))
     second = store.create(alone, b"second")
     store.remove(alone)
-    if len(outcomes) < RACERS:
-        raise UserError(f"{RACERS - len(outcomes)} of {RACERS} attempts to create one file failed with an error")
-    return {"seen": seen, "won": won, "holder": holder, "winners": sum(outcomes), "second": second}
+    return {"seen": seen, "won": won, "holder": holder, "winners": winners, "second": second}
 
 
-def _storage(inspection: Inspection, _: str) -> dict[str, Any]:
+def _storage(inspection: Inspection) -> dict[str, Any]:
     """Bytes a second of writing a file to the run directory, and of reading it back."""
     store = Store(inspection.config.run)
-    name, data = f"{inspection.folder}/{random.SystemRandom().getrandbits(64):x}", os.urandom(PROBE_BYTES)
+    name, data = f"{inspection.folder}/{uuid.uuid4().hex}", os.urandom(PROBE_BYTES)
     begin = time.perf_counter()
     store.write(name, data)
     written = time.perf_counter()
@@ -280,7 +301,7 @@ def _storage(inspection: Inspection, _: str) -> dict[str, Any]:
     return {"write": PROBE_BYTES / (written - begin), "read": PROBE_BYTES / (end - written), "same": same}
 
 
-CHECKS: dict[str, Callable[[Inspection, str], dict[str, Any]]] = {
+CHECKS: dict[str, Callable[[Inspection], dict[str, Any]]] = {
     "processor": _processor,
     "plugins": _plugins,
     "gpus": _gpus,
@@ -292,3 +313,72 @@ CHECKS: dict[str, Callable[[Inspection, str], dict[str, Any]]] = {
     "storage": _storage,
 }
 """What is measured on every node, beside versions, its clock and a first batch."""
+
+
+def first_batch(inspection: Inspection, gpus: float, threads: int) -> dict[str, Any]:
+    """Load the models as an actor does and score the fullest batch of the first documents; nothing is written.
+
+    Args:
+        inspection: of all nodes.
+        gpus: of an actor.
+        threads: of an actor.
+
+    Raises:
+        UserError: no document can be scored.
+        Exception: of many kinds, of a model's code or a device.
+    """
+    cap_memory(gpus)
+    load_plugins(inspection.plugins)
+    config, shard = inspection.config, inspection.shard
+    if shard is None:
+        raise UserError("no documents to make a batch of")
+    begin = time.perf_counter()
+    detectors = scored_alone(config)
+    plain = config.model_copy(update={"detectors": detectors, "paraphraser": None})
+    stage = stages_of(plain, {}, _unread, _device(plain, gpus))[-1]
+    worker = stage.make(stage, Placement(gpus, threads))
+    loaded = time.perf_counter()
+    output = Output()
+    rows = worker.open(shard, Store(config.run), output)
+    readable = (document for document in read_shard(shard) if document.problem is None)
+    entries = worker.prepare(list(itertools.islice(readable, DOCUMENTS)), rows, output)
+    if not entries:
+        raise UserError(f"none of the first {DOCUMENTS} documents of {shard.name} can be scored")
+    batch = max(longest_first(entries, worker.batch_size), key=lambda entries: sum(entry.tokens for entry in entries))
+    worker.work(batch, output)
+    if gpus:
+        torch.cuda.synchronize()
+    end = time.perf_counter()
+    return {
+        "load": loaded - begin,
+        "batch": end - loaded,
+        "documents": len(batch),
+        "tokens": sum(entry.tokens for entry in batch),
+        "peak": torch.cuda.max_memory_allocated() if gpus else 0,
+    }
+
+
+def scored_alone(config: AuditConfig) -> list[DetectorEntry]:
+    """The detectors that read nothing but passes of the models as they are; where there is none, one that does."""
+    any_of_kind: DetectorEntry = (
+        {"renyi": {"part": "image", "caption": "given"}} if config.corpus.has_pictures else "loss"
+    )
+    return [entry for entry in config.detectors if _reads_passes_alone([entry], config)] or [any_of_kind]
+
+
+def _reads_passes_alone(entries: Sequence[DetectorEntry], config: AuditConfig) -> bool:
+    needs = [needed for detector in parse_detectors(list(entries)) for needed in detector.needs]
+    return not any(needed.adapter or served_before_scoring(needed, config) for needed in needs)
+
+
+def _device(config: AuditConfig, gpus: float) -> Device:
+    if not gpus:
+        return CPU
+    stated = config.resources.gpu_memory
+    memory, name = gpus_in_sight()
+    fixed = config.resources.deterministic
+    return Device(gpus, memory if stated == "auto" else int(stated), name if fixed else "", fixed)
+
+
+def _unread(_: AnyModel) -> dict[str, str]:
+    return NO_CONTENT

@@ -2,114 +2,87 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from cluster.checks import NodeReport
-from cluster.first_batch import first_batch
-from cluster.inspection import CHECKS, Inspection, Inspector, Measurement, make_check
+from cluster.inspection import (
+    CHECKS,
+    Inspection,
+    Measurement,
+    first_batch,
+    inspect_node,
+    measured_within,
+    remove_traces,
+)
 from pipeline.audit.machine import ActorShape, Node, places_on, usable_cores
-from pipeline.config.models import EndpointConfig
 from ray_jobs.actors import task_environment
-from ray_jobs.cluster import NO_ANSWER, alive_nodes, answer_of, ask_nodes, pinned, versions_here
+from ray_jobs.cluster import alive_nodes, ask_nodes, versions_here
 
 ROUNDS = 5
 """Of asking a node for its time: the quickest counts."""
 
-CALLS = 16
-"""Of an inspector at a time."""
-
-ALONE = "storage"
-"""Measured when nothing else is."""
-
-UnderWay = dict[str, dict[str, Any]]  # node -> check -> reference
+Nodes = Mapping[str, Mapping[str, Any]]
+"""From `alive_nodes`."""
 
 
-def answers_of_cluster(
-    inspection: Inspection, shape: ActorShape | None, seconds: float, batch_seconds: float, every: bool
-) -> list[NodeReport]:
-    """What the nodes of the cluster that this process is connected to answer.
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What nodes are given, and who scores a first batch."""
 
-    Args:
-        inspection: of all nodes.
-        shape: of an actor; None where no node holds one, and so no first batch is scored.
-        seconds: that a node has for its checks.
-        batch_seconds: that a first batch has.
-        every: whether every node scores one, and not one of each kind.
-    """
-    import ray
+    seconds: float  # that a node has for its checks
+    batch_seconds: float  # that a first batch has
+    shape: ActorShape | None  # of an actor; None: no first batch is scored
+    every: bool = False  # whether every node scores one, and not one of each kind
 
-    nodes = alive_nodes()
-    answers: dict[str, dict[str, Measurement]] = {name: {} for name in nodes}
-    for name, versions in ask_nodes(versions_here, nodes, seconds).items():
-        answers[name]["versions"] = _answer(versions)
-    awake = [name for name, given in answers.items() if not given["versions"].problem]
-    kind = ray.remote(num_cpus=0, max_concurrency=CALLS, max_restarts=0)(Inspector)
-    inspectors = {
-        name: kind.options(scheduling_strategy=pinned(nodes[name])).remote(inspection, name) for name in awake
-    }
-    for name, answer in _gathered({n: {"clock": i.now.remote()} for n, i in inspectors.items()}, seconds).items():
-        answers[name]["clock"] = answer["clock"]
-    inspectors = {name: inspector for name, inspector in inspectors.items() if not answers[name]["clock"].problem}
-    for name, inspector in inspectors.items():
-        answers[name]["clock"] = _clock(inspector, seconds)
-    for checks in ([check for check in CHECKS if check != ALONE], [ALONE]):
-        under_way = {name: {check: i.measure.remote(check) for check in checks} for name, i in inspectors.items()}
-        for name, given in _gathered(under_way, seconds).items():
-            answers[name] |= given
-    if shape is not None and not isinstance(inspection.config.model, EndpointConfig):
-        batches = _first_batches(
-            inspection, shape, {name: nodes[name] for name in inspectors}, answers, batch_seconds, every
-        )
-        for name, answer in batches.items():
-            answers[name]["first batch"] = answer
-    _gathered({name: {"": inspector.clean.remote()} for name, inspector in inspectors.items()}, seconds)
-    return [_report(name, nodes[name]["Resources"], answers[name]) for name in nodes]
+
+def answers_of_cluster(inspection: Inspection, patience: Patience) -> list[NodeReport]:
+    """What the nodes of the cluster that this process is connected to answer."""
+    nodes, seconds = alive_nodes(), patience.seconds
+    versions = ask_nodes(versions_here, nodes, seconds)
+    answers = {name: {"versions": _measurement(versions[name])} for name in nodes}
+    awake = {name: node for name, node in nodes.items() if not answers[name]["versions"].problem}
+    for name, there in ask_nodes(_clock_here, awake, seconds).items():
+        answers[name]["clock"] = _measurement(there) if isinstance(there, str) else _clock(name, awake, seconds)
+    awake = {name: node for name, node in awake.items() if not answers[name]["clock"].problem}
+    # The checks have their time, the storage has it after them, and to answer takes some more.
+    for name, given in ask_nodes(partial(inspect_node, inspection, seconds), awake, 2 * seconds + 10).items():
+        answers[name] |= dict.fromkeys(CHECKS, _measurement(given)) if isinstance(given, str) else given
+    if patience.shape is not None:
+        for name, batch in _first_batches(inspection, patience.shape, patience, awake, answers).items():
+            answers[name]["first batch"] = batch
+    ask_nodes(partial(remove_traces, inspection), awake, seconds)
+    return [_report(name, node["Resources"], answers[name]) for name, node in nodes.items()]
 
 
 def _report(name: str, resources: Mapping[str, float], answers: Mapping[str, Measurement]) -> NodeReport:
-    return NodeReport(
-        name, resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("object_store_memory", 0.0), answers
-    )
+    offered = (resources.get(kind, 0.0) for kind in ("CPU", "GPU", "object_store_memory"))
+    return NodeReport(name, *offered, answers)
 
 
-def _gathered(under_way: UnderWay, seconds: float) -> dict[str, dict[str, Measurement]]:
-    """The answers to what is under way, when all are there or the time is up."""
-    import ray
-
-    references = [reference for checks in under_way.values() for reference in checks.values()]
-    if references:
-        ray.wait(references, num_returns=len(references), timeout=seconds)
-    return {
-        name: {check: _answer(answer_of(reference, seconds)) for check, reference in checks.items()}
-        for name, checks in under_way.items()
-    }
+def _measurement(answer: Any) -> Measurement:
+    """The answer of a node: facts, or a line in their place that says why there are none."""
+    return Measurement({}, answer) if isinstance(answer, str) else Measurement(dict(answer))
 
 
-def _answer(value: Any) -> Measurement:
-    """What a node gave as an answer: a line in its place says why there is none."""
-    if isinstance(value, Measurement):
-        return value
-    if isinstance(value, str):
-        return Measurement({}, value)
-    return Measurement(dict(value) if isinstance(value, Mapping) else {})
+def _clock_here() -> float:
+    """Seconds since 1970 by the clock of the node."""
+    return time.time()
 
 
-def _clock(inspector: Any, seconds: float) -> Measurement:
+def _clock(name: str, nodes: Nodes, seconds: float) -> Measurement:
     """How far the clock of a node is before that of this machine, and within what, by the quickest round trip."""
-    import ray
-
     rounds = []
     for _ in range(ROUNDS):
         before, begin = time.time(), time.perf_counter()
-        try:
-            there = ray.get(inspector.now.remote(), timeout=seconds)
-        except Exception as error:  # it has answered before
-            return Measurement({}, f"no more answer: {type(error).__name__}")
+        there = ask_nodes(_clock_here, {name: nodes[name]}, seconds)[name]
+        if isinstance(there, str):  # it has answered before
+            return Measurement({}, there)
         trip = time.perf_counter() - begin
         rounds.append((trip, there - before - trip / 2))
     trip, offset = min(rounds)
@@ -119,53 +92,39 @@ def _clock(inspector: Any, seconds: float) -> Measurement:
 def _first_batches(
     inspection: Inspection,
     shape: ActorShape,
-    nodes: Mapping[str, Mapping[str, Any]],
+    patience: Patience,
+    nodes: Nodes,
     answers: Mapping[str, Mapping[str, Measurement]],
-    seconds: float,
-    every: bool,
 ) -> dict[str, Measurement]:
     """A first batch on every node that holds an actor, or on one of each kind, whose name the others then give."""
-    import ray
-
     first: dict[Any, str] = {}
     like: dict[str, str] = {}
     for name, node in nodes.items():
         resources = node["Resources"]
         if places_on(Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0)), shape):
             cards = [card["name"] for card in answers[name]["gpus"].facts.get("cards", ())]
-            kind = (name,) if every else (*cards, resources.get("GPU", 0.0), str(answers[name]["versions"].facts))
-            like[name] = first.setdefault(kind, name)
-    environment = task_environment(inspection.config.resources, shape.gpus)
-    task = ray.remote(num_cpus=shape.cpus, num_gpus=shape.gpus, max_retries=0, **environment)(first_batch)
-    under_way = {
-        name: {"": task.options(scheduling_strategy=pinned(nodes[name])).remote(inspection, shape.gpus, shape.cpus)}
-        for name in first.values()
+            kind = (*cards, resources.get("GPU", 0.0), str(answers[name]["versions"].facts))
+            like[name] = first.setdefault(name if patience.every else kind, name)
+    options = {"num_cpus": shape.cpus, "num_gpus": shape.gpus, "max_retries": 0}
+    options |= task_environment(inspection.config.resources, shape.gpus)
+    chosen = {name: nodes[name] for name in first.values()}
+    batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
+    given = {
+        name: _measurement(answer) for name, answer in ask_nodes(batch, chosen, patience.batch_seconds, options).items()
     }
-    given = {name: answer[""] for name, answer in _gathered(under_way, seconds).items()}
-    return {name: given[name] if name == other else _as_on(other, given) for name, other in like.items()}
+    return {name: given[name] if name == other else _as_on(other, given[other]) for name, other in like.items()}
 
 
-def _as_on(other: str, given: Mapping[str, Measurement]) -> Measurement:
-    problem = given[other].problem
-    return Measurement({}, f"not tried, as {other} is of the same kind") if problem else Measurement({"like": other})
+def _as_on(other: str, given: Measurement) -> Measurement:
+    if given.problem:
+        return Measurement({}, f"not tried, as {other} is of the same kind")
+    return Measurement({"like": other})
 
 
-def answers_of_machine(
-    inspection: Inspection, shape: ActorShape | None, seconds: float, batch_seconds: float
-) -> NodeReport:
-    """What this machine answers; arguments as of `answers_of_cluster`."""
-    answers = {"versions": Measurement(dict(versions_here()))}
-    for check in CHECKS:
-        answers[check] = _within(lambda check=check: make_check(check, inspection, "here"), seconds)  # type: ignore[misc]
-    if shape is not None and not isinstance(inspection.config.model, EndpointConfig):
-        answers["first batch"] = _within(lambda: first_batch(inspection, shape.gpus, shape.cpus), batch_seconds)
+def answers_of_machine(inspection: Inspection, patience: Patience) -> NodeReport:
+    """What this machine answers."""
+    answers = {"versions": Measurement(dict(versions_here())), **inspect_node(inspection, patience.seconds)}
+    if (shape := patience.shape) is not None:
+        batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
+        answers |= measured_within({"first batch": batch}, patience.batch_seconds)
     return NodeReport("here", float(usable_cores()), float(torch.cuda.device_count()), 0.0, answers)
-
-
-def _within(work: Callable[[], Measurement], seconds: float) -> Measurement:
-    """What a check answers in its time; a thread that hangs does not hold up the end of the process."""
-    answers: list[Measurement] = []
-    thread = threading.Thread(target=lambda: answers.append(work()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else Measurement({}, f"{NO_ANSWER} in {seconds:g} s")

@@ -11,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -20,10 +21,10 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from cluster.checks import MENDS, Expectation, Finding, judge_nodes
-from cluster.inspection import DRIVER_FILE, Inspection, Measurement, make_check
-from cluster.nodes import answers_of_cluster, answers_of_machine
+from cluster.inspection import CHECKS, DRIVER_FILE, Inspection, Measurement, measured
+from cluster.nodes import Patience, answers_of_cluster, answers_of_machine
 from pipeline.audit.description import load_config
-from pipeline.audit.machine import ActorShape, actor_shape, local_machine, places
+from pipeline.audit.machine import ActorShape, actor_shape, machine_node, places
 from pipeline.audit.manifest import read_manifest
 from pipeline.audit.plan import Plan, check_model_files, describe_model, make_plan
 from pipeline.config.audit import AuditConfig
@@ -92,7 +93,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     config = plan.config
     shard = next((shard for shard in plan.shards if shard.role == "audit"), None)
     inspection = Inspection(config, plan.inputs, shard, imported(config.import_), f"preflight-{uuid.uuid4().hex[:12]}")
-    driver = {check: make_check(check, inspection, DRIVER) for check in SHOWN}
+    driver = {check: measured(partial(CHECKS[check], inspection)) for check in SHOWN}
     driver["versions"] = Measurement(dict(versions_here()))
     lines = [*_run_line(config), *_endpoint_lines(config)]
     lines += [
@@ -104,17 +105,13 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
         if on_cluster:
             connect()
             lines.append(_token_line(config))
-            shape, line = _cluster_places(config)
-            lines.append(line)
-            nodes = answers_of_cluster(
-                inspection, shape if line.state == "good" else None, seconds, batch_seconds, every
-            )
-        else:
-            shape, problems = _machine_shape(config)
-            lines += problems
-            nodes = [answers_of_machine(inspection, None if problems else shape, seconds, batch_seconds)]
-    wanted = config.resources.actors
-    most = (None if wanted == "auto" else wanted) if on_cluster else 1  # here all threads share one set of weights
+        shape, held, problems = _places(config, on_cluster)
+        lines += problems
+        tried = shape if held and isinstance(config.model, ModelConfig) else None
+        patience = Patience(seconds, batch_seconds, tried, every)
+        nodes = answers_of_cluster(inspection, patience) if on_cluster else [answers_of_machine(inspection, patience)]
+    # On this machine all threads share one set of weights.
+    most = config.resources.actors_between(held, held)[1] if on_cluster else 1
     models = [model for model in config.models if isinstance(model, ModelConfig)]
     shapes = [model_shape(model) for model in models]
     expected = Expectation(driver, shape, most, shapes, config.max_tokens, config.resources.finetune_workers)
@@ -177,29 +174,20 @@ def _token_line(config: AuditConfig) -> Finding:
     )
 
 
-def _cluster_places(config: AuditConfig) -> tuple[ActorShape, Finding]:
-    """What an actor takes, and whether the cluster holds one."""
-    nodes = cluster_nodes()
+def _places(config: AuditConfig, on_cluster: bool) -> tuple[ActorShape, int, list[Finding]]:
+    """What an actor takes, how many the cluster holds, and a line on that; of this machine, only why it holds none."""
+    nodes = cluster_nodes() if on_cluster else [machine_node(torch.cuda.device_count())]
     try:
         shape = actor_shape(config.resources, nodes)
     except UserError as error:
         wanted = config.resources.gpus_per_actor
         shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
         mend = "add nodes that hold such an actor, or change resources"
-        return shape, Finding(CLUSTER, "places", "red", str(error), mend)
-    value = f"{places(nodes, shape)} actors of {shape.gpus:g} GPUs and {shape.cpus} CPUs on {len(nodes)} nodes"
-    return shape, Finding(CLUSTER, "places", "good", value)
-
-
-def _machine_shape(config: AuditConfig) -> tuple[ActorShape, list[Finding]]:
-    """What a worker of this machine takes, and why it holds none."""
-    try:
-        machine = local_machine(config.resources, torch.cuda.device_count())
-    except UserError as error:
-        wanted = config.resources.gpus_per_actor
-        shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
-        return shape, [Finding(CLUSTER, "places", "red", str(error), "set RAY_ADDRESS, or change resources")]
-    return ActorShape(machine.gpus, machine.threads), []
+        mend = mend if on_cluster else "set RAY_ADDRESS, or change resources"
+        return shape, 0, [Finding(CLUSTER, "places", "red", str(error), mend)]
+    held = places(nodes, shape)
+    value = f"{held} actors of {shape.gpus:g} GPUs and {shape.cpus} CPUs on {len(nodes)} nodes"
+    return shape, held, [Finding(CLUSTER, "places", "good", value)] if on_cluster else []
 
 
 @contextlib.contextmanager

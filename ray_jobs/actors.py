@@ -54,7 +54,7 @@ BUNDLE_TOKENS = {"cpu": 3e4, "cuda": 1.2e6}
 """About a minute of work, at 500 tokens a second on a CPU and 20,000 on a GPU."""
 
 RESULTS = 60
-"""Parts of a bundle, about a second of work each, whose results are delivered together: Ray takes 20 ms for each."""
+"""Parts of a bundle, of equally many shards, whose results are delivered together: Ray takes 20 ms for each."""
 
 BUNDLES_AN_ACTOR = 4
 """At least, so that actors of different speed end together."""
@@ -84,7 +84,7 @@ class ShardActor:
 
     Ray repeats the row of an actor that died, and of the repeated one drops as many results as the dead one had
     delivered, by count. So every call for a bundle yields the same sequence: that it is ready, then the results of each
-    group of shards in the order of the bundle, also of shards that have a receipt already.
+    part of the bundle in its order, also of shards that have a receipt already.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class ShardActor:
             if tails:
                 yield from map(_results, self._finish_missing(int(tail), int(tails)))
             else:
-                groups = groups_in(bundle)
-                results = self._finish([shard for group in groups for shard in group])
-                for group in groups:
-                    yield _results(*itertools.islice(results, len(group)))
+                shards = shards_in(bundle)
+                results, part = self._finish(shards), -(-len(shards) // RESULTS)
+                for _ in range(0, len(shards), part):
+                    yield _results(*itertools.islice(results, part))
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor and repeats the row
             os._exit(1)
         finally:
@@ -171,8 +171,7 @@ class ShardActor:
 
         They are taken from the end of the order in which they were dispatched, where no other actor may be for long.
         """
-        shards = [shard for (shard,) in groups_in(self.store.read(_todo_file(self.stage)))]
-        shards.reverse()
+        shards = shards_in(self.store.read(_todo_file(self.stage)))[::-1]
         tried: set[str] = set()
         seen: dict[str, tuple[Any, float]] = {}  # attempt logs that show a death, and since when they are as they are
         while True:
@@ -237,19 +236,19 @@ def _node_here() -> str:
     return f"node {ray.util.get_node_ip_address()}"
 
 
-def packed(groups: Iterable[Sequence[Shard]]) -> bytes:
-    """Groups of shards in few bytes: shards of one input differ in a number or two."""
+def packed(shards: Iterable[Shard]) -> bytes:
+    """Shards in few bytes: those of one input differ in a number or two."""
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", compresslevel=1, mtime=0) as file:
-        for group in groups:
-            file.write(json.dumps([shard.to_dict() for shard in group]).encode() + b"\n")
+        for shard in shards:
+            file.write(json.dumps(shard.to_dict()).encode() + b"\n")
     return data.getvalue()
 
 
-def groups_in(data: bytes) -> list[list[Shard]]:
+def shards_in(data: bytes) -> list[Shard]:
     """The inverse of `packed`."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        return [[Shard.from_dict(row) for row in json.loads(line)] for line in file]
+        return [Shard.from_dict(json.loads(line)) for line in file]
 
 
 def bundles(shards: Sequence[Shard], sizes: Mapping[str, float], most: float) -> list[list[Shard]]:
@@ -327,8 +326,7 @@ def map_shards(
     sizes = {shard.id: max(1.0, (sizes or {}).get(shard.id, 1.0)) for shard in shards}
     ordered = sorted(shards, key=lambda shard: -sizes[shard.id])
     tokens = BUNDLE_TOKENS["cuda" if shape.gpus else "cpu"]
-    bundled = bundles(ordered, sizes, min(tokens, sum(sizes.values()) / (BUNDLES_AN_ACTOR * most)))
-    made = [bundles(bundle, sizes, tokens / RESULTS) for bundle in bundled]
+    made = bundles(ordered, sizes, min(tokens, sum(sizes.values()) / (BUNDLES_AN_ACTOR * most)))
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     for start in range(0, len(made), MOST_ROWS):
         wave = made[start : start + MOST_ROWS]
@@ -354,9 +352,9 @@ class _Wave:
         self.results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
         self.stop = threading.Event()
 
-    def run(self, made: Sequence[Sequence[Sequence[Shard]]], driver: str) -> Iterator[Event]:
-        """What becomes of the shards of bundles of groups, until all have ended."""
-        missing = {shard.id for shard in _shards(made)}
+    def run(self, made: Sequence[Sequence[Shard]], driver: str) -> Iterator[Event]:
+        """What becomes of the shards of bundles, until all have ended."""
+        missing = {shard.id for bundle in made for shard in bundle}
         remarked: set[str] = set()
         last = time.monotonic()
         with self._running(self._dataset(made, driver), set(missing)):
@@ -405,7 +403,7 @@ class _Wave:
         if missing:
             raise IncompleteError("all actors ended before all shards did: run the same command again")
 
-    def _dataset(self, made: Sequence[Sequence[Sequence[Shard]]], driver: str) -> Any:
+    def _dataset(self, made: Sequence[Sequence[Shard]], driver: str) -> Any:
         """The calls of actors."""
         import ray
         from ray.data import ActorPoolStrategy, DataContext
@@ -419,7 +417,7 @@ class _Wave:
         tails = IN_FLIGHT * self.most
         rows = [{"bundle": packed(bundle), "tail": 0, "tails": 0} for bundle in made]
         rows += [{"bundle": b"", "tail": number, "tails": tails} for number in range(tails)]
-        self.store.write(_todo_file(self.stage), packed([shard] for shard in _shards(made)))
+        self.store.write(_todo_file(self.stage), packed(itertools.chain.from_iterable(made)))
         with DataContext.current(context):
             return ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 cast(Any, ShardActor),
@@ -473,10 +471,6 @@ class _Wave:
             self.stop.set()
             thread.join(END_SECONDS if not missing else 0)
             end_execution(dataset, thread)
-
-
-def _shards(made: Sequence[Sequence[Sequence[Shard]]]) -> Iterator[Shard]:
-    return itertools.chain.from_iterable(itertools.chain.from_iterable(made))
 
 
 def _event(kind: str, value: Any) -> Receipt | Failure | Remark:

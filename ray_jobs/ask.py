@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import spent_before
@@ -24,6 +23,9 @@ from pipeline.store.receipts import Receipt
 
 SHARDS = 2
 TICK_SECONDS = 2.0
+
+Live = dict[asyncio.Task[Receipt], Shard]
+"""What is under way."""
 
 
 def ask_shards(stage: Stage, shards: Sequence[Shard], store: Store) -> Iterator[Receipt | Failure | Answered]:
@@ -44,55 +46,33 @@ def ask_shards(stage: Stage, shards: Sequence[Shard], store: Store) -> Iterator[
     """
     assert stage.endpoint is not None
     client = Endpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
-    results = _results(stage, client, shards, store)
-
+    asker, waiting, live = stage.make(stage, Placement()), deque(shards), Live()
     with asyncio.Runner() as runner:
-        idle = True
-        try:
-            while True:
-                idle = False
-                result = runner.run(_next(results))
-                idle = True
-                if result is _END:
-                    return
-                yield result
-        finally:
-            if idle:  # else an interrupt or error came out of its midst, and the runner ends what is under way
-                runner.run(_close(results))
-
-
-_END: Any = object()
-
-
-async def _next(results: AsyncGenerator[Receipt | Failure | Answered, None]) -> Any:
-    return await anext(results, _END)
-
-
-async def _close(results: AsyncGenerator[Receipt | Failure | Answered, None]) -> None:
-    await results.aclose()
-
-
-async def _results(
-    stage: Stage, client: Endpoint, shards: Sequence[Shard], store: Store
-) -> AsyncGenerator[Receipt | Failure | Answered, None]:
-    asker = stage.make(stage, Placement())
-    waiting = deque(shards)
-    live: dict[asyncio.Task[Receipt], Shard] = {}
-    async with client as endpoint:
         try:
             while waiting or live:
                 while waiting and len(live) < SHARDS:
                     shard = waiting.popleft()
-                    live[asyncio.create_task(process_by_asking(stage, asker, shard, store, endpoint))] = shard
-                done, _ = await asyncio.wait(live, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    work = process_by_asking(stage, asker, shard, store, client)
+                    live[runner.get_loop().create_task(work)] = shard
+                done = runner.run(_ended(live))
                 if not done:
-                    yield Answered(endpoint.answered)
+                    yield Answered(client.answered)
                 for task in done:
                     yield _outcome(task, live.pop(task))
         finally:
-            for task in live:
-                task.cancel()
-            await asyncio.gather(*live, return_exceptions=True)
+            runner.run(_close(live, client))
+
+
+async def _ended(live: Live) -> set[asyncio.Task[Receipt]]:
+    done, _ = await asyncio.wait(live, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    return done
+
+
+async def _close(live: Live, client: Endpoint) -> None:
+    async with client:
+        for task in live:
+            task.cancel()
+        await asyncio.gather(*live, return_exceptions=True)
 
 
 def _outcome(task: asyncio.Task[Receipt], shard: Shard) -> Receipt | Failure:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
@@ -38,7 +37,7 @@ from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
 from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.arithmetic import flags_differ
-from pipeline.models.devices import CPU, Device
+from pipeline.models.devices import CPU
 from pipeline.models.sharing import SharedModels
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
@@ -57,12 +56,11 @@ from ray_jobs.actors import map_shards
 from ray_jobs.ask import ask_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
 from ray_jobs.evidence import token_reader
-from ray_jobs.finetune import adapter_jobs, train_adapters, trainings_beside
+from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
 from ray_jobs.heartbeat import heartbeat
 from ray_jobs.maps import fold_of
 from ray_jobs.progress import Reporter
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
-from ray_jobs.training import AdapterJob
 
 FINETUNE_STAGE = "finetune"
 
@@ -120,49 +118,74 @@ def run_audit(
     limit: int | None = None,
     texts: bool = True,
     fail_if_selected: bool = False,
-    plan: Plan | None = None,
-    retried: Collection[str] = (),
 ) -> Outcome:
     """Do what is not done yet of an audit: score, select, report. The same call again resumes.
-
-    `plan` is that of the same configuration and limit, where it has been made. Documents that are in quarantine for one
-    of the reasons in `retried` are tried again.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    plan = make_plan(config, limit) if plan is None else plan
-    store, flags = Store(config.run), (texts, fail_if_selected)
-    earlier = None if retried else read_finished(store, plan, flags)
-    device = CPU
-    if earlier is not None and earlier.fingerprint.get("device") != CPU.mark:
-        device = device_on_file(store, config.resources) or CPU
-    if earlier is not None and earlier.fingerprint != _fingerprint(
-        with_types(config, earlier.types), plan, device, store
-    ):
-        earlier = None
-    if earlier is not None and store.local:  # in an object store a changed object has another tag, which is looked at
-        for line in _damaged(store, earlier):
-            reporter.say(line)
-            earlier = None
+    return run_plan(make_plan(config, limit), reporter, texts, fail_if_selected)
+
+
+def run_plan(
+    plan: Plan,
+    reporter: Reporter,
+    texts: bool = True,
+    fail_if_selected: bool = False,
+    retried: Collection[str] = (),
+) -> Outcome:
+    """As `run_audit`, of a plan; documents that are in quarantine for one of the reasons `retried` are tried again."""
+    store, flags = Store(plan.config.run), (texts, fail_if_selected)
+    earlier = None if retried else _intact(read_finished(store, plan, flags), plan, store, reporter)
     if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
-    with scoring(config, reporter, limit, plan, retried) as (scored, status, fold, reread):
+    with scoring(plan, reporter, retried) as (scored, status, fold, reread):
         types = read_arithmetic(store)
-        config = config if types is None else with_types(config, types.types)
+        config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
         heartbeat.phase("selecting")
-        claim = claim_of(config, scored, limit, reporter.say)
-        summaries = select_all(config, scored, limit, fold, texts=texts, reread=reread, say=reporter.say, claim=claim)
+        claim = claim_of(config, scored, plan.limit, reporter.say)
+        summaries = select_all(
+            config, scored, plan.limit, fold, texts=texts, reread=reread, say=reporter.say, claim=claim
+        )
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         heartbeat.phase("writing the report")
         report = write_report(scored.store, texts=texts)
         if claim is not None and summaries:
-            file_result(config, scored, limit, summaries, reporter.say)
+            file_result(config, scored, plan.limit, summaries, reporter.say)
         note_finished(plan, flags, scored, ended, report)
     return Outcome(ended, report)
+
+
+def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter: Reporter) -> FinishedRecord | None:
+    """The record of a finished run, where its scores would be made as they were and its answers are as written."""
+    if finished is None:
+        return None
+    config, device = with_types(plan.config, finished.types), CPU
+    if finished.fingerprint.get("device") != CPU.mark:
+        device = device_on_file(store, config.resources) or CPU
+    judged = None
+    if config.against is not None and (on_file := reconciled_judged(config, store)) is not None:
+        judged = on_file[1]
+    if finished.fingerprint != work_of(config, plan.shards, device, lambda _: judged).stages[-1].fingerprint:
+        return None
+    # In an object store a changed object has another tag, which `read_finished` compares.
+    problems = _damages(store, finished) if store.local else []
+    for line in problems:
+        reporter.say(line)
+    return None if problems else finished
+
+
+def _damages(store: Store, finished: FinishedRecord) -> list[str]:
+    """The files of a finished run that are not as they were written, a line for each."""
+    problems = damaged_answers(store, [summary.name for summary in finished.status.selections], whole=True)
+    try:
+        read_status(store)
+    except DamagedError as error:
+        problems.append(f"{str(error).rpartition('; ')[0]}; it is written again")
+    return problems
 
 
 def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool = True) -> Outcome | None:
@@ -188,54 +211,29 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
         reporter.say(f"no document of {run} is in quarantine for {' or '.join(tried)}: nothing to try again")
         return None
     config = manifest.config.model_copy(update={"run": store.url})
-    return run_audit(config, reporter, manifest.limit, texts, retried=tried)
+    return run_plan(make_plan(config, manifest.limit), reporter, texts, retried=tried)
 
 
-def run_evaluation(
-    config: AuditConfig, reporter: Reporter, limit: int | None = None, plan: Plan | None = None
-) -> EvaluationOutcome:
+def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
     """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
 
     Args:
-        config: from `pipeline.audit.description.load_evaluation`.
+        plan: of a config from `pipeline.audit.description.load_evaluation`.
         reporter: shows progress.
-        limit: only the first documents of each role.
-        plan: of the same configuration and limit, where it has been made.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    with scoring(config, reporter, limit, plan) as (scored, status, *_):
-        evaluated = worded(evaluate_scores(config, scored, limit))
+    with scoring(plan, reporter) as (scored, status, *_):
+        evaluated = worded(evaluate_scores(plan.config, scored, plan.limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
     return EvaluationOutcome(evaluated.evaluation, page)
 
 
-def _damaged(store: Store, finished: FinishedRecord) -> list[str]:
-    """What of a finished run is not as it was written, a line for each."""
-    problems = damaged_answers(store, [summary.name for summary in finished.status.selections], whole=True)
-    try:
-        read_status(store)
-    except DamagedError as error:
-        problems.append(f"{str(error).rpartition('; ')[0]}; it is written again")
-    return problems
-
-
-def _fingerprint(config: AuditConfig, plan: Plan, device: Device, store: Store) -> dict[str, Any]:
-    """What a finished run would be scored by now, in types that are decided."""
-    settled = None if config.against is None else reconciled_judged(config, store)  # else no request for it
-    judged = None if settled is None else settled[1]
-    return work_of(config, plan.shards, device, lambda fingerprint: judged).stages[-1].fingerprint
-
-
 @contextmanager
 def scoring(
-    config: AuditConfig,
-    reporter: Reporter,
-    limit: int | None = None,
-    plan: Plan | None = None,
-    retried: Collection[str] = (),
+    plan: Plan, reporter: Reporter, retried: Collection[str] = ()
 ) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
     """Score what is not scored yet of every role; the run is held until the block ends.
 
@@ -243,10 +241,8 @@ def scoring(
     No process that starts meanwhile gets the key of an endpoint.
 
     Args:
-        config: of the audit.
+        plan: of the audit.
         reporter: shows progress.
-        limit: only the first documents of each role.
-        plan: of the config, if it has been made.
         retried: why documents are in quarantine that are tried again.
 
     Returns:
@@ -255,15 +251,15 @@ def scoring(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    with keys_withdrawn(config.models), _scoring(config, reporter, limit, plan, retried) as scored:
+    with keys_withdrawn(plan.config.models), _scoring(plan, reporter, retried) as scored:
         yield scored
 
 
 @contextmanager
 def _scoring(
-    config: AuditConfig, reporter: Reporter, limit: int | None, plan: Plan | None, retried: Collection[str]
+    plan: Plan, reporter: Reporter, retried: Collection[str]
 ) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
-    plan = make_plan(config, limit) if plan is None else plan
+    config = plan.config
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = machine_of(plan)
     if machine is None and (warning := cluster_warning(config.resources)) is not None:

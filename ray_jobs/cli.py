@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ from pipeline.store.space import is_full, is_of_storage, message_of_storage
 from ray_jobs import supervisor, terminal
 from ray_jobs.commands import COMMANDS
 from ray_jobs.heartbeat import heartbeat
-from ray_jobs.options import AsJson, ConfigPath, ExitZeroOn, FailIfSelected, Limit, NoText, Overrides
+from ray_jobs.options import AsJson, ConfigPath, ExitZeroOn, FailIfSelected, Limit, NoText, Overrides, from_options
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -99,24 +99,30 @@ def plan(
     terminal.show(json_, facts, terminal.print_plan, facts)
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of `seenset run`."""
+
+    config: ConfigPath
+    set_: Overrides = None
+    json_: AsJson = False
+    limit: Limit = None
+    no_text: NoText = False
+    fail_if_selected: FailIfSelected = False
+    exit_zero_on: ExitZeroOn = None
+
+
 @app.command()
-def run(
-    config: ConfigPath,
-    set_: Overrides = None,
-    json_: AsJson = False,
-    limit: Limit = None,
-    no_text: NoText = False,
-    fail_if_selected: FailIfSelected = False,
-    exit_zero_on: ExitZeroOn = None,
-) -> None:
+@from_options
+def run(options: RunOptions) -> None:
     """Do all of it: score, select, report. The same command again resumes."""
-    planned = _planned(config, set_, limit)
-    from ray_jobs.audit import run_audit
+    planned = _planned(options.config, options.set_, options.limit)
+    from ray_jobs.audit import run_plan
     from ray_jobs.progress import Reporter
 
-    reporter = Reporter(terminal.console(errors=json_))
-    outcome = run_audit(planned.config, reporter, limit, not no_text, fail_if_selected, planned)
-    terminal.print_outcome(planned.config.run, outcome.status, outcome.report, json_)
+    reporter = Reporter(terminal.console(errors=options.json_))
+    outcome = run_plan(planned, reporter, not options.no_text, options.fail_if_selected)
+    terminal.print_outcome(planned.config.run, outcome.status, outcome.report, options.json_)
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
 
@@ -134,7 +140,7 @@ def evaluate(
     from ray_jobs.audit import run_evaluation
     from ray_jobs.progress import Reporter
 
-    outcome = run_evaluation(planned.config, Reporter(terminal.console(errors=json_)), limit, planned)
+    outcome = run_evaluation(planned, Reporter(terminal.console(errors=json_)))
     facts = {**outcome.evaluation.plain(), "page": outcome.page}
     terminal.show(json_, facts, terminal.print_evaluation, outcome.evaluation, outcome.page)
 

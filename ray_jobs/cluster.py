@@ -334,15 +334,11 @@ def cluster_nodes() -> list[Node]:
     return [Node(entry.get("CPU", 0.0), entry.get("GPU", 0.0)) for entry in resources]
 
 
-def pinned(node: Mapping[str, Any]) -> Any:
-    """The scheduling of a task or an actor that runs on this node or nowhere."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-
-
 def ask_nodes(
-    question: Callable[[], Any], nodes: Mapping[str, Mapping[str, Any]], seconds: float, gpus: float = 0.0
+    question: Callable[[], Any],
+    nodes: Mapping[str, Mapping[str, Any]],
+    seconds: float,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What a function returns on each node by its name, or in one line why it returns nothing there.
 
@@ -352,22 +348,32 @@ def ask_nodes(
         question: the function.
         nodes: from `alive_nodes`.
         seconds: that a node may take.
-        gpus: that the function sees.
+        options: of the task, such as what it takes of its node.
     """
     if not nodes:
         return {}
     import ray
     from ray import cloudpickle
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     try:
-        task = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=1)(question)
-        pending = {name: task.options(scheduling_strategy=pinned(node)).remote() for name, node in nodes.items()}
+        task: Any = ray.remote(**{"num_cpus": 0, "max_retries": 1, **(options or {})})(_answer)
+        pending = {
+            name: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+                question
+            )
+            for name, node in nodes.items()
+        }
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=seconds)
     return {name: answer_of(reference, seconds) for name, reference in pending.items()}
+
+
+def _answer(question: Callable[[], Any]) -> Any:
+    return question()
 
 
 def answer_of(reference: Any, seconds: float) -> Any:
@@ -472,7 +478,7 @@ def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
     """
     share = min(1.0, gpus)
     nodes = {name: node for name, node in alive_nodes().items() if node["Resources"].get("GPU", 0.0) >= share}
-    cards = ask_nodes(gpus_in_sight, nodes, PROCESSOR_SECONDS, share)
+    cards = ask_nodes(gpus_in_sight, nodes, PROCESSOR_SECONDS, {"num_gpus": share})
     if problems := {name: card for name, card in cards.items() if isinstance(card, str)}:
         name, reason = next(iter(problems.items()))
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ import typer
 
 from pipeline.errors import ExitCode, UserError
 from ray_jobs import terminal
-from ray_jobs.options import AsJson, ExitZeroOn, FailIfSelected, NoText, Overrides, RunPath
+from ray_jobs.options import AsJson, ExitZeroOn, FailIfSelected, NoText, Overrides, RunPath, from_options
 from ray_jobs.supervisor import supervise
 
 TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that a check contradicts."
@@ -155,48 +155,63 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
     terminal.show(json_, {"report": path}, terminal.print_line, f"report: {path}")
 
 
-def export(
-    run: RunPath,
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The options of `seenset export`."""
+
+    run: RunPath
     out: Annotated[
         str | None,
         typer.Argument(
             metavar="[OUT]", help="Folder to write: local path or fsspec URL. By default named after the run."
         ),
-    ] = None,
+    ] = None
     selection: Annotated[
         str | None,
         typer.Option("--selection", metavar="NAME", help="Which selection; needed where there are several."),
-    ] = None,
+    ] = None
     keep: Annotated[
         Literal["selected", "rest"] | None,
         typer.Option("--keep", help="Which documents; by default the rest, and with direction clean the selected."),
-    ] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="Ids and rows alone; by default of the selected.")] = False,
-    samples: Annotated[bool, typer.Option("--samples", help="What lm-evaluation-harness takes for --samples.")] = False,
+    ] = None
+    as_list: Annotated[bool, typer.Option("--list", help="Ids and rows alone; by default of the selected.")] = False
+    samples: Annotated[bool, typer.Option("--samples", help="What lm-evaluation-harness takes for --samples.")] = False
     task: Annotated[
         str | None,
         typer.Option("--task", metavar="NAME", help="The task of --samples; by default the group column names it."),
-    ] = None,
-    huggingface: Annotated[
-        bool, typer.Option("--huggingface", help="A Hugging Face dataset folder, as Parquet.")
-    ] = False,
+    ] = None
+    huggingface: Annotated[bool, typer.Option("--huggingface", help="A Hugging Face dataset folder, as Parquet.")] = (
+        False
+    )
     without_quarantined: Annotated[
         bool, typer.Option("--without-quarantined", help="Leave documents out of the rest that could not be scored.")
-    ] = False,
+    ] = False
     unsupported_too: Annotated[
         bool,
         typer.Option("--unsupported-too", help="Export a selection whose promise a check contradicts, marked so."),
-    ] = False,
-    json_: AsJson = False,
-) -> None:
+    ] = False
+    json_: AsJson = False
+
+
+@from_options
+def export(options: ExportOptions) -> None:
     """Write the cleaned data, the corpus without the selected, or what to remove, in the format that came in."""
     from pipeline.export.export import write_export
     from pipeline.export.request import ExportRequest, form_of
 
-    form = form_of({"list": as_list, "samples": samples, "huggingface": huggingface})
-    request = ExportRequest(run, out, selection, keep, form, task, not without_quarantined, unsupported_too)
+    form = form_of({"list": options.as_list, "samples": options.samples, "huggingface": options.huggingface})
+    request = ExportRequest(
+        options.run,
+        options.out,
+        options.selection,
+        options.keep,
+        form,
+        options.task,
+        quarantined=not options.without_quarantined,
+        unsupported_too=options.unsupported_too,
+    )
     exported = write_export(request)
-    terminal.show(json_, exported.plain(), terminal.print_export, exported)
+    terminal.show(options.json_, exported.plain(), terminal.print_export, exported)
 
 
 def compare(
@@ -243,7 +258,10 @@ def joint(
     terminal.show(json_, {**answer.report.plain(), "folder": store.url}, terminal.print_joint, answer.report, store.url)
 
 
-def rank(
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """The options of `seenset rank`."""
+
     results: Annotated[
         list[str],
         typer.Argument(
@@ -251,28 +269,31 @@ def rank(
             help="lm-eval's sample files or folders of them (NAME=PATH names the model), or Parquet: model, item, "
             "correct.",
         ),
-    ],
+    ]
     run: Annotated[
         list[str] | None,
         typer.Option("--run", metavar="RUN", help="A finished run that judged the items; several: clean under all."),
-    ] = None,
-    selection: SharedSelection = None,
-    alpha: JointAlpha = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="By default acc, else exact_match.")] = None,
-    filter_: Annotated[str | None, typer.Option("--filter", help="By default the only one.")] = None,
+    ] = None
+    selection: SharedSelection = None
+    alpha: JointAlpha = None
+    metric: Annotated[str | None, typer.Option("--metric", help="By default acc, else exact_match.")] = None
+    filter_: Annotated[str | None, typer.Option("--filter", help="By default the only one.")] = None
     task: Annotated[
         list[str] | None,
         typer.Option("--task", metavar="TASK=INPUT", help="The audited input that a task is; may be repeated."),
-    ] = None,
+    ] = None
     id_field: Annotated[
         str | None,
         typer.Option(
             "--id", metavar="FIELD", help="Field of each doc with its id; by default items are matched by row."
         ),
-    ] = None,
-    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking",
-    json_: AsJson = False,
-) -> None:
+    ] = None
+    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking"
+    json_: AsJson = False
+
+
+@from_options
+def rank(options: RankOptions) -> None:
     """Accuracy of models on all items of a benchmark and on those selected as clean, from their per-item results."""
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.items import clean_items, model_warnings
@@ -280,12 +301,12 @@ def rank(
     from pipeline.compare.ranking import RANKING_FILE, rank_models
     from pipeline.compare.results import read_all_results, task_inputs
 
-    store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
-    runs = [open_finished(one) for one in run or ()]
-    clean, items = clean_items(runs, selection, alpha)
-    read = read_all_results(results, metric, filter_, id_field)
+    store, inputs = open_output(options.output, RANKING_FILE), task_inputs(options.task or ())
+    runs = [open_finished(one) for one in options.run or ()]
+    clean, items = clean_items(runs, options.selection, options.alpha)
+    read = read_all_results(options.results, options.metric, options.filter_, options.id_field)
     ranking = rank_models(clean, items, read, runs[0], inputs, store, model_warnings(runs))
-    terminal.show(json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
+    terminal.show(options.json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
 
 
 def series(
@@ -309,17 +330,20 @@ def series(
         raise typer.Exit(int(code))
 
 
-def mark(
-    source: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help=OUT_HELP)],
-    versions: Annotated[int, typer.Option("--versions", metavar="K", help="Versions of a document, 2 to 1,000.")] = 20,
-    text: Annotated[str, typer.Option("--text", metavar="COLUMN", help="Column that holds the text.")] = "text",
+@dataclass(frozen=True, slots=True)
+class MarkOptions:
+    """The options of `seenset mark`."""
+
+    source: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)]
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help=OUT_HELP)]
+    versions: Annotated[int, typer.Option("--versions", metavar="K", help="Versions of a document, 2 to 1,000.")] = 20
+    text: Annotated[str, typer.Option("--text", metavar="COLUMN", help="Column that holds the text.")] = "text"
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Column that holds the id; by default file#row.")
-    ] = None,
-    language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en",
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None,
-    with_: Annotated[str | None, typer.Option("--with", metavar="CONFIG.YAML", help=WITH_HELP)] = None,
+    ] = None
+    language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en"
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None
+    with_: Annotated[str | None, typer.Option("--with", metavar="CONFIG.YAML", help=WITH_HELP)] = None
     date: Annotated[
         datetime | None,
         typer.Option(
@@ -328,24 +352,37 @@ def mark(
             formats=["%Y-%m-%d"],
             help="Date that commitment.json states; by default none.",
         ),
-    ] = None,
-    json_: AsJson = False,
-) -> None:
+    ] = None
+    json_: AsJson = False
+
+
+@from_options
+def mark(options: MarkOptions) -> None:
     """Write documents in versions and publish one of each, drawn at random, so that training on them can be shown."""
     from pipeline.mark.mark import MarkRequest, check_request, mark_documents
     from pipeline.mark.versions import new_seed
 
-    seed = new_seed() if seed is None else seed
-    created = None if date is None else date.date().isoformat()
-    request, draw = MarkRequest(source, out, versions, text, id_, seed, language, None, created), None
+    request, draw = (
+        MarkRequest(
+            options.source,
+            options.out,
+            options.versions,
+            options.text,
+            options.id_,
+            new_seed() if options.seed is None else options.seed,
+            options.language,
+            created=None if options.date is None else options.date.date().isoformat(),
+        ),
+        None,
+    )
     check_request(request)
-    if with_ is not None:
+    if options.with_ is not None:
         from pipeline.mark.paraphrases import paraphraser_of, paraphrasing
 
-        model = paraphraser_of(with_)
-        request, draw = replace(request, model=model.shown), paraphrasing(model, versions, seed)
+        model = paraphraser_of(options.with_)
+        request, draw = replace(request, model=model.shown), paraphrasing(model, request.versions, request.seed)
     marked = mark_documents(request, draw)
-    terminal.show(json_, marked.plain(), terminal.print_marked, marked)
+    terminal.show(options.json_, marked.plain(), terminal.print_marked, marked)
 
 
 def pack(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from pipeline.audit.machine import ActorShape, Node, actor_shape, places, places_beside
@@ -18,26 +22,102 @@ from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.config.training import FinetuneConfig
-from pipeline.errors import IncompleteError, UserError
+from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
+from pipeline.models.device_errors import out_of_memory
+from pipeline.models.load import open_model
 from pipeline.store.files import Store
 from pipeline.store.space import is_full
+from pipeline.training.steps import ProcessGroup
+from pipeline.training.train import TrainingStep, train
 from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.cluster import cluster_nodes, connect
-from ray_jobs.training import (
-    MAX_FAILURES,
-    PROGRESS,
-    PROGRESS_SECONDS,
-    TEXT,
-    AdapterJob,
-    AdapterProgress,
-    AdapterTraining,
-    OnProgress,
-    Trainer,
-    train_one,
-)
 
 SCRATCH = ".scratch-"
+TEXT = "text"
+"""The column of the file of texts."""
+
+PROGRESS_SECONDS = 1.0
+MAX_FAILURES = 3
+"""Times that the workers of one adapter may be lost before the job gives up."""
+
+TRAIN_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # so that relative paths of models mean what they mean in other jobs
+}
+"""Settings of Ray Train."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterJob:
+    """One training. The number of workers and DeepSpeed change how it runs, not what comes out."""
+
+    name: str  # for messages
+    key: str  # digest of all that decides the weights
+    model: ModelConfig
+    texts: Sequence[str]
+    config: FinetuneConfig  # of an adapter's method
+    base: Mapping[str, str]  # fingerprint_model(model)
+    workers: int = 1
+    gpu: bool = False  # whether each worker takes a whole GPU
+    cpus: int = 1  # a worker
+    zero: Mapping[str, Any] | None = None  # DeepSpeed settings
+    checkpoint_seconds: float | None = None  # as of `train`
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterProgress:
+    """The progress of the training of one adapter."""
+
+    name: str
+    step: TrainingStep
+    tokens_per_s: float  # of its steps so far, of this attempt
+
+    def line(self) -> str:
+        """One line for the terminal."""
+        step = self.step
+        return (
+            f"adapter {self.name}  step {step.step}/{step.steps}  loss {step.loss:.3f}  "
+            f"{self.tokens_per_s:,.0f} tokens/s"
+        )
+
+
+OnProgress = Callable[[AdapterProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTraining:
+    """A job and its places."""
+
+    job: AdapterJob
+    folder: str  # of the adapter, on storage that all nodes see
+    scratch: str  # of this call alone: an earlier driver that only slept removes nothing of it
+
+    @property
+    def texts_file(self) -> str:
+        """Path of a Parquet file with a column `text`."""
+        return f"{self.scratch}/texts.parquet"
+
+    @property
+    def _progress_file(self) -> Path:
+        return Path(self.scratch, "progress.json")
+
+    def note(self, progress: AdapterProgress) -> None:
+        """Note in a worker how far the training is, for the driver."""
+        new = self._progress_file.with_suffix(f".{uuid.uuid4().hex}")
+        with contextlib.suppress(OSError):  # no space, or the driver has ended: progress is worth no failure
+            new.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            new.replace(self._progress_file)
+
+    def new_progress(self) -> AdapterProgress | None:
+        """How far the training is, if a worker has noted that since the last call."""
+        try:
+            noted = json.loads(self._progress_file.read_text(encoding="utf-8"))
+            self._progress_file.unlink()
+        except (OSError, ValueError):
+            return None
+        return AdapterProgress(**{**noted, "step": TrainingStep(**noted["step"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +203,13 @@ def trainings_beside(jobs: Sequence[AdapterJob], shape: ActorShape, nodes: Seque
     Returns:
         Trainings at a time (one, then up to half of the cluster) and the actors that fit into the rest; None if not
         even one fits.
+
+    Raises:
+        UserError: a job is larger than the cluster.
     """
-    job, most = jobs[0], len(jobs)
-    kinds = [
-        (sum(node.cpus for node in nodes), job.workers * job.cpus, shape.cpus),
-        (sum(node.gpus for node in nodes), job.workers * int(job.gpu), shape.gpus),
-    ]
-    trainings = max(1, min([most, *(int(whole / 2 // need) for whole, need, _ in kinds if need)]))
-    by_rest = min(int((whole - trainings * need) / each + 1e-9) for whole, need, each in kinds if each)
-    actors = min(by_rest, places_beside(nodes, shape, trainings * job.workers))
-    return (trainings, actors) if actors >= 1 else None
+    trainings = max(1, min(len(jobs), _trainings_held(jobs[0], nodes) // 2))
+    actors = places_beside(nodes, shape, trainings * jobs[0].workers)
+    return (trainings, actors) if actors else None
 
 
 def train_adapters(
@@ -142,7 +219,6 @@ def train_adapters(
     check: Callable[[], None] = lambda: None,
     at_once: int | None = None,
     here: bool = False,
-    checkpoint_seconds: float | None = None,
 ) -> Iterator[Adapter]:
     """Train adapters, on a cluster as many at once as it holds, and yield each at its end.
 
@@ -156,7 +232,6 @@ def train_adapters(
         check: called about once a second; what it raises stops the trainings.
         at_once: trainings at a time, at most; by default as many as the cluster holds.
         here: train in this process, one after the other, without a cluster.
-        checkpoint_seconds: as `train`.
 
     Raises:
         UserError: a job that is larger than the cluster, or a loss that is no finite number; the other trainings stop
@@ -166,10 +241,7 @@ def train_adapters(
     if not store.local:
         raise UserError(f"adapters are trained into local folders that all nodes see, got {store.url}")
     place, call = store.path("adapters"), uuid.uuid4().hex[:8]
-    trainings = [
-        AdapterTraining(job, f"{place}/{job.key}", f"{place}/.{job.key}{SCRATCH}{call}", checkpoint_seconds)
-        for job in jobs
-    ]
+    trainings = [AdapterTraining(job, f"{place}/{job.key}", f"{place}/.{job.key}{SCRATCH}{call}") for job in jobs]
     if not here:
         connect()
         nodes = cluster_nodes()
@@ -236,20 +308,23 @@ def _run(
 ) -> Iterator[AdapterTraining]:
     """Train on the cluster, and yield each training when it has ended.
 
-    Ray restarts the actor that runs the trainings and repeats its calls, which go on from their checkpoints.
+    Ray repeats a task whose process or node is lost; the training goes on from its checkpoint.
     """
     import ray
 
-    options = {"num_cpus": 0, "max_restarts": MAX_FAILURES, "max_task_retries": MAX_FAILURES}
-    threads = {"max_concurrency": at_once, "concurrency_groups": {PROGRESS: 1}}
-    trainer = cast(Any, ray.remote)(**options, **threads)(Trainer).remote()
+    task: Any = ray.remote(num_cpus=0, max_retries=MAX_FAILURES)(_fit)
+    waiting, running = list(trainings), dict[Any, AdapterTraining]()
     try:
-        running = {trainer.fit.remote(_sent(training)): training for training in trainings}
-        while running:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                training = waiting.pop(0)
+                sent = replace(training, job=replace(training.job, texts=()))  # workers read the texts from the file
+                running[task.remote(sent)] = training
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             check()
-            for progress in _progress_of(trainer):
-                on_progress(progress)
+            for training in running.values():
+                if (progress := training.new_progress()) is not None:
+                    on_progress(progress)
             for reference in ended:
                 training = running.pop(reference)
                 try:
@@ -260,23 +335,8 @@ def _run(
                     raise UserError(f"adapter {training.job.name}: {problem}")
                 yield training
     finally:
-        ray.kill(trainer)  # and with it the workers
-
-
-def _sent(training: AdapterTraining) -> AdapterTraining:
-    """A training as the cluster receives it: its workers read the texts from the file."""
-    return replace(training, job=replace(training.job, texts=()))
-
-
-def _progress_of(trainer: Any) -> list[AdapterProgress]:
-    """How far the trainings are; nothing while the actor starts, or starts again."""
-    import ray
-
-    try:
-        progress = trainer.progress.options(concurrency_group=PROGRESS).remote()
-        return list(ray.get(progress, timeout=PROGRESS_SECONDS))
-    except ray.exceptions.RayError:
-        return []
+        for reference in running:
+            ray.cancel(reference, force=True)  # and with it the workers
 
 
 def _lost(error: Exception) -> str:
@@ -288,3 +348,120 @@ def _lost(error: Exception) -> str:
     lines = [line.strip() for line in str(failures[0] if failures else cause).splitlines() if line.strip()]
     who = "its workers" if failures else "the process that leads it"
     return f"{who} failed more than {MAX_FAILURES} times, at last: {lines[-1] if lines else type(cause).__name__}"
+
+
+def _fit(training: AdapterTraining) -> str | None:
+    """Run one training with Ray Train, which waits until the cluster has the resources of its workers.
+
+    Returns:
+        An error that the user can fix; None if the training ended well.
+
+    Raises:
+        ray.train.TrainingFailedError: its workers were lost too often.
+    """
+    os.environ.update(TRAIN_ENVIRONMENT)
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    job = training.job
+    trainer = TorchTrainer(
+        cast(Any, _work),
+        train_loop_config={"training": training},
+        scaling_config=ScalingConfig(
+            num_workers=job.workers,
+            use_gpu=job.gpu,  # a whole one for each worker
+            resources_per_worker={"CPU": job.cpus},
+        ),
+        run_config=RunConfig(
+            name=f"train-{uuid.uuid4().hex[:8]}",  # a new one each time that Ray repeats this task
+            storage_path=f"{training.scratch}/ray",
+            failure_config=FailureConfig(max_failures=MAX_FAILURES),
+        ),
+    )
+    problem: str | None = cast(Any, trainer.fit()).return_value
+    return problem
+
+
+def _work(config: dict[str, Any]) -> str | None:
+    training: AdapterTraining = config["training"]
+    return train_one(training, training.note)
+
+
+def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
+    """One worker: the plain training loop.
+
+    Args:
+        training: what to train.
+        on_progress: called about once a second by the first worker.
+
+    Returns:
+        An error that the user can fix, because a new attempt would not.
+    """
+    if Path(training.folder).exists():
+        return None  # the attempt before this one was lost after its last step
+    job, gpus = training.job, int(training.job.gpu)
+    os.environ["DS_ACCELERATOR"] = "cuda" if job.gpu else "cpu"
+    processes = ProcessGroup.joined()
+    problem = None
+    # Where transformers finds these settings, it takes the weights apart while it reads them.
+    partitioned = _partition_at_load(job.zero)
+    try:
+        model = job.model.model_copy(update={"dtype": job.config.dtype})
+        opened = open_model(model, gpus=0 if partitioned is not None else gpus)
+        texts = pq.read_table(training.texts_file)[TEXT].to_pylist()
+    except UserError as error:
+        problem = str(error)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        problem = (
+            f"no memory to load model {job.model.shown} for training: resources.deepspeed: zero3 spreads it over the "
+            "GPUs of resources.finetune_workers"
+        )
+    problem = processes.first_problem(problem)
+    if problem is not None:
+        return problem
+    config = job.config
+    if opened.max_tokens is not None:  # what scoring will not read either
+        config = config.model_copy(update={"max_tokens": min(config.max_tokens, opened.max_tokens)})
+    try:
+        train(
+            opened.model,
+            opened.tokenizer,
+            texts,
+            config,
+            training.folder,
+            _paced(job.name, on_progress) if processes.rank == 0 else None,
+            processes=processes,
+            zero=job.zero,
+            base=job.base,
+            checkpoint_seconds=job.checkpoint_seconds,
+        )
+    except UserError as error:
+        if error.exit_code != ExitCode.USER_ERROR:  # a full disk, where a new attempt may find space; a lost lock
+            raise
+        return str(error)
+    return None
+
+
+def _partition_at_load(zero: Mapping[str, Any] | None) -> object | None:
+    if zero is None or zero_stage(zero) != 3:
+        return None
+    from transformers.integrations import HfDeepSpeedConfig
+
+    return HfDeepSpeedConfig({**zero, "train_micro_batch_size_per_gpu": 1})
+
+
+def _paced(name: str, on_progress: OnProgress) -> Callable[[TrainingStep], None]:
+    """What is called after every step and passes on the progress about once a second."""
+    last, first = 0.0, None
+
+    def count(step: TrainingStep) -> None:
+        nonlocal last, first
+        first = first or step
+        if time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            rate = (step.tokens - first.tokens) / max(step.seconds - first.seconds, 1e-9)
+            on_progress(AdapterProgress(name, step, rate))
+
+    return count

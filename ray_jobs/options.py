@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -35,3 +38,22 @@ ExitZeroOn = Annotated[
         help="Exit codes to end with 0 on, such as 3,4, for schedulers that fail a job on any other.",
     ),
 ]
+
+
+def from_options(command: Callable[[Any], None]) -> Callable[..., None]:
+    """A command of typer that makes a record of its arguments and options, and passes it to a function.
+
+    Args:
+        command: the function, with a frozen dataclass of the options as its only parameter.
+    """
+    (record,) = (hint for name, hint in get_type_hints(command).items() if name != "return")
+    hints = get_type_hints(record, include_extras=True)
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        command(record(**given))
+
+    parameters = [each.replace(annotation=hints[each.name]) for each in inspect.signature(record).parameters.values()]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = hints
+    return call

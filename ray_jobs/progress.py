@@ -6,7 +6,6 @@ import contextlib
 import html
 import sys
 import time
-import uuid
 from types import TracebackType
 from typing import Any
 
@@ -52,8 +51,8 @@ class Reporter:
         self._next = time.monotonic() + FIRST_LINE_SECONDS
         if self.quiet:
             return self
-        if (shell := notebook_shell()) is not None:
-            self._notebook = NotebookBar(shell)
+        if is_notebook():
+            self._notebook = NotebookBar()
         elif self.console.is_terminal:
             self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=self.console, transient=True)
             self._bar.add_task("starting", total=None)
@@ -99,25 +98,18 @@ def progress_line(counts: Counts) -> str:
     )
 
 
-def notebook_shell() -> Any:
-    """The shell of the notebook that this process is the kernel of; None elsewhere, also in IPython on a terminal."""
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; IPython on a terminal is none."""
     ipython = sys.modules.get("IPython")  # a notebook has imported it
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell if getattr(shell, "kernel", None) is not None else None
+    return getattr(None if ipython is None else ipython.get_ipython(), "kernel", None) is not None
 
 
 class NotebookBar:
     """A bar and a line below the cell, an output that the kernel writes anew; it needs no package but the kernel's."""
 
-    def __init__(self, shell: Any) -> None:
-        """Show nothing yet.
-
-        Args:
-            shell: of `notebook_shell`.
-        """
-        self._publish = shell.display_pub.publish
-        self._name = uuid.uuid4().hex
-        self._shown = False
+    def __init__(self) -> None:
+        """Show nothing yet."""
+        self._handle: Any = None  # of the output, once it is shown
         self._next = 0.0
         self._last: tuple[float | None, str] = (None, "")
 
@@ -133,6 +125,8 @@ class NotebookBar:
             share: done, in [0, 1]; None where it is not known.
             line: what the bar is of.
         """
+        from IPython.display import display
+
         self._next = time.monotonic() + REDRAW_SECONDS
         self._last = share, line
         line = visible(line).replace("\n", LINE_BREAK)
@@ -142,11 +136,13 @@ class NotebookBar:
         text = f'<span style="white-space:pre-wrap;font-family:monospace">{html.escape(percent + line)}</span>'
         data = {"text/plain": percent + line, "text/html": f"<div>{bar} {text}</div>"}
         with contextlib.suppress(Exception):  # of a connection to the browser: progress is worth no failure
-            self._publish(data, transient={"display_id": self._name}, update=self._shown)
-            self._shown = True
+            if self._handle is None:
+                self._handle = display(data, raw=True, display_id=True)
+            else:
+                self._handle.update(data, raw=True)
 
     def stop(self, ended: bool) -> None:
         """Say of a bar that is not full that nothing moves it any more."""
         share, line = self._last
-        if self._shown and not ended:
+        if self._handle is not None and not ended:
             self.draw(0.0 if share is None else share, f"stopped: {line}")

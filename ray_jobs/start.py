@@ -151,18 +151,14 @@ def types_of_run(
     def ask() -> Deciding:
         if machine is not None:
             return Deciding(processor_here(machine.gpus), 1)
-        return _ask_cluster(config.resources)
+        nodes = _nodes_of_run()
+        shape = actor_shape(config.resources, nodes)
+        # A cluster of CPUs that this process starts, or would start, has the processor of this machine.
+        here = not is_connected() or (is_private() and not shape.gpus)
+        processor = processor_here(shape.gpus) if here else processor_of_cluster(shape)
+        return Deciding(processor, copies_on_a_node(config.resources, nodes, shape))
 
     return decide_types(config, earlier_arithmetic(store, say), ask, say)
-
-
-def _ask_cluster(resources: ResourcesConfig) -> Deciding:
-    """The processor of a node that holds an actor; of this machine where its cluster has CPUs alone, or none runs."""
-    nodes = _nodes_of_run()
-    shape = actor_shape(resources, nodes)
-    here = not is_connected() or (is_private() and not shape.gpus)
-    processor = processor_here(shape.gpus) if here else processor_of_cluster(shape)
-    return Deciding(processor, copies_on_a_node(resources, nodes, shape))
 
 
 def _nodes_of_run() -> list[Node]:

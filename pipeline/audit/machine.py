@@ -170,23 +170,21 @@ def places(nodes: Sequence[Node], shape: ActorShape) -> int:
 
 
 def places_beside(nodes: Sequence[Node], shape: ActorShape, trainers: int) -> int:
-    """How many actors fit beside the workers of trainings, each with as many CPUs as an actor and at most one GPU.
+    """How many actors fit beside the workers of trainings, each with a whole GPU, if actors have any.
 
-    Where an actor takes several GPUs, the workers are thought to fill one node after the other. Ray may spread them:
-    the actors that then find no place wait until a training ends.
+    The workers are thought to fill one node after the other. Ray may spread them: the actors that then find no place
+    wait until a training ends.
 
     Args:
         nodes: of the cluster.
-        shape: of an actor.
+        shape: of an actor, with as many CPUs as a worker of a training.
         trainers: workers that are training.
     """
-    if shape.gpus <= 1:
-        return max(0, places(nodes, shape) - trainers)
-    rest = []
+    trainer, rest = ActorShape(1.0 if shape.gpus else 0.0, shape.cpus), []
     for node in nodes:
-        here = min(trainers, places_on(node, ActorShape(1.0, shape.cpus)))
+        here = min(trainers, places_on(node, trainer))
         trainers -= here
-        rest.append(Node(node.cpus - here * shape.cpus, node.gpus - here))
+        rest.append(Node(node.cpus - here * trainer.cpus, node.gpus - here * trainer.gpus))
     return places(rest, shape)
 
 

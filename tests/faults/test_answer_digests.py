@@ -22,6 +22,7 @@ from pipeline.audit.description import load_evaluation
 from pipeline.audit.evaluation import evaluate_scores
 from pipeline.audit.history import read_history, several_questions
 from pipeline.audit.manifest import read_run
+from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.status import Counts, StatusFile, run_status
 from pipeline.compare.finished_runs import open_finished, sorted_documents
@@ -252,7 +253,7 @@ def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
     config = load_evaluation(str(path), [f"corpus.seen.path={documents}", "corpus.audit=null", "detectors=[loss]"])
 
     def figures(_: Path) -> str:
-        return repr(run_evaluation(config, Reporter(Console(), quiet=True)).evaluation)
+        return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True)).evaluation)
 
     said, generator, run = figures(tmp_path), random.Random(33), tmp_path / "run"
     for path in files_of(run):

@@ -26,9 +26,8 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.training.train import FinetuneConfig, train
 from ray_jobs.audit import run_audit
-from ray_jobs.finetune import train_adapters
+from ray_jobs.finetune import AdapterJob, train_adapters
 from ray_jobs.progress import Reporter
-from ray_jobs.training import AdapterJob
 
 MakeAudit = Callable[..., Path]
 

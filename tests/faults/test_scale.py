@@ -36,7 +36,7 @@ from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.pieces import ROWS, SortedRows
 from pipeline.store.receipts import Receipt
-from ray_jobs.actors import bundles, groups_in, map_shards, packed
+from ray_jobs.actors import bundles, map_shards, packed, shards_in
 
 MANY = 200_000
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
@@ -189,9 +189,8 @@ def test_bundles_hold_all_shards_in_their_order_and_about_as_much_work_each() ->
 
 def test_a_bundle_holds_its_shards_in_few_bytes() -> None:
     shards = [replace(SHARD, id=f"audit-{number:06d}", start=number, stop=number + 1) for number in range(64)]
-    groups = [shards[:1], shards[1:40], shards[40:]]
-    assert groups_in(packed(groups)) == groups
-    assert len(packed(groups)) < 2_000
+    assert shards_in(packed(shards)) == shards
+    assert len(packed(shards)) < 2_000
 
 
 def test_a_settled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:

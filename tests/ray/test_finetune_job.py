@@ -22,8 +22,7 @@ from pipeline.training.adapter import adapter_key
 from pipeline.training.train import FinetuneConfig, train
 from pipeline.training.zero import read_zero_settings
 from ray_jobs import finetune
-from ray_jobs.finetune import train_adapters, zero_for
-from ray_jobs.training import AdapterJob, AdapterProgress
+from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters, zero_for
 
 TEXTS = [sentence(i) for i in range(22)]  # in batches of 4 the last of an epoch holds 2
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
@@ -68,8 +67,8 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
             workers = [p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in p.name()]
             workers[-1].kill()
 
-    jobs = [job(tiny_model_folder, config, workers=2)]
-    (two,) = train_adapters(jobs, store, kill_once, checkpoint_seconds=0.0)
+    jobs = [job(tiny_model_folder, config, workers=2, checkpoint_seconds=0.0)]
+    (two,) = train_adapters(jobs, store, kill_once)
     first, second = json.loads((Path(two.folder) / RECORD).read_text())["began_at"]
     assert first == 0 < seen[0].step.step <= second < 60  # it went on, it did not begin anew
     assert "adapter one  step" in seen[0].line()

@@ -22,8 +22,7 @@ from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial
-from ray_jobs.finetune import trainings_beside
-from ray_jobs.training import AdapterJob
+from ray_jobs.finetune import AdapterJob, trainings_beside
 
 MakeAudit = Callable[..., Path]
 FSD = {

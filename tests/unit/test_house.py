@@ -61,8 +61,8 @@ BUDGETS = {
     "pipeline.bundle": 1_160,
     "pipeline.series": 1_490,
     "pipeline.trial": 2_750,
-    "ray_jobs": 4_720,
-    "cluster": 1_380,
+    "ray_jobs": 4_710,
+    "cluster": 1_290,
     "seenset": 950,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""

@@ -80,6 +80,6 @@ def test_ipython_on_a_terminal_is_no_notebook() -> None:
     pytest.importorskip("IPython", reason="pip install ipython")
     code = (
         "from IPython.terminal.interactiveshell import TerminalInteractiveShell as Shell; Shell.instance();"
-        "from ray_jobs.progress import notebook_shell; assert notebook_shell() is None"
+        "from ray_jobs.progress import is_notebook; assert not is_notebook()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -66,7 +66,7 @@ def test_beside_packed_trainings_no_more_actors_are_counted_than_fit(
     nodes: list[Node], gpus: float, cpus: int, trainers: int
 ) -> None:
     machines = [Machine(node) for node in nodes]
-    started = sum(any(machine.put(min(1.0, gpus), cpus) for machine in machines) for _ in range(trainers))
+    started = sum(any(machine.put(float(gpus > 0), cpus) for machine in machines) for _ in range(trainers))
     shape = ActorShape(int(gpus * GPU_UNITS + 1e-6) / GPU_UNITS, cpus)
     if started == trainers:
         assert places_beside(nodes, shape, trainers) == fitting(machines, gpus, cpus)

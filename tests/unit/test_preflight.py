@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ import pytest
 
 from cluster import inspection
 from cluster.checks import HUNG, MENDS, Expectation, Finding, NodeReport, judge_nodes
-from cluster.first_batch import scored_alone
-from cluster.inspection import CHECKS, Inspection, Measurement, file_marks, make_check
-from cluster.nodes import answers_of_machine
+from cluster.inspection import CHECKS, Inspection, Measurement, file_marks, measured, scored_alone
+from cluster.nodes import Patience, answers_of_machine
 from cluster.preflight import check_command
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import ActorShape
@@ -43,7 +43,7 @@ FACTS: dict[str, dict[str, Any]] = {
 }
 SHAPE = Shape(4096, 32, 32, 8, 128, 14336, 128256, 2, 10 * GIB)
 DRIVER = {check: Measurement(FACTS[check]) for check in ("versions", "plugins", "model", "input")}
-EXPECTED = Expectation(DRIVER, ActorShape(1.0, 1), None, [SHAPE], 1024)
+EXPECTED = Expectation(DRIVER, ActorShape(1.0, 1), 64, [SHAPE], 1024)
 
 
 def node(name: str = "two", **facts: dict[str, Any]) -> NodeReport:
@@ -155,6 +155,11 @@ def test_on_cpus_the_weights_of_all_actors_count() -> None:
     assert judged(node(), replace(on_cpus, actors=2)) == []
 
 
+def make_check(check: str, inspection: Inspection) -> Measurement:
+    """The measurement of one check here."""
+    return measured(partial(CHECKS[check], inspection))
+
+
 @pytest.fixture
 def inspected(make_audit: Callable[..., Path]) -> Inspection:
     """What is asked of nodes about a small audit."""
@@ -176,23 +181,23 @@ def test_a_model_of_the_same_size_with_other_weights_has_another_mark(tiny_model
 
 def test_checks_of_a_broken_place_say_so_and_leave_nothing(inspected: Inspection, tmp_path: Path) -> None:
     for check in ("run directory", "storage", "input", "model", "/dev/shm", "memory"):
-        answer = make_check(check, inspected, "here")
+        answer = make_check(check, inspected)
         assert answer.problem == ""
         assert answer.facts
     inspection.remove_traces(inspected)
     assert list((tmp_path / "run").iterdir()) == []
     (tmp_path / "audit.jsonl").unlink()
-    marks = make_check("input", inspected, "here").facts["marks"]
+    marks = make_check("input", inspected).facts["marks"]
     assert [name for name, mark in marks.items() if isinstance(mark, str)] == [str(tmp_path / "audit.jsonl")]
     blocked = inspected.config.model_copy(update={"run": str(tmp_path / "unseen.jsonl")})
-    assert "unseen.jsonl" in make_check("run directory", replace(inspected, config=blocked), "here").problem
+    assert "unseen.jsonl" in make_check("run directory", replace(inspected, config=blocked)).problem
     assert set(CHECKS) <= set(MENDS)
 
 
 def test_a_check_that_hangs_has_its_time_and_the_others_answer(inspected: Inspection, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").unlink()
     os.mkfifo(tmp_path / "audit.jsonl")  # whoever opens it waits for a writer
-    report = answers_of_machine(inspected, None, 2.0, 2.0)
+    report = answers_of_machine(inspected, Patience(2.0, 2.0, None))
     assert report.answers["input"].problem == "no answer in 2 s"
     assert report.answers["/dev/shm"].facts
 
@@ -205,15 +210,15 @@ def test_cards_of_the_driver_that_torch_does_not_see_are_red(
     program.write_text("#!/bin/sh\necho 'NVIDIA L4, 570.124, 23034, 22000'\necho 'NVIDIA L4, 570.124, 23034, 800'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    facts = make_check("gpus", inspected, "here").facts
+    facts = make_check("gpus", inspected).facts
     assert facts["cards"][1] == {"name": "NVIDIA L4", "driver": "570.124", "total": 23034 << 20, "free": 800 << 20}
     (line,) = judged(node(gpus=facts))
     assert (line.check, line.state) == ("gpus", "red")
     assert "2 x NVIDIA L4 22 GiB, driver 570.124" in line.value
     program.write_text("#!/bin/sh\necho 'NVIDIA GB10, 580.1, [N/A], [N/A]'\n")
-    assert "tells no memory of NVIDIA GB10" in make_check("gpus", inspected, "here").problem
+    assert "tells no memory of NVIDIA GB10" in make_check("gpus", inspected).problem
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert make_check("gpus", inspected, "here").problem == "nvidia-smi ended with 9: NVIDIA-SMI has failed"
+    assert make_check("gpus", inspected).problem == "nvidia-smi ended with 9: NVIDIA-SMI has failed"
 
 
 def test_a_first_batch_needs_no_earlier_stage(inspected: Inspection) -> None:
