@@ -6,6 +6,7 @@ order, so the readers of a process wait where they stopped for whoever wants the
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -14,7 +15,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import fsspec
@@ -56,50 +56,17 @@ _lock = threading.RLock()  # a reader may be left while garbage is collected
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """An open file and the batch at which it stopped."""
+    """The batches of a file that are left, and the one at which its reader stopped."""
 
     key: tuple[Any, ...]  # path, columns, and what shows that the file was changed
-    file: Any  # to be closed; None where the library opened it
-    parquet: pq.ParquetFile
-    ends: list[int]  # of the row groups, in rows
-    at_once: AtOnce
+    batches: Generator[tuple[int, int, pa.RecordBatch]]  # from `_from`
     first: int = 0  # row of the file at which the batch begins
+    end: int = 0  # row behind its row group
     batch: pa.RecordBatch | None = None
-    batches: Generator[tuple[int, pa.RecordBatch], None, None] | None = None
-
-    def reaches(self, row: int) -> bool:
-        """Whether a row lies ahead, in the row group where the reader stopped."""
-        return self.batch is not None and self.first <= row < self._end_of_group(self.first)
-
-    def go_to(self, row: int) -> None:
-        """Begin at the row group that holds a row."""
-        self.batches = self._from(sum(end <= row for end in self.ends))
-        self.advance()
 
     def advance(self) -> None:
         """Go on to the next batch; `batch` is None behind the last one."""
-        assert self.batches is not None
-        self.first, self.batch = next(self.batches, (0, None))
-
-    def close(self) -> None:
-        """Close the file and let go of its buffers: the reader and its batches refer to each other."""
-        if self.batches is not None:
-            self.batches.close()
-        self.batches = self.batch = None
-        self.parquet.close(force=True)
-        if self.file is not None:
-            self.file.close()
-
-    def _from(self, first: int) -> Generator[tuple[int, pa.RecordBatch], None, None]:
-        for group in range(first, len(self.ends)):
-            row = self.ends[group - 1] if group else 0
-            rows = self.at_once(self.parquet.metadata, group)
-            for batch in self.parquet.iter_batches(rows, row_groups=[group], columns=list(self.key[1])):
-                yield row, batch
-                row += len(batch)
-
-    def _end_of_group(self, row: int) -> int:
-        return next((end for end in self.ends if row < end), 0)
+        self.first, self.end, self.batch = next(self.batches, (0, 0, None))
 
 
 def parquet_batches(
@@ -122,8 +89,6 @@ def parquet_batches(
     """
     reader = _take(path, columns, start, at_once)
     try:
-        if not reader.reaches(start):
-            reader.go_to(start)
         while reader.batch is not None and reader.first < stop:
             begin, end = max(start - reader.first, 0), min(stop - reader.first, len(reader.batch))
             if begin < end:
@@ -135,28 +100,26 @@ def parquet_batches(
         _leave(reader)
         raise
     except BaseException:
-        reader.close()
+        reader.batches.close()
         raise
-    _leave(reader)
+    if reader.batch is not None:
+        _leave(reader)
 
 
 def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Reader:
-    """A reader of the file that waits before the row, else one that waits elsewhere in it, else a new one."""
+    """A reader of the file that waits before the row, in its row group; else a new one."""
     fs, name = fsspec.core.url_to_fs(path)
-    local = is_local(fs)
-    key = (path, tuple(columns), *_identity(fs, name, local))
+    changes = fs.ukey(os.path.realpath(name) if is_local(fs) else name)
+    key = (path, tuple(columns), id(fs), changes)  # of another connection it may be another file
     with _lock:
-        same = [reader for reader in _idle if reader.key == key]
-        ahead = [reader for reader in same if reader.reaches(row)]
-        reader = max(ahead, key=lambda reader: reader.first) if ahead else next(iter(same), None)
-        if reader is not None:
+        ahead = [reader for reader in _idle if reader.key == key and reader.first <= row < reader.end]
+        if ahead:
+            reader = max(ahead, key=lambda reader: reader.first)
             _idle.remove(reader)
             return reader
-    file = None if local else fs.open(name, "rb", cache_type="none")
-    parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
-    check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
-    sizes = (parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
-    return _Reader(key, file, parquet, list(accumulate(sizes)), at_once)
+    reader = _Reader(key, _from(fs, name, list(columns), row, at_once))
+    reader.advance()
+    return reader
 
 
 def _leave(reader: _Reader) -> None:
@@ -165,17 +128,28 @@ def _leave(reader: _Reader) -> None:
         _idle.append(reader)
         gone = [_idle.pop(0) for _ in range(len(_idle) - IDLE)]
     for other in gone:
-        other.close()
+        other.batches.close()
 
 
-def _identity(fs: Any, name: str, local: bool) -> tuple[Any, ...]:
-    """What differs once a file was changed."""
-    if local:
-        state = os.stat(name)
-        return state.st_ino, state.st_size, state.st_mtime_ns
-    info = fs.info(name)
-    keys = ("size", "ETag", "etag", "generation", "LastModified", "created")
-    return id(fs), *(str(info.get(key)) for key in keys)  # of another connection it may be another file
+def _from(
+    fs: Any, name: str, columns: list[str], row: int, at_once: AtOnce
+) -> Generator[tuple[int, int, pa.RecordBatch]]:
+    """The batches of a file from the row group on that holds a row: first row, row behind the row group, batch."""
+    local = is_local(fs)
+    with contextlib.ExitStack() as stack:
+        file = None if local else stack.enter_context(fs.open(name, "rb", cache_type="none"))
+        parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
+        stack.callback(parquet.close, force=True)
+        check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
+        end = 0
+        for group in range(parquet.metadata.num_row_groups):
+            first, end = end, end + parquet.metadata.row_group(group).num_rows
+            if end <= row:
+                continue
+            rows = at_once(parquet.metadata, group)
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
+                yield first, end, batch
+                first += len(batch)
 
 
 def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
