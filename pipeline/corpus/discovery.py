@@ -15,15 +15,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import Role
+from pipeline.config.corpus import Role, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.dialects import detected, single_column_note
-from pipeline.corpus.formats import format_of
+from pipeline.corpus.formats import first_rows, format_of
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.picture import PICTURE, is_picture
 from pipeline.corpus.formats.saved import SAVED
 from pipeline.corpus.formats.text import TEXT
 from pipeline.corpus.formats.webdataset import IMAGE
+from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 
 _CAPTIONS = "txt"
@@ -114,7 +115,7 @@ def discover_data(folder: str) -> FolderData:
     files: list[DataFiles] = []
     unread: list[str] = []
     groups: dict[tuple[Any, ...], list[str]] = {}
-    samples: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    samples: dict[tuple[Any, ...], Sequence[Mapping[str, Any]]] = {}
     warnings: dict[tuple[Any, ...], str] = {}
     texts: dict[str, list[str]] = {}
     pictures = [path for path, form in entries[:MOST_ENTRIES] if form.only_pictures]
@@ -122,7 +123,7 @@ def discover_data(folder: str) -> FolderData:
     for path, form in entries[:MOST_ENTRIES]:
         if form.only_pictures or path in captions:
             continue
-        if form.columns is None or form.first_rows is None:
+        if form.columns is None:
             texts.setdefault(os.path.dirname(path), []).append(path)
             continue
         place, name = os.path.split(path)
@@ -130,9 +131,13 @@ def discover_data(folder: str) -> FolderData:
         try:
             where = os.path.join(folder, path)
             dialect = detected(where, form.settings)
-            columns = tuple(form.columns(where, path, dialect))
+            entry = InputFile("audit", path, where, form.name, 0, None, "", dialect=dialect)
+            shard = whole_shard(entry, SourceConfig(path=where))
+            columns = tuple(form.columns(shard))
             key: tuple[Any, ...] = (place, pattern, form.name, columns, dialect)
-            rows = samples.get(key) or _checked_rows(form.first_rows(where, path, dialect))
+            rows = samples.get(key) or first_rows(shard)
+            if not rows:
+                raise ValueError("no rows")
         except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
             unread.append(f"{path} (not readable as {form.name})")
             continue
@@ -300,12 +305,6 @@ def _below(folder: str, path: str, depth: int) -> Iterator[tuple[str, Format]]:
 def _is_output(folder: Path) -> bool:
     """Whether a folder is a run directory, a trial's, a model or an adapter, or installed packages."""
     return is_model_folder(folder) or any((folder / name).is_file() for name in OUTPUT_MARKS)
-
-
-def _checked_rows(rows: list[Any]) -> list[Mapping[str, Any]]:
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("no rows with named fields")
-    return rows
 
 
 def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:

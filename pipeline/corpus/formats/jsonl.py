@@ -11,7 +11,7 @@ from functools import partial
 from operator import itemgetter
 from typing import IO, Any
 
-from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
+from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.config.dialect import Dialect
 from pipeline.corpus.dialects import columns_in_dialect
 from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
@@ -27,7 +27,7 @@ Numbered = Iterator[tuple[int, bytes]]
 _MARK = b"\xef\xbb\xbf"
 
 
-def jsonl_columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
+def _columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
     """The column names of a file, from its first row; lines that are too long are passed over.
 
     Raises:
@@ -56,7 +56,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if source.dialect.is_wide:
         remedy = f"convert {entry.name} to UTF-8"
         raise UserError(f"{entry.name}: encoding {source.encoding} applies to CSV and .txt files; {remedy}")
-    columns = columns_in_dialect(jsonl_columns, entry.path, entry.name, source, limits)
+    columns = columns_in_dialect(_columns, entry.path, entry.name, source, limits)
     base.check_columns(source, entry.name, columns)
     return entry
 
@@ -148,13 +148,6 @@ def line_ends(data: bytes) -> int:
     return sum(1 for line in data.split(b"\n")[:-1] if line.strip())
 
 
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[object]:
-    with open_plain(path) as file:
-        some = bounded_lines(file, LIMITS.document_bytes)
-        texts = (line for line in some if not isinstance(line, Overlong) and line.strip())
-        return [json.loads(line.decode(dialect.codec)) for line in itertools.islice(texts, base.SAMPLED_ROWS)]
-
-
 def copy_pieces(
     source: base.ExportSource,
     marks: base.Marks,
@@ -184,9 +177,9 @@ def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
         row += piece.endswith(b"\n")
 
 
-def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+def _records(source: base.ExportSource) -> base.Records:
     whole = replace(source.first, start=0, stop=None, first_row=0, max_rows=None)
-    for number, line in base.kept_numbered(lines(whole), marks):
+    for number, line in lines(whole):
         row = _object(line, whole, number == 0)
         yield number, None if isinstance(row, base.Unreadable) else row
 
@@ -222,8 +215,7 @@ JSONL = base.Format(
     "line",
     _inspect,
     _rows,
-    columns=lambda path, name, dialect: jsonl_columns(path, name, LIMITS, dialect),
-    first_rows=_first_rows,
+    columns=lambda shard: _columns(shard.path, shard.name, shard.limits, shard.dialect),
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), records=_records),
     edit=_edit,
     suffixes=(".jsonl", ".ndjson", ".json"),

@@ -22,16 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
 from pipeline.corpus.files import is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import (
     AT_ONCE,
-    batch_rows,
     check_schema,
     edited_tables,
     kept_rows,
-    sampled_rows,
+    table_rows,
     wanted_columns,
     write_parquet,
 )
@@ -279,15 +277,9 @@ def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
     assert shard.stop is not None
-    given, at_once = 0, partial(_rows_at_once, column=shard.text)
-    for first, batch in parquet_batches(shard.path, wanted_columns(shard), shard.start, shard.stop, at_once):
-        yield from batch_rows(shard, batch, first, watch)
-        given += len(batch)
-    if given != shard.stop - shard.start:
-        raise UserError(
-            f"{shard.name} is damaged: rows [{shard.start}, {shard.stop}) were planned from its footer, and only "
-            f"{given} of them are in it"
-        )
+    at_once = partial(_rows_at_once, column=shard.text)
+    batches = parquet_batches(shard.path, wanted_columns(shard), shard.start, shard.stop, at_once)
+    yield from table_rows(shard, batches, watch)
 
 
 def _rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
@@ -308,23 +300,17 @@ def _longest(chunk: pq.ColumnChunkMetaData, rows: int) -> int:
     return size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, rows)
 
 
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    file = pq.ParquetFile(path)
-    batch = next(file.iter_batches(sampled_rows(file.schema_arrow)), None)
-    return [] if batch is None else batch.to_pylist()
-
-
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
     shard = source.first
     footer = open_footer(shard.path, shard.name, b"")
     with open_file(source.name) as sink:
-        write_parquet(sink, footer.schema_arrow, _tables(shard, marks), _codecs(footer.metadata))
+        write_parquet(sink, footer.schema_arrow, kept_rows(_tables(shard), marks), _codecs(footer.metadata))
 
 
-def _tables(shard: Shard, marks: base.Marks) -> Iterator[pa.Table]:
+def _tables(shard: Shard) -> Iterator[pa.Table]:
     names = open_footer(shard.path, shard.name, b"").schema_arrow.names
     for _, batch in parquet_batches(shard.path, names, 0, sys.maxsize, _whole_rows_at_once):
-        yield kept_rows(batch, marks)
+        yield pa.Table.from_batches([batch])
 
 
 def _whole_rows_at_once(metadata: pq.FileMetaData, number: int) -> int:
@@ -346,9 +332,8 @@ def _codecs(metadata: pq.FileMetaData) -> str | dict[str, str]:
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
     footer = open_footer(shard.path, shard.name, b"")
-    batches = parquet_batches(shard.path, footer.schema_arrow.names, 0, sys.maxsize, _whole_rows_at_once)
     with open_file(names[0]) as sink:
-        tables = edited_tables(batches, footer.schema_arrow, shard.text, edits)
+        tables = edited_tables(_tables(shard), footer.schema_arrow, shard.text, edits)
         write_parquet(sink, footer.schema_arrow, tables, _codecs(footer.metadata))
 
 
@@ -363,8 +348,7 @@ PARQUET = base.Format(
     _rows,
     edit=_edit,
     export=base.Exporter(_copy, schema=_schema, tables=_tables),
-    columns=lambda path, name, dialect: pq.read_schema(path).names,
-    first_rows=_first_rows,
+    columns=lambda shard: _schema(shard).names,
     suffixes=(".parquet", ".pq"),
     lists=True,
 )
