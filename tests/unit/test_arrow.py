@@ -22,8 +22,7 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.arrow import ARROW
-from pipeline.corpus.formats.base import ExportSource
-from pipeline.corpus.formats.columns import kept_rows
+from pipeline.corpus.formats.base import ExportSource, kept_rows
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards

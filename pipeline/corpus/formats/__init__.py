@@ -75,9 +75,7 @@ def first_rows(shard: Shard) -> list[dict[str, Any]]:
         table = next(form.export.tables(shard), pa.table({}))
         heavy = any("binary" in str(field.type) for field in table.schema)
         return list(table.slice(0, _FEW if heavy else _SOME).to_pylist())
-    assert form.export.records is not None
-    records = form.export.records(ExportSource((shard,), shard.name))
-    rows = (row for _, row in records if row is not None)
+    rows = (row for _, row in form.export.records(ExportSource((shard,), shard.name)) if row is not None)
     return list(itertools.islice(rows, _FEW if form.unit == "sample" else _SOME))
 
 

@@ -23,7 +23,6 @@ from pipeline.corpus.formats.columns import (
     bounded_parts,
     check_schema,
     gathered,
-    kept_rows,
     table_rows,
     wanted_columns,
 )
@@ -265,7 +264,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
     options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=True)
     begin = pa.ipc.new_file if in_file else pa.ipc.new_stream
     with open_file(source.name) as sink, begin(sink, schema, options=options) as writer:
-        for table in gathered(kept_rows(_tables(source.first), marks), 1 << 16):
+        for table in gathered(base.kept_rows(_tables(source.first), marks), 1 << 16):
             writer.write_table(table.combine_chunks())
 
 

@@ -171,6 +171,12 @@ def kept_numbered(pieces: Iterable[tuple[int, _Piece]], marks: Marks) -> Iterato
             yield row, piece
 
 
+def kept_rows(tables: Iterable[pa.Table], marks: Marks) -> Iterator[pa.Table]:
+    """The rows of an input, without those that an export leaves out."""
+    for table in tables:
+        yield table.filter(pa.array(marks.following(len(table))))
+
+
 @dataclass(frozen=True, slots=True)
 class Exporter:
     """How an input is read with all its columns, and how what is kept of it is written.
@@ -183,7 +189,7 @@ class Exporter:
     names: Callable[[ExportSource], list[str]] = lambda source: [source.name]  # of the files of the copy
     schema: Callable[[Shard], pa.Schema] | None = None
     tables: Callable[[Shard], Iterator[pa.Table]] | None = None
-    records: Callable[[ExportSource], Records] | None = None
+    records: Callable[[ExportSource], Records] = lambda source: iter(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,12 +134,6 @@ def _decoded(column: Iterable[pa.Scalar], binary: bool = True) -> Iterator[Any]:
             yield base.Unreadable("undecodable", f"byte {error.start} is not UTF-8")
 
 
-def kept_rows(tables: Iterable[pa.Table], marks: base.Marks) -> Iterator[pa.Table]:
-    """The rows of an input, without those that an export leaves out."""
-    for table in tables:
-        yield table.filter(pa.array(marks.following(len(table))))
-
-
 def edited_tables(
     tables: Iterable[pa.Table], schema: pa.Schema, column: str, edits: base.RowEdits
 ) -> Iterator[pa.Table]:

@@ -28,7 +28,6 @@ from pipeline.corpus.formats.columns import (
     AT_ONCE,
     check_schema,
     edited_tables,
-    kept_rows,
     table_rows,
     wanted_columns,
     write_parquet,
@@ -304,7 +303,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
     shard = source.first
     footer = open_footer(shard.path, shard.name, b"")
     with open_file(source.name) as sink:
-        write_parquet(sink, footer.schema_arrow, kept_rows(_tables(shard), marks), _codecs(footer.metadata))
+        write_parquet(sink, footer.schema_arrow, base.kept_rows(_tables(shard), marks), _codecs(footer.metadata))
 
 
 def _tables(shard: Shard) -> Iterator[pa.Table]:

@@ -18,7 +18,6 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import (
     bounded_parts,
     gathered,
-    kept_rows,
     table_rows,
     wanted_columns,
     write_parquet,
@@ -168,7 +167,7 @@ def _copy_arrow(path: str, marks: base.Marks, sink: BinaryIO) -> int:
         pa.ipc.open_stream(pa.PythonFile(file, "r")) as reader,
         pa.ipc.new_stream(sink, reader.schema) as writer,
     ):
-        for table in gathered(kept_rows((pa.Table.from_batches([batch]) for batch in reader), marks), _ROWS):
+        for table in gathered(base.kept_rows((pa.Table.from_batches([batch]) for batch in reader), marks), _ROWS):
             writer.write_table(table.combine_chunks())
             kept += len(table)
     return kept
@@ -205,7 +204,7 @@ def _hub_names(source: base.ExportSource) -> list[str]:
 def _copy_hub(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
     with open_file(*_hub_names(source)) as sink:
         dataset = _load(source.first)
-        write_parquet(sink, dataset.features.arrow_schema, kept_rows(_tables(dataset), marks))
+        write_parquet(sink, dataset.features.arrow_schema, base.kept_rows(_tables(dataset), marks))
 
 
 SAVED = base.Format(
