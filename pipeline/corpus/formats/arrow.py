@@ -24,7 +24,6 @@ from pipeline.corpus.formats.columns import (
     check_schema,
     gathered,
     table_rows,
-    wanted_columns,
 )
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
@@ -173,7 +172,7 @@ def _batches(
         begin = file.tell()
         schema = pa.ipc.open_stream(file).schema
         file.seek(begin)
-        fields = None if columns is None else [schema.names.index(name) for name in dict.fromkeys(columns)]
+        fields = None if columns is None else [schema.names.index(name) for name in columns]
         reader = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
         row, resume, coded = 0, file.tell(), False
         for message in _messages(path, file, in_file):
@@ -252,7 +251,7 @@ def _extent(entry: InputFile, most: int = _KNOWN_BY) -> Extent:
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
     stop = sys.maxsize if shard.stop is None else shard.stop
-    yield from table_rows(shard, _batches(shard.path, wanted_columns(shard), shard.start, stop), watch)
+    yield from table_rows(shard, _batches(shard.path, base.wanted_columns(shard), shard.start, stop), watch)
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:

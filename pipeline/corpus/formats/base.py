@@ -64,6 +64,12 @@ def other_columns(shard: Shard) -> tuple[str | None, ...]:
     return shard.id_column, shard.group_column, shard.label_column, shard.caption_column
 
 
+def wanted_columns(shard: Shard) -> list[str]:
+    """The columns that a shard reads, each once."""
+    columns = (shard.text, *other_columns(shard), *shard.beside)
+    return list(dict.fromkeys(name for name in columns if name is not None))
+
+
 def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
     """Id, group, label and caption of a row; None without such a column."""
     identity, group, label, caption = (value.get(name) if name is not None else None for name in other_columns(shard))

@@ -62,11 +62,6 @@ def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
         )
 
 
-def wanted_columns(shard: Shard) -> list[str]:
-    """The columns of a table that a shard reads."""
-    return [name for name in (shard.text, *base.other_columns(shard), *shard.beside) if name is not None]
-
-
 def bounded_parts(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """A batch in parts that may be decoded together, each with its first row. Texts may stand in a dictionary."""
     size = batch.nbytes // max(1, len(batch))

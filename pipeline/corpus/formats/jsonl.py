@@ -87,7 +87,7 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
 
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
-    wanted = {name for name in (shard.text, *base.other_columns(shard), *shard.beside) if name is not None}
+    wanted = base.wanted_columns(shard)
     for row, line in lines(shard):
         deadly = not isinstance(line, Overlong) and watch(row, False)
         value = base.DEADLY if deadly else _object(line, shard, row == 0, wanted)

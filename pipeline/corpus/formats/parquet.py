@@ -29,7 +29,6 @@ from pipeline.corpus.formats.columns import (
     check_schema,
     edited_tables,
     table_rows,
-    wanted_columns,
     write_parquet,
 )
 from pipeline.corpus.shard import InputFile, Shard
@@ -175,26 +174,17 @@ class _Unread(Exception):
     """Somebody wants the content of a file of which only the footer is known."""
 
 
-class _Content(io.RawIOBase):
+class _Content(io.BytesIO):
     """A file of some size whose content nobody gets."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+        super().__init__()
+        self._size = size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
+        return super().seek(offset + self._size) if whence == os.SEEK_END else super().seek(offset, whence)
 
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         raise _Unread
 
 
@@ -277,7 +267,7 @@ def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
     assert shard.stop is not None
     at_once = partial(_rows_at_once, column=shard.text)
-    batches = parquet_batches(shard.path, wanted_columns(shard), shard.start, shard.stop, at_once)
+    batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, at_once)
     yield from table_rows(shard, batches, watch)
 
 

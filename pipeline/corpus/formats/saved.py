@@ -19,7 +19,6 @@ from pipeline.corpus.formats.columns import (
     bounded_parts,
     gathered,
     table_rows,
-    wanted_columns,
     write_parquet,
 )
 from pipeline.corpus.shard import InputFile, Shard
@@ -112,7 +111,7 @@ def _load(shard: Shard) -> Any:
 def _batches(dataset: Any, shard: Shard) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a shard with its columns, in batches of bounded size, each with the number of its first row."""
     stop = dataset.num_rows if shard.stop is None else min(shard.stop, dataset.num_rows)
-    columns = dataset.select_columns(list(dict.fromkeys(wanted_columns(shard)))).with_format("arrow")
+    columns = dataset.select_columns(base.wanted_columns(shard)).with_format("arrow")
     row = shard.start
     for first in range(shard.start, stop, _ROWS):
         for batch in columns[first : min(first + _ROWS, stop)].to_batches():
