@@ -98,12 +98,10 @@ def sketches_of(column: pa.ChunkedArray) -> np.ndarray:
     Returns:
         uint8, (documents, 128).
     """
-    parts = [np.empty((0, SKETCH), dtype=np.uint8)]
-    for chunk in column.chunks:
-        if len(chunk):
-            values = np.frombuffer(chunk.buffers()[1], dtype=np.uint8)
-            parts.append(values[chunk.offset * SKETCH : (chunk.offset + len(chunk)) * SKETCH].reshape(-1, SKETCH))
-    return np.concatenate(parts)
+    chunks = (np.frombuffer(chunk.buffers()[1] or b"", dtype=np.uint8) for chunk in column.chunks)
+    cuts = (slice(chunk.offset * SKETCH, (chunk.offset + len(chunk)) * SKETCH) for chunk in column.chunks)
+    parts = [values[cut] for values, cut in zip(chunks, cuts, strict=True)]
+    return np.concatenate([np.empty(0, dtype=np.uint8), *parts]).reshape(-1, SKETCH)
 
 
 def stack_sketches(sketches: Sequence[bytes]) -> np.ndarray:
