@@ -28,17 +28,17 @@ _ENDING = re.compile(r"[\r\n]*\Z")
 _LONGEST_MARK = 4
 
 
-def _columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
+def _columns(shard: Shard) -> list[str]:
     """The column names of a file. Raises UserError: its first record is too long, or no CSV."""
     try:
-        with open_plain(path, limits.unpacked_bytes) as file:
-            return csv_columns(file, limits.document_bytes, dialect)
+        with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+            return csv_columns(file, shard.limits.document_bytes, shard.dialect)
     except (ValueError, OSError, EOFError, csv.Error) as error:
-        raise UserError(f"{name} is not a readable CSV file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is not a readable CSV file: {' '.join(str(error).split())}") from None
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
-    dialect, columns = source.dialect, columns_in_dialect(_columns, entry.path, entry.name, source, limits)
+    dialect, columns = source.dialect, columns_in_dialect(_columns, entry, source, limits)
     if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
         delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
         if delimiter not in (None, dialect.delimiter):
@@ -102,9 +102,7 @@ def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
 
 
 def _schema(shard: Shard) -> pa.Schema:
-    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        names = csv_columns(file, shard.limits.document_bytes, shard.dialect)
-        return pa.schema([(name, pa.string()) for name in names])
+    return pa.schema([(name, pa.string()) for name in _columns(shard)])
 
 
 def _records(source: base.ExportSource) -> base.Records:
@@ -115,7 +113,7 @@ def _records(source: base.ExportSource) -> base.Records:
 
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
-    position = list(_columns(shard.path, shard.name, shard.limits, shard.dialect)).index(shard.text)
+    position = _columns(shard).index(shard.text)
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(names[0]) as sink,
@@ -149,7 +147,7 @@ CSV = base.Format(
     "line",
     _inspect,
     _rows,
-    columns=lambda shard: _columns(shard.path, shard.name, shard.limits, shard.dialect),
+    columns=_columns,
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), schema=_schema, records=_records),
     edit=_edit,
     suffixes=(".csv",),

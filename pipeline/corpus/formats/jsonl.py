@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
 from pipeline.corpus.dialects import columns_in_dialect
 from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
@@ -27,16 +26,16 @@ Numbered = Iterator[tuple[int, bytes]]
 _MARK = b"\xef\xbb\xbf"
 
 
-def _columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
+def _columns(shard: Shard) -> list[str]:
     """The column names of a file, from its first row; lines that are too long are passed over.
 
     Raises:
         UserError: the first row is no object, or all of the first GiB is too long.
     """
-    most = limits.document_bytes
+    most, name, dialect = shard.limits.document_bytes, shard.name, shard.dialect
     passed = False
     try:
-        with open_plain(path, limits.unpacked_bytes) as file:
+        with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
             for line in bounded_lines(file, most, _HEAD, _HEAD):
                 if isinstance(line, Overlong):
                     passed = True
@@ -56,8 +55,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if source.dialect.is_wide:
         remedy = f"convert {entry.name} to UTF-8"
         raise UserError(f"{entry.name}: encoding {source.encoding} applies to CSV and .txt files; {remedy}")
-    columns = columns_in_dialect(_columns, entry.path, entry.name, source, limits)
-    base.check_columns(source, entry.name, columns)
+    base.check_columns(source, entry.name, columns_in_dialect(_columns, entry, source, limits))
     return entry
 
 
@@ -215,7 +213,7 @@ JSONL = base.Format(
     "line",
     _inspect,
     _rows,
-    columns=lambda shard: _columns(shard.path, shard.name, shard.limits, shard.dialect),
+    columns=_columns,
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), records=_records),
     edit=_edit,
     suffixes=(".jsonl", ".ndjson", ".json"),
