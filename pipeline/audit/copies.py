@@ -46,12 +46,12 @@ class NearCopies(Record):
 
 
 def near_copies_among(
-    sketches: np.ndarray | Sketches, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
+    sketches: Sketches, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
 ) -> tuple[NearCopies, np.ndarray]:
     """Find near copies among documents.
 
     Args:
-        sketches: uint8, (documents, 128), in memory or not.
+        sketches: of the documents.
         threshold: the share of common runs from which documents are near copies.
         whole: whether these are all documents of the role.
         ids_of: ids of documents by their places, ascending.

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline.audit.scored import Scored
 from pipeline.audit.thumbnail_files import THUMBNAIL_SCHEMA, thumbnails_file
-from pipeline.corpus.documents import pictures_of
+from pipeline.corpus.documents import read_shard
 from pipeline.corpus.pictures import open_picture, picture_key
 from pipeline.errors import UserError
 
@@ -67,10 +67,12 @@ def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:
         pairs = zip(table["row"].to_pylist(), table["text_key"].to_pylist(), strict=True)
         keys = {row: key for row, key in pairs if row in wanted[shard.name]}
         try:
-            for row, data in pictures_of(shard, keys) if keys else ():
-                picture = open_picture(data)
-                if picture_key(picture) == keys[row]:
-                    rows.append({"source": shard.name, "row": row, "thumbnail": thumbnail_of(picture)})
+            for document in read_shard(shard) if keys else ():
+                if document.row in keys and document.picture is not None:
+                    picture = open_picture(document.picture)
+                    if picture_key(picture) == keys[document.row]:
+                        row = {"source": shard.name, "row": document.row, "thumbnail": thumbnail_of(picture)}
+                        rows.append(row)
         except (UserError, ValueError, LookupError, OSError):  # gone, or another file: an answer needs no picture
             continue
     return pa.Table.from_pylist(rows, schema=THUMBNAIL_SCHEMA)

@@ -31,9 +31,8 @@ def checked_alpha(value: Any) -> float:
     return alpha
 
 
-def _exact_lambda(value: Any) -> float | None:
-    return None if value is None else checked_alpha(value)
-
+Share = Annotated[float, BeforeValidator(checked_alpha)]
+"""A number in (0, 1)."""
 
 ProcedureName = Literal[
     "bh",
@@ -70,19 +69,15 @@ class SelectionConfig(Section):
     procedure: ProcedureName | str = Field(
         "bh", description="How the selected are chosen; a plugin may add procedures."
     )
-    alpha: Annotated[float, BeforeValidator(checked_alpha)] = Field(
-        0.1, description="Largest share of the selected that may be wrong."
-    )
+    alpha: Share = Field(0.1, description="Largest share of the selected that may be wrong.")
 
     calibration: CalibrationName = Field(
         "pooled",
         description="Rank among all known documents, those of the group, for the known ones at hand, or weighted by "
         "how much their words resemble those of the audited.",
     )
-    delta: Annotated[float, BeforeValidator(checked_alpha)] = Field(
-        0.1, description="conditional: share of calibration sets for which the guarantee may fail."
-    )
-    lambda_: Annotated[float | None, BeforeValidator(_exact_lambda)] = Field(
+    delta: Share = Field(0.1, description="conditional: share of calibration sets for which the guarantee may fail.")
+    lambda_: Share | None = Field(
         None,
         alias="lambda",
         description="Where Storey's estimate counts the p-values of nulls, fixed before any score is seen; null: .5 "
@@ -98,7 +93,7 @@ class SelectionConfig(Section):
         "bh", description="adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it."
     )
     reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
-    confidence: Annotated[float, BeforeValidator(checked_alpha)] = Field(
+    confidence: Share = Field(
         0.95, description="With which the bounds of this one list and of all audited documents hold."
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from pipeline.config.paths import Place
-from pipeline.config.selection import checked_alpha
+from pipeline.config.selection import Share
 from pipeline.config.yaml import Section
 
 Rule = Literal["spend", "prds", "e-lond"]
@@ -19,9 +19,7 @@ class SeriesConfig(Section):
     ledger: Annotated[str, Place.RUN] = Field(
         description="Folder of the scans of the schedule: a local path or an fsspec URL, the same for every scan."
     )
-    alpha: Annotated[float, BeforeValidator(checked_alpha)] = Field(
-        0.1, description="Largest share of all that the scans select together that may be wrong."
-    )
+    alpha: Share = Field(0.1, description="Largest share of all that the scans select together that may be wrong.")
     rule: Rule = Field(
         "spend",
         description="How alpha is shared out. spend: each scan has a part of it, under any dependence; prds: BH, which "

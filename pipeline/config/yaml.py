@@ -11,13 +11,22 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config.bounded_yaml import MOST_BYTES, load_bounded
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
 _MOST_GUESSES = 3  # settings that a message names
 MOST_DEPTH = 100
 """Brackets, or keys of `a.b.c`, within one another."""
+
+
+MOST_BYTES = 1 << 22
+"""Of a configuration: so many take a minute to read."""
+
+MOST_VALUES = 100_000
+"""That a configuration with aliases stands for, each alias counted as all that it stands for."""
+
+MOST_REPEATS = 4
+"""Values that a longer configuration may stand for, for each that is written in it."""
 
 
 class NotYamlError(ValueError):
@@ -45,9 +54,57 @@ def load_yaml(text: str) -> Any:
         if depth > MOST_DEPTH:
             raise NotYamlError(f"more than {MOST_DEPTH} brackets within one another")
     try:
-        return load_bounded(text)
+        return _bounded(text)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of 5,000 digits, a 31st of February
         raise NotYamlError(" ".join(str(error).partition("; use sys.")[0].split())) from None
+
+
+def _bounded(text: str) -> Any:
+    """The plain value of a YAML text: what its aliases stand for is counted before any of it is made.
+
+    Raises:
+        yaml.YAMLError: not YAML; too long, too deep, or aliases that stand for too many values or for themselves.
+    """
+    if len(text) > MOST_BYTES:
+        raise yaml.YAMLError(f"it has more than {MOST_BYTES:,} bytes")
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        counts: dict[int, int | None] = {}
+        count = _values(node, counts)
+        most = max(MOST_VALUES, MOST_REPEATS * len(counts))
+        if count > most:
+            raise yaml.YAMLError(f"its aliases make it {count:,} values; it may have {most:,}")
+        return loader.construct_document(node)
+    except RecursionError:
+        raise yaml.YAMLError("its brackets or indents are nested too deeply") from None
+    except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # of a number, date or tag
+        raise yaml.YAMLError(f"a value cannot be read: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
+    """How many values a node stands for.
+
+    Raises:
+        yaml.YAMLError: it stands for itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        counts[id(node)] = 1
+        return 1
+    if id(node) in counts:
+        count = counts[id(node)]
+        if count is None:
+            raise yaml.YAMLError(f"an alias stands for itself{node.start_mark}")
+        return count
+    counts[id(node)] = None
+    pairs = isinstance(node, yaml.MappingNode)
+    inner = [part for pair in node.value for part in pair] if pairs else node.value
+    count = counts[id(node)] = 1 + sum(_values(part, counts) for part in inner)
+    return count
 
 
 def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:

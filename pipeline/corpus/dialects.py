@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect, mark_of
 from pipeline.corpus.files import open_plain
+from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError
 
 _HEAD = 1 << 20
@@ -91,27 +93,22 @@ def head_of(path: str) -> bytes:
 
 
 def columns_in_dialect(
-    columns_of: Callable[[str, str, LimitsConfig, Dialect], list[str]],
-    path: str,
-    name: str,
-    source: SourceConfig,
-    limits: LimitsConfig,
+    columns_of: Callable[[Shard], list[str]], entry: InputFile, source: SourceConfig, limits: LimitsConfig
 ) -> list[str]:
     """The columns of a JSONL or CSV file.
 
     Args:
-        columns_of: reads them in a dialect.
-        path: of the file.
-        name: of it, for messages.
+        columns_of: reads them in the dialect of a shard.
+        entry: the file.
         source: whose columns are wanted.
         limits: of reading.
 
     Raises:
         UserError: as `columns_of`, or a column is missing that another encoding gives.
     """
-    dialect = source.dialect
+    path, dialect = entry.path, source.dialect
     try:
-        columns = columns_of(path, name, limits, dialect)
+        columns = columns_of(whole_shard(replace(entry, dialect=dialect), source, limits=limits))
     except UserError as error:
         if encoding := suggested_encoding(path, dialect):
             remedy = "convert it to UTF-8" if Dialect(encoding).is_wide else f"set encoding: {encoding}"
@@ -119,7 +116,9 @@ def columns_in_dialect(
         raise
     missing = next((column for column in source.columns if column not in columns), None)
     if missing is not None and (encoding := suggested_encoding(path, dialect)):
-        raise UserError(f"no column {missing!r} in {name}, which is not {dialect.label}; set encoding: {encoding}")
+        raise UserError(
+            f"no column {missing!r} in {entry.name}, which is not {dialect.label}; set encoding: {encoding}"
+        )
     return columns
 
 

@@ -15,15 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import Role
+from pipeline.config.corpus import Role, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.dialects import detected, single_column_note
-from pipeline.corpus.formats import format_of
+from pipeline.corpus.formats import first_rows, format_of
 from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.picture import PICTURE, is_picture
 from pipeline.corpus.formats.saved import SAVED
 from pipeline.corpus.formats.text import TEXT
 from pipeline.corpus.formats.webdataset import IMAGE
+from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 
 _CAPTIONS = "txt"
@@ -114,15 +116,14 @@ def discover_data(folder: str) -> FolderData:
     files: list[DataFiles] = []
     unread: list[str] = []
     groups: dict[tuple[Any, ...], list[str]] = {}
-    samples: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    warnings: dict[tuple[Any, ...], str] = {}
+    samples: dict[tuple[Any, ...], Sequence[Mapping[str, Any]]] = {}
     texts: dict[str, list[str]] = {}
     pictures = [path for path, form in entries[:MOST_ENTRIES] if form.only_pictures]
     captions = {f"{os.path.splitext(path)[0]}.{_CAPTIONS}" for path in pictures}
     for path, form in entries[:MOST_ENTRIES]:
         if form.only_pictures or path in captions:
             continue
-        if form.columns is None or form.first_rows is None:
+        if form.columns is None:
             texts.setdefault(os.path.dirname(path), []).append(path)
             continue
         place, name = os.path.split(path)
@@ -130,9 +131,13 @@ def discover_data(folder: str) -> FolderData:
         try:
             where = os.path.join(folder, path)
             dialect = detected(where, form.settings)
-            columns = tuple(form.columns(where, path, dialect))
+            entry = InputFile("audit", path, where, form.name, 0, None, "", dialect=dialect)
+            shard = whole_shard(entry, SourceConfig(path=where))
+            columns = tuple(form.columns(shard))
             key: tuple[Any, ...] = (place, pattern, form.name, columns, dialect)
-            rows = samples.get(key) or _checked_rows(form.first_rows(where, path, dialect))
+            rows = samples.get(key) or first_rows(shard)
+            if not rows:
+                raise ValueError("no rows")
         except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
             unread.append(f"{path} (not readable as {form.name})")
             continue
@@ -141,12 +146,12 @@ def discover_data(folder: str) -> FolderData:
             unread.append(f"{path} (no column of text)")
             continue
         groups.setdefault(key, []).append(path)
-        warnings[key] = single_column_note(columns) if "delimiter" in form.settings else ""
         samples.setdefault(key[:-1], rows)
     for key, paths in groups.items():
         named = _as_named(folder, paths, key[1])
         described = _described(named, key[2], key[3], samples[key[:-1]], image=key[-1])
-        files.append(replace(described, dialect=key[4], warning=warnings[key]))
+        note = single_column_note(key[3]) if key[2] == CSV.name else ""
+        files.append(replace(described, dialect=key[4], warning=note))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
         role, word = role_of(names[0])
         beside = _captions_beside(folder, paths)
@@ -293,19 +298,8 @@ def _below(folder: str, path: str, depth: int) -> Iterator[tuple[str, Format]]:
         yield from ((f"{path}/{part.parent.name}", SAVED) for part in sorted(inside.glob("*/dataset_info.json")))
     elif (inside / "dataset_info.json").is_file():
         yield path, SAVED
-    elif depth > 0 and not _is_output(inside):
+    elif depth > 0 and not (is_model_folder(inside) or any((inside / name).is_file() for name in OUTPUT_MARKS)):
         yield from _entries(folder, path, depth - 1)
-
-
-def _is_output(folder: Path) -> bool:
-    """Whether a folder is a run directory, a trial's, a model or an adapter, or installed packages."""
-    return is_model_folder(folder) or any((folder / name).is_file() for name in OUTPUT_MARKS)
-
-
-def _checked_rows(rows: list[Any]) -> list[Mapping[str, Any]]:
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("no rows with named fields")
-    return rows
 
 
 def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:
@@ -356,17 +350,13 @@ def _image_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], pla
         rows: some of it.
         place: the folder of the table.
     """
-    held = [column for column in columns if _holds_pictures([row.get(column) for row in rows], place)]
-    return min(held, key=lambda column: _rank(column), default=None)
-
-
-def _rank(column: str) -> int:
-    return _IMAGE_NAMES.index(column.lower()) if column.lower() in _IMAGE_NAMES else len(_IMAGE_NAMES)
-
-
-def _holds_pictures(values: Sequence[Any], place: str) -> bool:
-    present = [value for value in values if value is not None]
-    return bool(present) and 2 * sum(_is_picture(value, place) for value in present) > len(present)
+    held = []
+    for column in columns:
+        values = [row[column] for row in rows if row.get(column) is not None]
+        if values and 2 * sum(_is_picture(value, place) for value in values) > len(values):
+            held.append(column)
+    named = [column for name in _IMAGE_NAMES for column in held if column.lower() == name]
+    return next(iter([*named, *held]), None)
 
 
 def _is_picture(value: Any, place: str) -> bool:

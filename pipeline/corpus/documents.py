@@ -6,8 +6,7 @@ import csv
 import hashlib
 import itertools
 import unicodedata
-from collections.abc import Container, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,34 +102,6 @@ def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
             yield row, text if isinstance(text, Unreadable) else unlabelled, identity, group, label, caption
 
 
-@contextmanager
-def _whole(shard: Shard) -> Iterator[None]:
-    """Let a damaged file be a UserError."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
-
-
-def texts_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]:
-    """Number and text of the wanted rows that have one, as a document's would be; nothing is checked.
-
-    Of a picture it is the caption.
-
-    Raises:
-        UserError: the file itself is damaged.
-    """
-    with _whole(shard):
-        for row, text, *_, caption in _rows_of(shard, unwatched):
-            if shard.pictures:
-                text = caption
-            elif shard.beside:
-                versions = _versions(shard, row, text, caption)
-                text = versions if isinstance(versions, Unreadable) else versions.text
-            if row in wanted and isinstance(text, str):
-                yield row, text if shard.transform is None or shard.beside else transform(text, shard.transform)
-
-
 def text_key(text: str) -> int:
     """A 64-bit key of the normalised text (NFKC, case folded, white space collapsed): equal texts are one document."""
     return _key(collapsed(unicodedata.normalize("NFKC", text).casefold()))
@@ -151,18 +122,6 @@ def id_key(doc_id: str) -> int:
 def _key(text: str) -> int:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def pictures_of(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, bytes]]:
-    """Number and picture of the wanted rows that have one which may be decoded.
-
-    Raises:
-        UserError: the file itself is damaged.
-    """
-    with _whole(shard):
-        for row, value, *_ in _rows_of(shard, unwatched):
-            if row in wanted and isinstance(picture := _picture(shard, value), bytes):
-                yield row, picture
 
 
 def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
@@ -271,9 +230,11 @@ def read_labels(shard: Shard) -> Iterator[Any]:
     Raises:
         UserError: the file itself is damaged.
     """
-    with _whole(shard):
+    try:
         for *_, label, _ in format_named(shard.format).rows(shard, unwatched):
             yield label
+    except _DAMAGE as error:
+        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
 
 
 def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
-from pipeline.corpus.documents import collapsed, read_shard, text_key, texts_of
+from pipeline.corpus.documents import collapsed, read_shard
 from pipeline.corpus.keys import document_key
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
@@ -36,17 +36,6 @@ def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characte
     return [excerpts.get(row) for row in rows]
 
 
-def _keyed_texts(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str, int | None]]:
-    """Row, text and key of the wanted documents of a shard; of a picture its caption and the key of its pixels."""
-    if not shard.pictures:
-        for row, text in texts_of(shard, wanted):
-            yield row, text, text_key(text)
-        return
-    for document in read_shard(shard):
-        if document.row in wanted and document.problem is None:
-            yield document.row, document.text, document_key(document)
-
-
 def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str]]:
     """The texts of single documents of a shard that are still those that were scored. Memory holds one batch of texts.
 
@@ -61,11 +50,12 @@ def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str
     if not wanted:
         return
     try:
-        with closing(_keyed_texts(shard, wanted)) as texts:
-            for row, text, key in texts:
-                if wanted.pop(row) == key:
-                    yield row, text
-                if not wanted:
-                    break
+        with closing(read_shard(shard)) as documents:
+            for document in documents:
+                if document.row in wanted and document.problem is None:
+                    if wanted.pop(document.row) == document_key(document):
+                        yield document.row, document.text
+                    if not wanted:
+                        break
     except (UserError, LookupError, ValueError, OSError):  # gone, or another file: an answer needs no text
         return

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from pipeline.config.dialect import PLAIN, Dialect
 
@@ -18,7 +18,6 @@ _BLOCK = 1 << 18
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 _QUOTED = re.compile(r'(?:[^"]++|"")*+')
 _BALANCED = re.compile(r'[^"\r\n]*+(?:"[^"]*+"[^"\r\n]*+)*+')
-_SHORT = 1 << 13  # bytes within which most lines end
 
 csv.field_size_limit(1 << 31)
 
@@ -56,22 +55,9 @@ def bounded_lines(
 
 def skip_line(file: IO[bytes], most: int = sys.maxsize) -> int:
     """Read to the end of a line, or `most` bytes of it, and return how many bytes that was."""
-    size = len(line := file.readline(min(_SHORT, most)))
-    if line.endswith(b"\n"):
-        return size
-    if not file.seekable():
-        while size < most and (line := file.readline(min(_PIECE, most - size))):
-            size += len(line)
-            if line.endswith(b"\n"):
-                break
-        return size
-    piece = bytearray(_BLOCK)
-    while size < most and (count := file.readinto(memoryview(piece)[: most - size])):  # type: ignore[attr-defined]
-        end = piece.find(b"\n", 0, count) + 1
-        if end:
-            file.seek(end - count, io.SEEK_CUR)
-            return size + end
-        size += count
+    size, line = 0, b""
+    while size < most and not line.endswith(b"\n") and (line := file.readline(min(_PIECE, most - size))):
+        size += len(line)
     return size
 
 
@@ -90,19 +76,11 @@ def csv_records(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterato
         UnicodeDecodeError: the file is not of the encoding, and what follows cannot be decoded.
     """
     source = _RecordLines(file, most, dialect)
-    reader = csv.DictReader(source, delimiter=dialect.delimiter)
-    names = _names(reader, most)
-    while True:
-        source.begin()
-        try:
-            record = next(reader)
-        except StopIteration:
-            return
-        except _TooLongError:
-            yield Overlong(source.skip_record())
-            reader = csv.DictReader(source, fieldnames=names, delimiter=dialect.delimiter)
-        else:
-            yield record
+    for record in itertools.islice(_records(source), 1, None):
+        if record is None:
+            for _ in source.rest_of_record():
+                pass
+        yield Overlong(source.size) if record is None else record
 
 
 def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[tuple[int, bytes]]:
@@ -119,23 +97,12 @@ def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator
         csv.Error: as `csv_records`.
         UnicodeDecodeError: as `csv_records`.
     """
-    source = _RecordLines(file, most, dialect, kept=True)
-    reader = csv.DictReader(source, delimiter=dialect.delimiter)
-    names = _names(reader, most)
-    yield -1, source.taken()
-    for row in itertools.count():
-        source.begin()
-        try:
-            next(reader)
-        except StopIteration:
-            yield row, source.taken()
-            return
-        except _TooLongError:
-            yield row, source.taken()
+    source, row = _RecordLines(file, most, dialect, kept=True), -1
+    for row, record in enumerate(_records(source), -1):
+        yield row, source.taken()
+        if record is None:
             yield from ((row, source.bytes_of(piece)) for piece in source.rest_of_record())
-            reader = csv.DictReader(source, fieldnames=names, delimiter=dialect.delimiter)
-        else:
-            yield row, source.taken()
+    yield row + 1, source.taken()
 
 
 def csv_columns(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> list[str]:
@@ -145,14 +112,29 @@ def csv_columns(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> list[st
         csv.Error: it is too long, or no CSV.
         UnicodeDecodeError: as `csv_records`.
     """
-    return _names(csv.DictReader(_RecordLines(file, most, dialect), delimiter=dialect.delimiter), most)
+    return list(next(_records(_RecordLines(file, most, dialect))))
 
 
-def _names(reader: csv.DictReader[str], most: int) -> list[str]:
+def _records(source: _RecordLines) -> Iterator[Any]:
+    """The names of a CSV file, and then its records; None for one that is too long, before the rest of it is read."""
+    reader = csv.DictReader(source, delimiter=source.dialect.delimiter)
     try:
-        return list(reader.fieldnames or [])
+        names = list(reader.fieldnames or [])
     except _TooLongError:
+        most = source.most
         raise csv.Error(f"its first record has more than {most:,} characters (limits.document_bytes)") from None
+    yield names
+    while True:
+        source.begin()
+        try:
+            record = next(reader, None)
+        except _TooLongError:
+            yield None
+            reader = csv.DictReader(source, fieldnames=names, delimiter=source.dialect.delimiter)
+        else:
+            if record is None:
+                return
+            yield record
 
 
 class _TooLongError(Exception):
@@ -217,12 +199,6 @@ class _RecordLines:
     def _read_block(self) -> str:
         block = self.text.read(_BLOCK)
         return block + self.text.read(1) if block.endswith("\r") else block  # "\r\n" stays together
-
-    def skip_record(self) -> int:
-        """Read to the end of a record that is too long, and return how many characters it has."""
-        for _ in self.rest_of_record():
-            pass
-        return self.size
 
     def rest_of_record(self) -> Iterator[str]:
         """Read to the end of a record that is too long, in pieces."""

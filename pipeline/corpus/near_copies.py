@@ -98,12 +98,10 @@ def sketches_of(column: pa.ChunkedArray) -> np.ndarray:
     Returns:
         uint8, (documents, 128).
     """
-    parts = [np.empty((0, SKETCH), dtype=np.uint8)]
-    for chunk in column.chunks:
-        if len(chunk):
-            values = np.frombuffer(chunk.buffers()[1], dtype=np.uint8)
-            parts.append(values[chunk.offset * SKETCH : (chunk.offset + len(chunk)) * SKETCH].reshape(-1, SKETCH))
-    return np.concatenate(parts)
+    chunks = (np.frombuffer(chunk.buffers()[1] or b"", dtype=np.uint8) for chunk in column.chunks)
+    cuts = (slice(chunk.offset * SKETCH, (chunk.offset + len(chunk)) * SKETCH) for chunk in column.chunks)
+    parts = [values[cut] for values, cut in zip(chunks, cuts, strict=True)]
+    return np.concatenate([np.empty(0, dtype=np.uint8), *parts]).reshape(-1, SKETCH)
 
 
 def stack_sketches(sketches: Sequence[bytes]) -> np.ndarray:
@@ -206,50 +204,30 @@ def band_width(threshold: float) -> int:
 
 
 class Sketches(Protocol):
-    """Sketches of documents that memory need not hold."""
+    """Sketches of documents, uint8, (documents, 128), which memory need not hold; an array is one."""
 
     def __len__(self) -> int:
         """How many documents there are."""
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """All sketches in order, uint8, (some, 128) each."""
-
-    def take(self, documents: np.ndarray) -> np.ndarray:
-        """The sketches of some documents: uint8, (some, 128)."""
+    def __getitem__(self, documents: Any, /) -> Any:
+        """The sketches of some documents, by a slice or int places: uint8, (some, 128)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _InMemory:
-    """Sketches that memory holds."""
-
-    sketches: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.sketches)
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        return (self.sketches[start : start + BLOCK] for start in range(0, len(self.sketches), BLOCK))
-
-    def take(self, documents: np.ndarray) -> np.ndarray:
-        return self.sketches[documents]
-
-
-def near_families(sketches: np.ndarray | Sketches, threshold: float = NEAR_COPIES) -> np.ndarray:
+def near_families(sketches: Sketches, threshold: float = NEAR_COPIES) -> np.ndarray:
     """Number the families of documents: near copies, and near copies of these, belong to one.
 
     Args:
-        sketches: uint8, (documents, 128), in memory or not; memory holds some 30 bytes a document besides.
+        sketches: of the documents; memory holds some 30 bytes a document besides.
         threshold: of the share of common runs, in [0.5, 1].
 
     Returns:
         int64, (documents,), in 0..families - 1, in the order of their first documents.
     """
-    source = _InMemory(sketches) if isinstance(sketches, np.ndarray) else sketches
-    first, number = different(_filled(source, _digests))
+    first, number = different(_filled(sketches, _digests))
     labels = np.arange(first.size, dtype=np.int32)  # of each different sketch: the first one of its family
     width = band_width(threshold)
     for band in range(SKETCH // width):
-        one, other = _alike(source, first, labels, band, width, threshold)
+        one, other = _alike(sketches, first, labels, band, width, threshold)
         if one.size:  # what is one family already stays one
             labels = _joined(labels, one, other)
     rank = np.cumsum(labels == np.arange(labels.size, dtype=np.int32), dtype=np.int64) - 1
@@ -301,10 +279,10 @@ def _leaning_order(family: np.ndarray, lean: np.ndarray, rng: np.random.Generato
 
 
 def _alike(
-    source: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
+    sketches: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
-    every = _filled(source, lambda block: _keys(block, band, width))
+    every = _filled(sketches, lambda block: _keys(block, band, width))
     every = every if first.size == every.size else every[first]
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
     for places in _in_parts(every):  # who shares a band shares its first byte
@@ -315,7 +293,7 @@ def _alike(
             given, known = order[begin], order[end]
             apart = labels[given] != labels[known]
             given, known = given[apart], known[apart]
-            close = _close(source.take(first[given]), source.take(first[known]), threshold)
+            close = _close(sketches[first[given]], sketches[first[known]], threshold)
             one.append(given[close])
             other.append(known[close])
     return np.concatenate(one), np.concatenate(other)
@@ -347,13 +325,11 @@ def _joined(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarra
     return np.asarray(name[labels])
 
 
-def _filled(source: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _filled(sketches: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """A uint64 of each sketch: uint64, (documents,)."""
-    every = np.empty(len(source), dtype=np.uint64)
-    start = 0
-    for block in source.blocks():
-        every[start : start + len(block)] = values(block)
-        start += len(block)
+    every = np.empty(len(sketches), dtype=np.uint64)
+    for start in range(0, len(sketches), BLOCK):
+        every[start : start + BLOCK] = values(sketches[start : start + BLOCK])
     return every
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from pipeline.config.corpus import LIMITS, LimitsConfig, Role, TransformConfig
+from pipeline.config.corpus import LIMITS, LabelledConfig, LimitsConfig, Role, SourceConfig, TransformConfig
 from pipeline.config.dialect import PLAIN, Dialect
 
 
@@ -92,6 +92,40 @@ class Shard:
     def dialect(self) -> Dialect:
         """How the file is encoded and separated."""
         return Dialect(self.encoding, self.delimiter)
+
+
+def whole_shard(
+    entry: InputFile, source: SourceConfig, transform: TransformConfig | None = None, limits: LimitsConfig = LIMITS
+) -> Shard:
+    """An input as one shard, without an id."""
+    return Shard(
+        id="",
+        role=entry.role,
+        name=entry.name,
+        path=entry.path,
+        format=entry.format,
+        start=0,
+        stop=entry.rows,
+        first_row=0,
+        max_rows=None,
+        content=entry.content,
+        text=source.content,
+        id_column=source.id,
+        group_column=source.group,
+        files=entry.files,
+        subset=source.subset,
+        split=source.split,
+        transform=transform,
+        label_column=source.label if isinstance(source, LabelledConfig) else None,
+        limits=limits,
+        pictures=source.image is not None,
+        caption_column=source.caption,
+        encoding=entry.dialect.encoding,
+        delimiter=entry.dialect.delimiter,
+        beside=source.beside,
+        template=source.template,
+        differing=source.differing,
+    )
 
 
 BY_ID = attrgetter("id")

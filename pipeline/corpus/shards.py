@@ -9,12 +9,12 @@ from dataclasses import replace
 import fsspec
 
 from pipeline.config.audit import ResourcesConfig
-from pipeline.config.corpus import LIMITS, CorpusConfig, LabelledConfig, LimitsConfig, SourceConfig, TransformConfig
+from pipeline.config.corpus import LIMITS, CorpusConfig, LimitsConfig, SourceConfig, TransformConfig
 from pipeline.corpus.documents import read_labels, read_shard
 from pipeline.corpus.formats import by_bytes, extent_of
 from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.labels import check_labels
-from pipeline.corpus.shard import InputFile, Shard
+from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError
 
 SHARDS = 32
@@ -114,40 +114,6 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
     step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: some more text leaves the cuts as they are
     least, most = PICTURE_BYTES if pictures else (LEAST_BYTES, MOST_BYTES)
     return min(most, max(least, step))
-
-
-def whole_shard(
-    entry: InputFile, source: SourceConfig, transform: TransformConfig | None, limits: LimitsConfig
-) -> Shard:
-    """An input as one shard, without an id."""
-    return Shard(
-        id="",
-        role=entry.role,
-        name=entry.name,
-        path=entry.path,
-        format=entry.format,
-        start=0,
-        stop=entry.rows,
-        first_row=0,
-        max_rows=None,
-        content=entry.content,
-        text=source.content,
-        id_column=source.id,
-        group_column=source.group,
-        files=entry.files,
-        subset=source.subset,
-        split=source.split,
-        transform=transform,
-        label_column=source.label if isinstance(source, LabelledConfig) else None,
-        limits=limits,
-        pictures=source.image is not None,
-        caption_column=source.caption,
-        encoding=entry.dialect.encoding,
-        delimiter=entry.dialect.delimiter,
-        beside=source.beside,
-        template=source.template,
-        differing=source.differing,
-    )
 
 
 def _split_input(

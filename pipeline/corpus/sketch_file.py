@@ -1,18 +1,17 @@
-"""Sketches of many documents in a temporary file, read a block at a time or a few at once."""
+"""Sketches of many documents in a temporary file, read a part at a time."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
-from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline.corpus.near_copies import BLOCK, SKETCH
+from pipeline.corpus.near_copies import SKETCH
 from pipeline.errors import UserError
 
-_PART = 1 << 13  # sketches that are read together where many of them are wanted
-_MANY = 64
+_PART = 1 << 13  # sketches that are read together
 
 
 class SketchFile:
@@ -46,24 +45,15 @@ class SketchFile:
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """The sketches of some places: uint8, (places, 128)."""
-        if places.size and (np.diff(places) == 1).all():
-            return self._range(int(places[0]), places.size)
         wanted, number = np.unique(places, return_inverse=True)
-        if wanted.size and wanted[-1] - wanted[0] + 1 == wanted.size:
-            return self._range(int(wanted[0]), wanted.size)[number]
         sketches = np.empty((wanted.size, SKETCH), dtype=np.uint8)
-        part, begins = np.unique(wanted // _PART, return_index=True)
-        for index, begin, end in zip(part, begins, np.append(begins, wanted.size)[1:], strict=True):
+        begins = np.unique(wanted // _PART, return_index=True)[1]
+        for begin, end in itertools.pairwise([*begins, wanted.size]):
             some = wanted[begin:end]
-            if some.size >= _MANY:
-                sketches[begin:end] = self._range(int(index) * _PART, _PART)[some - index * _PART]
-            else:
-                sketches[begin:end] = [self._range(place, 1)[0] for place in some.tolist()]
+            size = int(some[-1] - some[0] + 1) * SKETCH
+            data = os.pread(self._file.fileno(), size, int(some[0]) * SKETCH)
+            sketches[begin:end] = np.frombuffer(data, dtype=np.uint8).reshape(-1, SKETCH)[some - some[0]]
         return sketches[number]
-
-    def _range(self, begin: int, count: int) -> np.ndarray:
-        data = os.pread(self._file.fileno(), count * SKETCH, begin * SKETCH)
-        return np.frombuffer(data, dtype=np.uint8).reshape(-1, SKETCH)
 
 
 class FiledSketches:
@@ -78,11 +68,6 @@ class FiledSketches:
         """How many documents there are."""
         return int(self.places.size)
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """All sketches in order, a block at a time."""
-        for start in range(0, len(self), BLOCK):
-            yield self.file.read(self.places[start : start + BLOCK])
-
-    def take(self, documents: np.ndarray) -> np.ndarray:
+    def __getitem__(self, documents: slice | np.ndarray) -> np.ndarray:
         """The sketches of some documents: uint8, (some, 128)."""
         return self.file.read(self.places[documents])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.corpus.formats import format_named
-from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.base import ExportSource, kept_numbered, kept_rows
 from pipeline.corpus.formats.saved import split_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -76,7 +76,7 @@ def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out
             arrays = [_array(shard, field.name, first, rows, field.type) for field in schema]
             yield pa.table(arrays, schema=schema)
         return
-    for table in tables(shard, marks):
+    for table in kept_rows(tables(shard), marks):
         columns = [
             table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
             for field in schema
@@ -127,11 +127,11 @@ def _blocks(rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, l
 
 def _rows(source: ExportSource, marks: RowMarks, left_out: LeftOut) -> Iterator[tuple[int, dict[str, Any]]]:
     """The kept rows of a text format with their numbers, without those that are none."""
-    records = format_named(source.first.format).export.records
-    assert records is not None
-    for number, row in records(source, marks):
+    for number, row in kept_numbered(format_named(source.first.format).export.records(source), marks):
         if row is None:
             left_out.count += 1
+        elif None in row:
+            raise UserError(f"record {number} of {source.first.name} has more fields than the first one names")
         else:
             yield number, row
 

@@ -20,13 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import __version__
-from pipeline.config.corpus import LIMITS, CorpusConfig, SourceConfig
+from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import FORMATS, by_bytes, format_named
 from pipeline.corpus.formats.base import RowEdits, TextEdit
 from pipeline.corpus.inputs import InputFile, find_inputs
-from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import whole_shard
+from pipeline.corpus.shard import Shard, whole_shard
 from pipeline.errors import UserError
 from pipeline.export.sources import source_place
 from pipeline.mark.commitment import leaf_digest, merkle_root, read_committed, version_digest
@@ -361,7 +360,7 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
 
 
 def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:
-    shard = whole_shard(entry, source, None, LIMITS)
+    shard = whole_shard(entry, source)
     return replace(shard, stop=entry.size) if by_bytes(shard) else shard
 
 

@@ -68,8 +68,9 @@ IMPORTS = """
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import read_shard
-from pipeline.config.dialect import PLAIN
+from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.formats import format_of
+from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 """
 
@@ -94,7 +95,8 @@ def test_files_that_are_one_line_are_refused_with_the_figure(tmp_path: Path) -> 
     code = f"""
     for name in ("one.jsonl.zst", "one.csv.gz"):
         try:
-            format_of(name).columns({str(tmp_path)!r} + "/" + name, name, PLAIN)
+            entry = InputFile("audit", name, {str(tmp_path)!r} + "/" + name, format_of(name).name, 0, None, "")
+            format_of(name).columns(whole_shard(entry, SourceConfig(path=name)))
         except UserError as error:
             print(error)
     """

@@ -148,7 +148,7 @@ def test_the_families_of_sketches_in_a_file_are_those_of_sketches_in_memory() ->
     for start in range(0, len(sketches), 100):
         file.append(sketches[places][start : start + 100])
     filed = file.arranged(np.argsort(places))
-    assert np.array_equal(filed.take(np.arange(len(sketches))), sketches)
+    assert np.array_equal(filed[np.arange(len(sketches))], sketches)
     assert np.array_equal(near_families(filed, 0.7), near_families(sketches, 0.7))
     assert near_families(SketchFile().arranged(np.empty(0, dtype=np.int64))).size == 0
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.audit.description import load_config
 from pipeline.config.audit import AuditConfig
-from pipeline.config.bounded_yaml import MOST_BYTES, load_bounded
-from pipeline.config.yaml import build
+from pipeline.config.yaml import MOST_BYTES, build, load_yaml
 from pipeline.errors import UserError
 
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
@@ -46,7 +45,7 @@ def test_ten_thousand_selections_are_read(aliased: bool) -> None:
     )
     lines = [f"  - {{name: s{i}, terms: {terms}}}\n" for i in range(10_000)]
     first = "terms: &terms {procedure: bh, alpha: 0.1}\n"
-    value = load_bounded(f"{first}selections:\n{''.join(lines)}")
+    value = load_yaml(f"{first}selections:\n{''.join(lines)}")
     assert len(value["selections"]) == 10_000
 
 
@@ -89,4 +88,4 @@ PLAIN = st.recursive(
 def test_honest_values_are_read_as_before(value: object) -> None:
     shared = {"one": value, "other": value}  # is written with an anchor and an alias
     text = yaml.safe_dump(shared)
-    assert load_bounded(text) == yaml.safe_load(text) == shared
+    assert load_yaml(text) == yaml.safe_load(text) == shared

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Container, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import excerpts
+from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.stages.base import Placement
@@ -223,13 +224,13 @@ def test_the_selected_are_shown_by_how_they_begin_unless_texts_are_left_out(fini
 
 def test_the_texts_of_a_shard_are_read_once_for_all_selections(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    texts_of = excerpts.texts_of
+    read_shard = excerpts.read_shard
 
-    def counted(shard: Shard, wanted: Container[int]) -> Generator[tuple[int, str]]:
+    def counted(shard: Shard) -> Generator[Document]:
         opened.append(shard.id)
-        return texts_of(shard, wanted)
+        return read_shard(shard)
 
-    monkeypatch.setattr(excerpts, "texts_of", counted)
+    monkeypatch.setattr(excerpts, "read_shard", counted)
     summaries = select(run, {"alpha": 0.2}, {"alpha": 0.3}, {"procedure": "by", "alpha": 0.01}, texts=True)
     assert all(summary.n_selected for summary in summaries[:2])
     assert len(opened) == len(set(opened)) > 1

@@ -22,7 +22,7 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.arrow import ARROW
-from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.base import ExportSource, kept_rows
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
@@ -202,7 +202,7 @@ def test_an_export_has_the_kept_rows_and_the_kind_of_the_file(tmp_path: Path, ki
     assert ARROW.export.schema is not None
     assert ARROW.export.tables is not None
     assert ARROW.export.schema(source.first).equals(table.schema)
-    tables = ARROW.export.tables(source.first, RowMarks([np.array(kept)], True))
+    tables = kept_rows(ARROW.export.tables(source.first), RowMarks([np.array(kept)], True))
     assert pa.concat_tables(tables).to_pylist() == read.to_pylist()
 
 

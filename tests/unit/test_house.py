@@ -43,8 +43,8 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_710,
-    "pipeline.corpus": 5_630,
+    "pipeline.config": 1_690,
+    "pipeline.corpus": 5_390,
     "pipeline.store": 1_980,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,

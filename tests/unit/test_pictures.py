@@ -18,7 +18,7 @@ from PIL import Image
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.config.yaml import build
-from pipeline.corpus.documents import Document, pictures_of, read_shard
+from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_copies import near_families
@@ -187,13 +187,6 @@ def test_near_copies_are_told_from_other_pictures() -> None:
         members = set(np.flatnonzero(family == family[first]).tolist())
         assert members <= {first, first + 40, first + 80}
     assert np.unique(family).size <= 48  # of 80 copies nine in ten are known as such
-
-
-def test_single_pictures_are_read_again(tmp_path: Path) -> None:
-    path = written(tmp_path, [*PNG, b"bad"], pa.binary())
-    corpus = CorpusConfig.model_validate({"audit": {"path": path, "image": "image"}})
-    shards = plan_shards(corpus, find_inputs(corpus), ResourcesConfig())
-    assert dict(pair for shard in shards for pair in pictures_of(shard, {1, 3})) == {1: PNG[1]}
 
 
 def tar_of(path: Path, members: dict[str, bytes]) -> str:

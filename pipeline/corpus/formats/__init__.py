@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,7 +14,7 @@ from pipeline.config.corpus import SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.files import COMPRESSIONS, Extent, compression_of
 from pipeline.corpus.formats.arrow import ARROW
-from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.jsonl import JSONL
 from pipeline.corpus.formats.parquet import PARQUET
@@ -24,6 +26,7 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
 FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, TEXT, ARROW, PICTURE, WEBDATASET, SAVED, HUB)}
+_SOME, _FEW = 200, 8  # rows that `init` looks at
 _APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}
 
 
@@ -63,6 +66,17 @@ def suffixes_of(pictures: bool) -> str:
     return ", ".join(
         suffix for form in FORMATS.values() if pictures or not form.only_pictures for suffix in form.suffixes
     )
+
+
+def first_rows(shard: Shard) -> list[dict[str, Any]]:
+    """Some of the first rows of an input with all their columns, for `init`; few where they may hold pictures."""
+    form = format_named(shard.format)
+    if form.export.tables is not None:
+        table = next(form.export.tables(shard), pa.table({}))
+        heavy = any("binary" in str(field.type) for field in table.schema)
+        return list(table.slice(0, _FEW if heavy else _SOME).to_pylist())
+    rows = (row for _, row in form.export.records(ExportSource((shard,), shard.name)) if row is not None)
+    return list(itertools.islice(rows, _FEW if form.unit == "sample" else _SOME))
 
 
 def by_bytes(shard: Shard) -> bool:

@@ -11,23 +11,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
 from pipeline.corpus.files import BLOCK_BYTES, Extent, is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import (
-    batch_rows,
+    bounded_parts,
     check_schema,
     gathered,
-    kept_rows,
-    sampled_rows,
-    wanted_columns,
+    table_rows,
 )
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
@@ -40,7 +36,6 @@ _CONTINUES = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3  # kinds of messages
 _CODECS = {0: "lz4", 1: "zstd"}
 _MOST_HEAD = 1 << 26  # bytes
-_ROWS, _ROWS_BYTES = 1024, 1 << 26  # that are decoded together
 _KNOWN_BY = 16  # batches from which the rows of a file in an object store are estimated
 
 
@@ -177,7 +172,7 @@ def _batches(
         begin = file.tell()
         schema = pa.ipc.open_stream(file).schema
         file.seek(begin)
-        fields = None if columns is None else [schema.names.index(name) for name in dict.fromkeys(columns)]
+        fields = None if columns is None else [schema.names.index(name) for name in columns]
         reader = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
         row, resume, coded = 0, file.tell(), False
         for message in _messages(path, file, in_file):
@@ -195,7 +190,7 @@ def _batches(
                 for column in batch.columns if row > start else ():
                     _check(column)
                 skipped = max(start - first, 0)
-                for offset, part in _parts(batch.slice(skipped, max(0, min(stop, row) - first - skipped))):
+                for offset, part in bounded_parts(batch.slice(skipped, max(0, min(stop, row) - first - skipped))):
                     yield first + skipped + offset, part
             resume = message.stop
 
@@ -222,20 +217,6 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind.fields])
     return kind
-
-
-def _parts(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """A batch in parts that may be decoded together, each with its first row. Texts may stand in a dictionary."""
-    size = batch.nbytes // max(1, len(batch))
-    for column in batch.columns:
-        if pa.types.is_dictionary(column.type):
-            words = column.dictionary
-            size += words.nbytes // max(1, len(words))
-            if pa.types.is_string(words.type) or pa.types.is_large_string(words.type):
-                size += pc.max(pc.binary_length(words)).as_py() or 0
-    rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, size)))
-    for offset in range(0, len(batch), rows):
-        yield offset, batch.slice(offset, rows)
 
 
 def _schema(path: str) -> pa.Schema:
@@ -269,18 +250,8 @@ def _extent(entry: InputFile, most: int = _KNOWN_BY) -> Extent:
 
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
-    given, stop = 0, sys.maxsize if shard.stop is None else shard.stop
-    for first, batch in _batches(shard.path, wanted_columns(shard), shard.start, stop):
-        yield from batch_rows(shard, batch, first, watch)
-        given += len(batch)
-    if shard.stop is not None and given != shard.stop - shard.start:
-        raise EOFError(f"rows [{shard.start}, {shard.stop}) were planned, and {given} of them are in it")
-
-
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    for _, batch in _batches(path):
-        return list(batch.slice(0, sampled_rows(batch.schema)).to_pylist())
-    return []
+    stop = sys.maxsize if shard.stop is None else shard.stop
+    yield from table_rows(shard, _batches(shard.path, base.wanted_columns(shard), shard.start, stop), watch)
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
@@ -292,13 +263,13 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
     options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=True)
     begin = pa.ipc.new_file if in_file else pa.ipc.new_stream
     with open_file(source.name) as sink, begin(sink, schema, options=options) as writer:
-        for table in gathered(_tables(source.first, marks), 1 << 16):
+        for table in gathered(base.kept_rows(_tables(source.first), marks), 1 << 16):
             writer.write_table(table.combine_chunks())
 
 
-def _tables(shard: Shard, marks: base.Marks) -> Iterator[pa.Table]:
+def _tables(shard: Shard) -> Iterator[pa.Table]:
     for _, batch in _batches(shard.path):
-        yield kept_rows(batch, marks)
+        yield pa.Table.from_batches([batch])
 
 
 ARROW = base.Format(
@@ -307,8 +278,7 @@ ARROW = base.Format(
     _inspect,
     _rows,
     base.Exporter(_copy, schema=lambda shard: _schema(shard.path), tables=_tables),
-    columns=lambda path, name, dialect: _schema(path).names,
-    first_rows=_first_rows,
+    columns=lambda shard: _schema(shard.path).names,
     suffixes=(".arrow", ".arrows", ".feather"),
     estimate=_extent,
     lists=True,

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
 from pipeline.corpus.files import Extent
 from pipeline.corpus.lines import Overlong
 from pipeline.corpus.shard import InputFile, Shard
@@ -20,10 +19,6 @@ from pipeline.errors import UserError, nearest
 Watch = Callable[[int, bool], bool]
 """Called with the number of a row before it is read, and once more, with True, before whatever leads to the next one;
 says whether that must not be done, because it kills the reader."""
-
-SAMPLED_ROWS = 200
-SAMPLED_PICTURES = 8
-"""Rows that `init` looks at; of a table or of a .tar file that may hold pictures."""
 
 _AHEAD = 1 << 12  # rows whose marks are looked up together
 _Piece = TypeVar("_Piece")
@@ -67,6 +62,12 @@ NOTHING = (None, None, None, None)
 def other_columns(shard: Shard) -> tuple[str | None, ...]:
     """The columns of id, group, label and caption; None without such a column."""
     return shard.id_column, shard.group_column, shard.label_column, shard.caption_column
+
+
+def wanted_columns(shard: Shard) -> list[str]:
+    """The columns that a shard reads, each once."""
+    columns = (shard.text, *other_columns(shard), *shard.beside)
+    return list(dict.fromkeys(name for name in columns if name is not None))
 
 
 def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
@@ -176,18 +177,25 @@ def kept_numbered(pieces: Iterable[tuple[int, _Piece]], marks: Marks) -> Iterato
             yield row, piece
 
 
+def kept_rows(tables: Iterable[pa.Table], marks: Marks) -> Iterator[pa.Table]:
+    """The rows of an input, without those that an export leaves out."""
+    for table in tables:
+        yield table.filter(pa.array(marks.following(len(table))))
+
+
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """How what is kept of an input is written. The last three make rows of a dataset folder, None where there are none.
+    """How an input is read with all its columns, and how what is kept of it is written.
 
-    An input has the schema that it states, or the one that its records have; it gives tables or records.
+    An input has the schema that it states, or the one that its records have. It gives tables of bounded size, or
+    records; neither where it can be no rows of a dataset folder.
     """
 
     copy: Callable[[ExportSource, Marks, OpenFile], None]  # in the format that it has; raises OSError, ArrowException
     names: Callable[[ExportSource], list[str]] = lambda source: [source.name]  # of the files of the copy
     schema: Callable[[Shard], pa.Schema] | None = None
-    tables: Callable[[Shard, Marks], Iterator[pa.Table]] | None = None
-    records: Callable[[ExportSource, Marks], Records] | None = None
+    tables: Callable[[Shard], Iterator[pa.Table]] | None = None
+    records: Callable[[ExportSource], Records] = lambda source: iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +210,7 @@ class Format:
     export: Exporter
     edit: Callable[[Shard, Sequence[str], RowEdits, OpenFile], None] | None = None
     """Copies an input, given the names of its copies, with edited texts and all else as it is; None: it cannot."""
-    columns: Callable[[str, str, Dialect], Sequence[str]] | None = None  # of path and name, for `init`
-    first_rows: Callable[[str, str, Dialect], list[Any]] | None = None
+    columns: Callable[[Shard], Sequence[str]] | None = None  # for `init`
     suffixes: tuple[str, ...] = ()  # of files
     estimate: Callable[[InputFile], Extent] | None = None  # of inputs whose rows are unknown
     has_path: bool = True  # in a file system; False of a name on the hub

@@ -18,6 +18,8 @@ from pipeline.errors import UserError
 AT_ONCE = 1 << 25
 """Bytes of rows that are held before they are written, about."""
 
+_ROWS, _ROWS_BYTES = 1024, 1 << 26  # that are decoded together
+
 
 def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     """Check that a table has the columns of a source, and that they can hold its texts or pictures.
@@ -60,104 +62,89 @@ def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
         )
 
 
-def wanted_columns(shard: Shard) -> list[str]:
-    """The columns of a table that a shard reads."""
-    return [name for name in (shard.text, *base.other_columns(shard), *shard.beside) if name is not None]
+def bounded_parts(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """A batch in parts that may be decoded together, each with its first row. Texts may stand in a dictionary."""
+    size = batch.nbytes // max(1, len(batch))
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            words = column.dictionary
+            size += words.nbytes // max(1, len(words))
+            if pa.types.is_string(words.type) or pa.types.is_large_string(words.type):
+                size += pc.max(pc.binary_length(words)).as_py() or 0
+    rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, size)))
+    for offset in range(0, len(batch), rows):
+        yield offset, batch.slice(offset, rows)
 
 
-def sampled_rows(schema: pa.Schema) -> int:
-    """Rows that `init` looks at: few of a table with bytes in it."""
-    kinds = [field.type for field in schema]
-    kinds += [inner.type for kind in kinds if pa.types.is_struct(kind) for inner in kind.fields]
-    heavy = any(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) for kind in kinds)
-    return base.SAMPLED_PICTURES if heavy else base.SAMPLED_ROWS
-
-
-def batch_rows(shard: Shard, batch: pa.RecordBatch, first: int, watch: base.Watch) -> Iterator[base.Row]:
-    """The rows of a batch.
+def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watch: base.Watch) -> Iterator[base.Row]:
+    """The rows of a shard.
 
     Args:
-        shard: that they are of.
-        batch: with the shard's columns.
-        first: the number of its first row.
-        watch: is told of every row.
+        shard: of a table.
+        batches: its rows with its columns, each batch with the number of its first row.
+        watch: receives every row.
+
+    Raises:
+        EOFError: there are fewer rows than were planned.
     """
-    column = batch.column(shard.text)
-    texts = _picture_values(column) if shard.pictures else _lists(column) if shard.beside else _decoded(column)
-    *names, caption = base.other_columns(shard)
-    others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
-    captions = _words_or_values(batch.column(caption)) if caption else itertools.repeat(None)
-    if shard.beside:
-        captions = zip(*(batch.column(name).to_pylist() for name in shard.beside), strict=True)
-    for offset, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False)):
-        yield first + offset, base.DEADLY if watch(first + offset, False) else text, *rest
+    given = 0
+    for first, batch in batches:
+        column = batch.column(shard.text)
+        texts = map(_picture, column) if shard.pictures else _decoded(column)
+        *names, caption = base.other_columns(shard)
+        others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
+        captions = _decoded(batch.column(caption), binary=False) if caption else itertools.repeat(None)
+        if shard.beside:
+            captions = zip(*(batch.column(name).to_pylist() for name in shard.beside), strict=True)
+        for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
+            yield row, base.DEADLY if watch(row, False) else text, *rest
+        given += len(batch)
+    if shard.stop is not None and given != shard.stop - shard.start:
+        raise EOFError(f"rows [{shard.start}, {shard.stop}) were planned, and {given} of them are in it")
 
 
-def _picture_values(column: pa.Array) -> Iterator[Any]:
-    """The values of a column of pictures: bytes, paths, or records of them. A bad path costs one document."""
-    if not pa.types.is_struct(column.type):
-        yield from _words_or_values(column)
-        return
-    names = [column.type.field(index).name for index in range(column.type.num_fields)]
-    for values in zip(*map(_words_or_values, column.flatten()), strict=True):
-        value = dict(zip(names, values, strict=True))
-        path = value.get("path")
-        yield path if isinstance(path, base.Unreadable) and value.get("bytes") is None else value
+def _picture(held: pa.Scalar) -> Any:
+    """A value of a column of pictures: bytes, a path, or a record of them. A bad path costs one document."""
+    (value,) = _decoded([held], binary=False)
+    if isinstance(value, base.Unreadable) and isinstance(held, pa.StructScalar) and "bytes" in held:
+        return held["bytes"].as_py() or value
+    return value
 
 
-def _lists(column: pa.Array) -> Iterator[Any]:
-    """The lists of texts of an Arrow column. Bytes that are not UTF-8 cost one document, not the batch."""
-    for value in column:
+def _decoded(column: Iterable[pa.Scalar], binary: bool = True) -> Iterator[Any]:
+    """The values of an Arrow column of texts or lists of texts. Bytes that are not UTF-8 cost one document, not all.
+
+    Args:
+        column: to be read.
+        binary: whether bytes are texts.
+    """
+    for held in column:
         try:
-            texts = value.as_py()
-            yield [text.decode("utf-8") if isinstance(text, bytes) else text for text in texts] if texts else texts
-        except UnicodeDecodeError as error:
-            yield base.Unreadable("undecodable", f"byte {error.start} of a version is not UTF-8")
-
-
-def _words_or_values(column: pa.Array) -> Iterator[Any]:
-    """The values of an Arrow column, its texts as `_decoded`."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
-    return _decoded(column) if texts else iter(column.to_pylist())
-
-
-def _decoded(column: pa.Array) -> Iterator[Any]:
-    """The texts of an Arrow column. Bytes that are not UTF-8 cost one document, not the batch."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if str(column.type) == "string_view":
-        column = pc.cast(column, pa.large_string())
-    binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    for value in (column.cast(binary) if not pa.types.is_large_binary(column.type) else column).to_pylist():
-        try:
-            yield value if value is None else value.decode("utf-8")
+            value = held.as_py()
+            if binary and isinstance(value, list):
+                yield [text.decode() if isinstance(text, bytes) else text for text in value]
+            else:
+                yield value.decode() if binary and isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
             yield base.Unreadable("undecodable", f"byte {error.start} is not UTF-8")
 
 
-def kept_rows(batch: pa.RecordBatch, marks: base.Marks) -> pa.Table:
-    """The next rows of an input, without those that an export leaves out."""
-    return pa.Table.from_batches([batch.filter(pa.array(marks.following(len(batch))))])
-
-
 def edited_tables(
-    batches: Iterable[tuple[int, pa.RecordBatch]], schema: pa.Schema, column: str, edits: base.RowEdits
+    tables: Iterable[pa.Table], schema: pa.Schema, column: str, edits: base.RowEdits
 ) -> Iterator[pa.Table]:
-    """The rows of batches with edited texts.
+    """The rows of an input with edited texts.
 
     Args:
-        batches: number of the first row, and rows.
+        tables: all rows in their order.
         schema: of all of them.
         column: of the texts.
         edits: of the rows.
     """
-    place = schema.get_field_index(column)
-    for first, batch in batches:
-        table = pa.Table.from_batches([batch], schema)
-        changed = [edits.of(row) for row in range(first, first + len(batch))]
-        values = _replaced(batch.column(place), [None if edit is None else edit.after for edit in changed])
-        yield table.set_column(place, schema.field(place), values)
+    place, row = schema.get_field_index(column), itertools.count()
+    for table in tables:
+        changed = [edits.of(next(row)) for _ in range(len(table))]
+        texts = [None if edit is None else edit.after for edit in changed]
+        yield table.set_column(place, schema.field(place), _replaced(table.column(place).combine_chunks(), texts))
 
 
 def _replaced(column: pa.Array, texts: list[str | None]) -> Any:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 
-from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
+from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.config.dialect import Dialect, mark_of
 from pipeline.corpus.dialects import columns_in_dialect, delimiter_of, head_of
 from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
@@ -29,17 +28,17 @@ _ENDING = re.compile(r"[\r\n]*\Z")
 _LONGEST_MARK = 4
 
 
-def _columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
+def _columns(shard: Shard) -> list[str]:
     """The column names of a file. Raises UserError: its first record is too long, or no CSV."""
     try:
-        with open_plain(path, limits.unpacked_bytes) as file:
-            return csv_columns(file, limits.document_bytes, dialect)
+        with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+            return csv_columns(file, shard.limits.document_bytes, shard.dialect)
     except (ValueError, OSError, EOFError, csv.Error) as error:
-        raise UserError(f"{name} is not a readable CSV file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is not a readable CSV file: {' '.join(str(error).split())}") from None
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
-    dialect, columns = source.dialect, columns_in_dialect(_columns, entry.path, entry.name, source, limits)
+    dialect, columns = source.dialect, columns_in_dialect(_columns, entry, source, limits)
     if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
         delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
         if delimiter not in (None, dialect.delimiter):
@@ -92,12 +91,6 @@ def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
     return min(readings)[1] - 1 if readings else line_ends(data)
 
 
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    with open_plain(path) as file:
-        records = itertools.islice(csv_records(file, LIMITS.document_bytes, dialect), base.SAMPLED_ROWS)
-        return [record for record in records if not isinstance(record, Overlong)]
-
-
 def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as other:
         encoding, mark = mark_of(other.read(_LONGEST_MARK)) or ("", b"")
@@ -109,23 +102,18 @@ def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
 
 
 def _schema(shard: Shard) -> pa.Schema:
-    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        names = csv_columns(file, shard.limits.document_bytes, shard.dialect)
-        return pa.schema([(name, pa.string()) for name in names])
+    return pa.schema([(name, pa.string()) for name in _columns(shard)])
 
 
-def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+def _records(source: base.ExportSource) -> base.Records:
     shard = source.first
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
         for number, record in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
-            if marks.following(1)[0]:
-                if not isinstance(record, Overlong) and None in record:
-                    raise UserError(f"record {number} of {shard.name} has more fields than the first one names")
-                yield number, None if isinstance(record, Overlong) else dict(record)
+            yield number, None if isinstance(record, Overlong) else dict(record)
 
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
-    position = list(_columns(shard.path, shard.name, shard.limits, shard.dialect)).index(shard.text)
+    position = _columns(shard).index(shard.text)
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(names[0]) as sink,
@@ -159,8 +147,7 @@ CSV = base.Format(
     "line",
     _inspect,
     _rows,
-    columns=lambda path, name, dialect: _columns(path, name, LIMITS, dialect),
-    first_rows=_first_rows,
+    columns=_columns,
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), schema=_schema, records=_records),
     edit=_edit,
     suffixes=(".csv",),

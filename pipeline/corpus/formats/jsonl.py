@@ -11,8 +11,7 @@ from functools import partial
 from operator import itemgetter
 from typing import IO, Any
 
-from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
+from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.dialects import columns_in_dialect
 from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
@@ -27,16 +26,16 @@ Numbered = Iterator[tuple[int, bytes]]
 _MARK = b"\xef\xbb\xbf"
 
 
-def jsonl_columns(path: str, name: str, limits: LimitsConfig, dialect: Dialect) -> list[str]:
+def _columns(shard: Shard) -> list[str]:
     """The column names of a file, from its first row; lines that are too long are passed over.
 
     Raises:
         UserError: the first row is no object, or all of the first GiB is too long.
     """
-    most = limits.document_bytes
+    most, name, dialect = shard.limits.document_bytes, shard.name, shard.dialect
     passed = False
     try:
-        with open_plain(path, limits.unpacked_bytes) as file:
+        with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
             for line in bounded_lines(file, most, _HEAD, _HEAD):
                 if isinstance(line, Overlong):
                     passed = True
@@ -56,8 +55,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if source.dialect.is_wide:
         remedy = f"convert {entry.name} to UTF-8"
         raise UserError(f"{entry.name}: encoding {source.encoding} applies to CSV and .txt files; {remedy}")
-    columns = columns_in_dialect(jsonl_columns, entry.path, entry.name, source, limits)
-    base.check_columns(source, entry.name, columns)
+    base.check_columns(source, entry.name, columns_in_dialect(_columns, entry, source, limits))
     return entry
 
 
@@ -87,7 +85,7 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
 
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
-    wanted = {name for name in (shard.text, *base.other_columns(shard), *shard.beside) if name is not None}
+    wanted = base.wanted_columns(shard)
     for row, line in lines(shard):
         deadly = not isinstance(line, Overlong) and watch(row, False)
         value = base.DEADLY if deadly else _object(line, shard, row == 0, wanted)
@@ -148,13 +146,6 @@ def line_ends(data: bytes) -> int:
     return sum(1 for line in data.split(b"\n")[:-1] if line.strip())
 
 
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[object]:
-    with open_plain(path) as file:
-        some = bounded_lines(file, LIMITS.document_bytes)
-        texts = (line for line in some if not isinstance(line, Overlong) and line.strip())
-        return [json.loads(line.decode(dialect.codec)) for line in itertools.islice(texts, base.SAMPLED_ROWS)]
-
-
 def copy_pieces(
     source: base.ExportSource,
     marks: base.Marks,
@@ -184,9 +175,9 @@ def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
         row += piece.endswith(b"\n")
 
 
-def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+def _records(source: base.ExportSource) -> base.Records:
     whole = replace(source.first, start=0, stop=None, first_row=0, max_rows=None)
-    for number, line in base.kept_numbered(lines(whole), marks):
+    for number, line in lines(whole):
         row = _object(line, whole, number == 0)
         yield number, None if isinstance(row, base.Unreadable) else row
 
@@ -222,8 +213,7 @@ JSONL = base.Format(
     "line",
     _inspect,
     _rows,
-    columns=lambda path, name, dialect: jsonl_columns(path, name, LIMITS, dialect),
-    first_rows=_first_rows,
+    columns=_columns,
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), records=_records),
     edit=_edit,
     suffixes=(".jsonl", ".ndjson", ".json"),

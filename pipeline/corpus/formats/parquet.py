@@ -6,6 +6,7 @@ order, so the readers of a process wait where they stopped for whoever wants the
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -14,7 +15,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import fsspec
@@ -22,17 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
 from pipeline.corpus.files import is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import (
     AT_ONCE,
-    batch_rows,
     check_schema,
     edited_tables,
-    kept_rows,
-    sampled_rows,
-    wanted_columns,
+    table_rows,
     write_parquet,
 )
 from pipeline.corpus.shard import InputFile, Shard
@@ -56,50 +52,17 @@ _lock = threading.RLock()  # a reader may be left while garbage is collected
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """An open file and the batch at which it stopped."""
+    """The batches of a file that are left, and the one at which its reader stopped."""
 
     key: tuple[Any, ...]  # path, columns, and what shows that the file was changed
-    file: Any  # to be closed; None where the library opened it
-    parquet: pq.ParquetFile
-    ends: list[int]  # of the row groups, in rows
-    at_once: AtOnce
+    batches: Generator[tuple[int, int, pa.RecordBatch]]  # from `_from`
     first: int = 0  # row of the file at which the batch begins
+    end: int = 0  # row behind its row group
     batch: pa.RecordBatch | None = None
-    batches: Generator[tuple[int, pa.RecordBatch], None, None] | None = None
-
-    def reaches(self, row: int) -> bool:
-        """Whether a row lies ahead, in the row group where the reader stopped."""
-        return self.batch is not None and self.first <= row < self._end_of_group(self.first)
-
-    def go_to(self, row: int) -> None:
-        """Begin at the row group that holds a row."""
-        self.batches = self._from(sum(end <= row for end in self.ends))
-        self.advance()
 
     def advance(self) -> None:
         """Go on to the next batch; `batch` is None behind the last one."""
-        assert self.batches is not None
-        self.first, self.batch = next(self.batches, (0, None))
-
-    def close(self) -> None:
-        """Close the file and let go of its buffers: the reader and its batches refer to each other."""
-        if self.batches is not None:
-            self.batches.close()
-        self.batches = self.batch = None
-        self.parquet.close(force=True)
-        if self.file is not None:
-            self.file.close()
-
-    def _from(self, first: int) -> Generator[tuple[int, pa.RecordBatch], None, None]:
-        for group in range(first, len(self.ends)):
-            row = self.ends[group - 1] if group else 0
-            rows = self.at_once(self.parquet.metadata, group)
-            for batch in self.parquet.iter_batches(rows, row_groups=[group], columns=list(self.key[1])):
-                yield row, batch
-                row += len(batch)
-
-    def _end_of_group(self, row: int) -> int:
-        return next((end for end in self.ends if row < end), 0)
+        self.first, self.end, self.batch = next(self.batches, (0, 0, None))
 
 
 def parquet_batches(
@@ -122,8 +85,6 @@ def parquet_batches(
     """
     reader = _take(path, columns, start, at_once)
     try:
-        if not reader.reaches(start):
-            reader.go_to(start)
         while reader.batch is not None and reader.first < stop:
             begin, end = max(start - reader.first, 0), min(stop - reader.first, len(reader.batch))
             if begin < end:
@@ -135,28 +96,26 @@ def parquet_batches(
         _leave(reader)
         raise
     except BaseException:
-        reader.close()
+        reader.batches.close()
         raise
-    _leave(reader)
+    if reader.batch is not None:
+        _leave(reader)
 
 
 def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Reader:
-    """A reader of the file that waits before the row, else one that waits elsewhere in it, else a new one."""
+    """A reader of the file that waits before the row, in its row group; else a new one."""
     fs, name = fsspec.core.url_to_fs(path)
-    local = is_local(fs)
-    key = (path, tuple(columns), *_identity(fs, name, local))
+    changes = fs.ukey(os.path.realpath(name) if is_local(fs) else name)
+    key = (path, tuple(columns), id(fs), changes)  # of another connection it may be another file
     with _lock:
-        same = [reader for reader in _idle if reader.key == key]
-        ahead = [reader for reader in same if reader.reaches(row)]
-        reader = max(ahead, key=lambda reader: reader.first) if ahead else next(iter(same), None)
-        if reader is not None:
+        ahead = [reader for reader in _idle if reader.key == key and reader.first <= row < reader.end]
+        if ahead:
+            reader = max(ahead, key=lambda reader: reader.first)
             _idle.remove(reader)
             return reader
-    file = None if local else fs.open(name, "rb", cache_type="none")
-    parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
-    check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
-    sizes = (parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
-    return _Reader(key, file, parquet, list(accumulate(sizes)), at_once)
+    reader = _Reader(key, _from(fs, name, list(columns), row, at_once))
+    reader.advance()
+    return reader
 
 
 def _leave(reader: _Reader) -> None:
@@ -165,17 +124,28 @@ def _leave(reader: _Reader) -> None:
         _idle.append(reader)
         gone = [_idle.pop(0) for _ in range(len(_idle) - IDLE)]
     for other in gone:
-        other.close()
+        other.batches.close()
 
 
-def _identity(fs: Any, name: str, local: bool) -> tuple[Any, ...]:
-    """What differs once a file was changed."""
-    if local:
-        state = os.stat(name)
-        return state.st_ino, state.st_size, state.st_mtime_ns
-    info = fs.info(name)
-    keys = ("size", "ETag", "etag", "generation", "LastModified", "created")
-    return id(fs), *(str(info.get(key)) for key in keys)  # of another connection it may be another file
+def _from(
+    fs: Any, name: str, columns: list[str], row: int, at_once: AtOnce
+) -> Generator[tuple[int, int, pa.RecordBatch]]:
+    """The batches of a file from the row group on that holds a row: first row, row behind the row group, batch."""
+    local = is_local(fs)
+    with contextlib.ExitStack() as stack:
+        file = None if local else stack.enter_context(fs.open(name, "rb", cache_type="none"))
+        parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
+        stack.callback(parquet.close, force=True)
+        check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
+        end = 0
+        for group in range(parquet.metadata.num_row_groups):
+            first, end = end, end + parquet.metadata.row_group(group).num_rows
+            if end <= row:
+                continue
+            rows = at_once(parquet.metadata, group)
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
+                yield first, end, batch
+                first += len(batch)
 
 
 def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
@@ -204,26 +174,17 @@ class _Unread(Exception):
     """Somebody wants the content of a file of which only the footer is known."""
 
 
-class _Content(io.RawIOBase):
+class _Content(io.BytesIO):
     """A file of some size whose content nobody gets."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+        super().__init__()
+        self._size = size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
+        return super().seek(offset + self._size) if whence == os.SEEK_END else super().seek(offset, whence)
 
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         raise _Unread
 
 
@@ -305,15 +266,9 @@ def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
     assert shard.stop is not None
-    given, at_once = 0, partial(_rows_at_once, column=shard.text)
-    for first, batch in parquet_batches(shard.path, wanted_columns(shard), shard.start, shard.stop, at_once):
-        yield from batch_rows(shard, batch, first, watch)
-        given += len(batch)
-    if given != shard.stop - shard.start:
-        raise UserError(
-            f"{shard.name} is damaged: rows [{shard.start}, {shard.stop}) were planned from its footer, and only "
-            f"{given} of them are in it"
-        )
+    at_once = partial(_rows_at_once, column=shard.text)
+    batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, at_once)
+    yield from table_rows(shard, batches, watch)
 
 
 def _rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
@@ -334,23 +289,17 @@ def _longest(chunk: pq.ColumnChunkMetaData, rows: int) -> int:
     return size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, rows)
 
 
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    file = pq.ParquetFile(path)
-    batch = next(file.iter_batches(sampled_rows(file.schema_arrow)), None)
-    return [] if batch is None else batch.to_pylist()
-
-
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
     shard = source.first
     footer = open_footer(shard.path, shard.name, b"")
     with open_file(source.name) as sink:
-        write_parquet(sink, footer.schema_arrow, _tables(shard, marks), _codecs(footer.metadata))
+        write_parquet(sink, footer.schema_arrow, base.kept_rows(_tables(shard), marks), _codecs(footer.metadata))
 
 
-def _tables(shard: Shard, marks: base.Marks) -> Iterator[pa.Table]:
+def _tables(shard: Shard) -> Iterator[pa.Table]:
     names = open_footer(shard.path, shard.name, b"").schema_arrow.names
     for _, batch in parquet_batches(shard.path, names, 0, sys.maxsize, _whole_rows_at_once):
-        yield kept_rows(batch, marks)
+        yield pa.Table.from_batches([batch])
 
 
 def _whole_rows_at_once(metadata: pq.FileMetaData, number: int) -> int:
@@ -372,9 +321,8 @@ def _codecs(metadata: pq.FileMetaData) -> str | dict[str, str]:
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
     footer = open_footer(shard.path, shard.name, b"")
-    batches = parquet_batches(shard.path, footer.schema_arrow.names, 0, sys.maxsize, _whole_rows_at_once)
     with open_file(names[0]) as sink:
-        tables = edited_tables(batches, footer.schema_arrow, shard.text, edits)
+        tables = edited_tables(_tables(shard), footer.schema_arrow, shard.text, edits)
         write_parquet(sink, footer.schema_arrow, tables, _codecs(footer.metadata))
 
 
@@ -389,8 +337,7 @@ PARQUET = base.Format(
     _rows,
     edit=_edit,
     export=base.Exporter(_copy, schema=_schema, tables=_tables),
-    columns=lambda path, name, dialect: pq.read_schema(path).names,
-    first_rows=_first_rows,
+    columns=lambda shard: _schema(shard).names,
     suffixes=(".parquet", ".pq"),
     lists=True,
 )

@@ -13,10 +13,14 @@ import fsspec
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
 from pipeline.corpus.files import digest_of
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.columns import gathered, kept_rows, sampled_rows, write_parquet
+from pipeline.corpus.formats.columns import (
+    bounded_parts,
+    gathered,
+    table_rows,
+    write_parquet,
+)
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
@@ -104,32 +108,15 @@ def _load(shard: Shard) -> Any:
     return datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
 
 
-def _rows(dataset: Any, shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
-    import datasets
-
-    assert shard.stop is not None
-    if shard.pictures and isinstance(
-        dataset.features[shard.text], datasets.Image
-    ):  # a picture comes as the bytes that were written
-        dataset = dataset.cast_column(shard.text, datasets.Image(decode=False))
-    if len(dataset) < shard.stop:
-        raise UserError(f"{shard.name} has {len(dataset)} rows now; [{shard.start}, {shard.stop}) were planned")
-    for row in range(shard.start, shard.stop):
-        if watch(row, False):
-            yield row, base.DEADLY, *base.NOTHING
-            continue
-        value = dataset[row]
-        yield row, value.get(shard.text), *base.other_fields(value, shard)
-
-
-def _columns(path: str, name: str, dialect: Dialect) -> list[str]:
-    return list(open_saved_dataset(path, None, name).column_names)
-
-
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    dataset = open_saved_dataset(path, None, name)
-    count = min(sampled_rows(dataset.features.arrow_schema), dataset.num_rows)
-    return list(dataset.select(range(count)).to_list())
+def _batches(dataset: Any, shard: Shard) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a shard with its columns, in batches of bounded size, each with the number of its first row."""
+    stop = dataset.num_rows if shard.stop is None else min(shard.stop, dataset.num_rows)
+    columns = dataset.select_columns(base.wanted_columns(shard)).with_format("arrow")
+    row = shard.start
+    for first in range(shard.start, stop, _ROWS):
+        for batch in columns[first : min(first + _ROWS, stop)].to_batches():
+            yield from ((row + offset, part) for offset, part in bounded_parts(batch))
+            row += len(batch)
 
 
 def _names(source: base.ExportSource) -> list[str]:
@@ -179,7 +166,7 @@ def _copy_arrow(path: str, marks: base.Marks, sink: BinaryIO) -> int:
         pa.ipc.open_stream(pa.PythonFile(file, "r")) as reader,
         pa.ipc.new_stream(sink, reader.schema) as writer,
     ):
-        for table in gathered((kept_rows(batch, marks) for batch in reader), _ROWS):
+        for table in gathered(base.kept_rows((pa.Table.from_batches([batch]) for batch in reader), marks), _ROWS):
             writer.write_table(table.combine_chunks())
             kept += len(table)
     return kept
@@ -199,9 +186,8 @@ def _write_json(open_file: base.OpenFile, name: str, value: Any) -> None:
         sink.write(json.dumps(value, indent=2).encode())
 
 
-def _tables(dataset: Any, marks: base.Marks) -> Iterator[pa.Table]:
-    for table in dataset.with_format("arrow").iter(_ROWS):
-        yield table.filter(pa.array(marks.following(len(table))))
+def _tables(dataset: Any) -> Iterator[pa.Table]:
+    return iter(dataset.with_format("arrow").iter(_ROWS))
 
 
 def split_of(shard: Shard) -> str:
@@ -217,22 +203,21 @@ def _hub_names(source: base.ExportSource) -> list[str]:
 def _copy_hub(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
     with open_file(*_hub_names(source)) as sink:
         dataset = _load(source.first)
-        write_parquet(sink, dataset.features.arrow_schema, _tables(dataset, marks))
+        write_parquet(sink, dataset.features.arrow_schema, base.kept_rows(_tables(dataset), marks))
 
 
 SAVED = base.Format(
     "dataset",
     "row",
     _inspect_saved,
-    lambda shard, watch: _rows(_open(shard), shard, watch),
+    lambda shard, watch: table_rows(shard, _batches(_open(shard), shard), watch),
     base.Exporter(
         _copy,
         _names,
         schema=lambda shard: _open(shard).features.arrow_schema,
-        tables=lambda shard, marks: _tables(_open(shard), marks),
+        tables=lambda shard: _tables(_open(shard)),
     ),
-    columns=_columns,
-    first_rows=_first_rows,
+    columns=lambda shard: list(_open(shard).column_names),
     is_folder=True,
 )
 
@@ -240,12 +225,12 @@ HUB = base.Format(
     "hub",
     "row",
     _inspect_hub,
-    lambda shard, watch: _rows(_load(shard), shard, watch),
+    lambda shard, watch: table_rows(shard, _batches(_load(shard), shard), watch),
     base.Exporter(
         _copy_hub,
         _hub_names,
         schema=lambda shard: _load(shard).features.arrow_schema,
-        tables=lambda shard, marks: _tables(_load(shard), marks),
+        tables=lambda shard: _tables(_load(shard)),
     ),
     has_path=False,
 )

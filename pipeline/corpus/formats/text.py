@@ -83,15 +83,12 @@ def _schema(shard: Shard) -> pa.Schema:
     return pa.schema([("file", pa.string()), (shard.text, pa.string())])
 
 
-def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+def _records(source: base.ExportSource) -> base.Records:
     shard = source.first
-    for number, (inner, kept) in enumerate(zip(source.files, marks.following(len(source.files)), strict=True)):
-        if kept:
-            text = _text(shard, inner)
-            yield (
-                number,
-                None if isinstance(text, base.Unreadable) else {"file": inner or source.name, shard.text: text},
-            )
+    for number, inner in enumerate(source.files):
+        text = _text(shard, inner)
+        row = {"file": inner or source.name, shard.text: text}
+        yield number, None if isinstance(text, base.Unreadable) else row
 
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:

@@ -12,8 +12,7 @@ from typing import IO, Any, Literal, Self, cast
 
 import fsspec
 
-from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect
+from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.picture import is_picture
@@ -205,13 +204,9 @@ def _estimate(entry: InputFile) -> Extent:
     return Extent(len(keys), True, entry.size)
 
 
-def _first_rows(path: str, name: str, dialect: Dialect) -> list[Any]:
-    samples = itertools.islice(_samples_of(path, LIMITS.document_bytes), base.SAMPLED_PICTURES)
-    return [sample for sample, _ in samples]
-
-
-def _columns(path: str, name: str, dialect: Dialect) -> list[str]:
-    names = dict.fromkeys(key for sample in _first_rows(path, name, dialect) for key in sample)
+def _columns(shard: Shard) -> list[str]:
+    samples = itertools.islice(_samples_of(shard.path, shard.limits.document_bytes), _LOOKED_AT)
+    names = dict.fromkeys(key for sample, _ in samples for key in sample)
     return [key for key in names if key != KEY]
 
 
@@ -236,10 +231,9 @@ def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
         yield row, member
 
 
-def _records(source: base.ExportSource, marks: base.Marks) -> base.Records:
+def _records(source: base.ExportSource) -> base.Records:
     shard = source.first
-    samples = enumerate(sample for sample, _ in _samples_of(shard.path, shard.limits.document_bytes))
-    for number, sample in base.kept_numbered(samples, marks):
+    for number, (sample, _) in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
         yield number, {name: value for name, value in sample.items() if not isinstance(value, tuple)}
 
 
@@ -250,7 +244,6 @@ WEBDATASET = base.Format(
     _rows,
     base.Exporter(_copy, records=_records),
     columns=_columns,
-    first_rows=_first_rows,
     suffixes=(".tar",),
     estimate=_estimate,
 )
