@@ -27,6 +27,7 @@ from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.models.load import open_empty
 from pipeline.models.tokens import open_tokenizer, tokenize
+from pipeline.report.wording.setup import AND_TO_CALIBRATE
 from pipeline.store.files import Store
 from pipeline.training.adapter import adapter_key, check_targets
 
@@ -216,10 +217,9 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
 
 def too_few(name: str, source: str, available: int, count: int, reserve: int, restriction: str = "") -> UserError:
     """The error of an adapter for which there are too few documents; `reserve` documents must be left to calibrate."""
-    tail = ", so that at least one is left to calibrate on" if reserve else ""
     return UserError(
         f"fsd adapter {name}: {source} has {available} documents{restriction}, "
-        f"fine-tuning on {count} needs {count + reserve}{tail}"
+        f"fine-tuning on {count} needs {count + reserve}{AND_TO_CALIBRATE if reserve else ''}"
     )
 
 

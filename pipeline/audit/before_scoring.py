@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from pipeline.audit.forecast import outlooks
 from pipeline.audit.plan import Plan
 from pipeline.audit.precheck import (
     RUN,
     WARNING,
-    CheckProcess,
+    Precheck,
     check_documents,
     check_shared,
     check_weighable,
@@ -20,6 +21,7 @@ from pipeline.audit.precheck import (
 from pipeline.audit.undecodable import check_decodable
 from pipeline.config.corpus import Role
 from pipeline.errors import UserError
+from pipeline.report.wording.documents import checked_before
 from pipeline.store.files import Store
 
 
@@ -27,7 +29,7 @@ def check_before_scoring(
     plan: Plan,
     store: Store,
     say: Callable[[str], None],
-    process: CheckProcess | None = None,
+    begun: Future[Precheck] | None = None,
 ) -> None:
     """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
 
@@ -37,14 +39,14 @@ def check_before_scoring(
         plan: of the run.
         store: the run directory.
         say: called with each line.
-        process: which checks the documents; None: this one does.
+        begun: the checks, from `begin_checks`; None: they are made here.
 
     Raises:
         UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
             config does not say `overlap: drop`.
     """
     earlier = filed_precheck(store, plan.shards, plan.config.seed)
-    checked = earlier or (check_documents(plan, RUN) if process is None else process.result())
+    checked = earlier or (check_documents(plan, RUN) if begun is None else begun.result())
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
@@ -56,7 +58,7 @@ def check_before_scoring(
         if entry["ok"] is False:
             lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
     if lines and not checked.whole:
-        say(f"checked before scoring: {checked.scope}; what they share is checked again over all of them after it")
+        say(checked_before(checked.scope))
     for line in lines:
         say(line)
 
