@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlier_arithmetic
-from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.budgets import device_on_file, with_memory
 from pipeline.audit.machine import (
     LocalMachine,
@@ -21,7 +20,7 @@ from pipeline.audit.machine import (
     runs_locally,
 )
 from pipeline.audit.plan import Plan, pending
-from pipeline.audit.precheck import RUN, Precheck, begin_checks, filed_precheck
+from pipeline.audit.precheck import RUN, Precheck, begin_checks, check_before_scoring, filed_precheck
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors

@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from pydantic import Field
 from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, near_copies_among
+from pipeline.audit.forecast import outlooks
 from pipeline.audit.halvings import LEAST
 from pipeline.audit.overlap import KnownTexts, RoleNames, find_shared, shared_error
 from pipeline.audit.plan import Plan
@@ -35,6 +36,7 @@ from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import to_be_weighted
+from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
@@ -350,3 +352,49 @@ def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnost
     budget, whole = config.error_budget if over else None, all(keys.whole for keys in read)
     sentence = wording.repeated_ids_to_come(count, ids, budget, whole)
     return CountDiagnostic(ok=None, sentence=sentence, count=count)
+
+
+def check_before_scoring(
+    plan: Plan,
+    store: Store,
+    say: Callable[[str], None],
+    begun: Future[Precheck] | None = None,
+) -> None:
+    """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
+
+    Nothing of this replaces what selection checks over all scored documents.
+
+    Args:
+        plan: of the run.
+        store: the run directory.
+        say: called with each line.
+        begun: the checks, from `begin_checks`; None: they are made here.
+
+    Raises:
+        UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
+            config does not say `overlap: drop`.
+    """
+    earlier = filed_precheck(store, plan.shards, plan.config.seed)
+    checked = earlier or (check_documents(plan, RUN) if begun is None else begun.result())
+    check_decodable(checked.undecodable)
+    check_shared(checked, plan.config)
+    check_weighable(checked, plan.config)
+    if earlier is None:
+        file_precheck(checked, store, plan.shards, plan.config.seed)
+    lines = remarks(checked, plan.config)
+    counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
+    for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
+        if entry["ok"] is False:
+            lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
+    if lines and not checked.whole:
+        say(checked_before(checked.scope))
+    for line in lines:
+        say(line)
+
+
+def _at_least(count: int, plan: Plan, role: Role) -> int:
+    """The documents of a role as planned; those that were read where a damaged file hides their number."""
+    try:
+        return plan.documents(role)[0]
+    except UserError:
+        return count

@@ -20,12 +20,11 @@ from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
 from pipeline.audit.history import Command, note_answers
-from pipeline.audit.judged_shards import Judged, Total, with_excerpts
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
-from pipeline.audit.selected import STRENGTH, with_strength, write_selected
+from pipeline.audit.selected import STRENGTH, Judged, Total, with_excerpts, with_strength, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import Summary, make_summary, series_place
 from pipeline.audit.thumbnails import MOST as THUMBNAILS

@@ -12,15 +12,14 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import SAMPLED_TEXTS, blocks_of_documents, sample_documents, word_counts
-from pipeline.audit.halvings import Compared
+from pipeline.audit.blind import sample_documents
 from pipeline.audit.records import Record, read_part, write_part
 from pipeline.audit.scored import Scored
 from pipeline.audit.summary import BlindDiagnostic
-from pipeline.audit.weighing import Weigher, blind_after, fit_weigher, weighted_diagnostic
+from pipeline.audit.weighing import LearntWeights, Weigher, learn_weights
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.corpus.documents import Document, id_key, read_shard, text_key
+from pipeline.corpus.documents import read_shard, text_key
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import changed as not_written
 from pipeline.report.wording.files import made_again_note
@@ -96,11 +95,12 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> R
             return RunWeights(scored, role, weighting.blind)
         _log.warning(made_again_note(not_written(f"{scored.store.url}/{changed}"), "the weights are"))
     scored.store.remove(name)
-    weigher, blind = _learn(scored, role, config)
+    learnt = _learn(scored, role, config)
+    blind = learnt.tested(role)
 
     def weigh(receipt: Receipt) -> tuple[str, str]:
         file = _file(role, receipt)
-        return file, scored.store.write_table(file, _weights_of(scored, receipt, weigher))
+        return file, scored.store.write_table(file, _weights_of(scored, receipt, learnt.weigher))
 
     files = dict(sorted(each(_weighed(scored, role), weigh)))
     write_part(scored.store, name, Weighting(seed=seed, blind=blind, form=_FORM, files=files))
@@ -131,20 +131,13 @@ def _file(role: Role, receipt: Receipt) -> str:
     return f"weights/{role}/{receipt.shard}.parquet"
 
 
-def _learn(scored: Scored, role: Role, config: AuditConfig) -> tuple[Weigher, BlindDiagnostic]:
-    """The weigher, and the blind test with its weights, from a sample of the texts."""
-    shards, seed = list(scored.shards.values()), config.seed
-    documents: list[Document] = []
-    kinds: list[bool] = []
-    for kind in (role, "audit"):
-        sample = sample_documents([shard for shard in shards if shard.role == kind], SAMPLED_TEXTS)
-        documents += [document for _, document in sample]
-        kinds += [kind == "audit"] * len(sample)
-    words, audited = word_counts([document.text for document in documents]), np.array(kinds, dtype=bool)
-    ids = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
-    compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
-    weigher = fit_weigher(words, audited, ids, seed)
-    return weigher, weighted_diagnostic(blind_after(words, compared, ids, seed), role)
+def _learn(scored: Scored, role: Role, config: AuditConfig) -> LearntWeights:
+    """The weigher, from a sample of the texts."""
+    shards = scored.shards.values()
+    kinds: tuple[Role, Role] = (role, "audit")
+    samples = (sample_documents([shard for shard in shards if shard.role == kind]) for kind in kinds)
+    known, audit = ([document for _, document in sample] for sample in samples)
+    return learn_weights(known, audit, config)
 
 
 def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:

@@ -12,10 +12,9 @@ from test_precheck import planned
 from test_weighted import texts
 
 from pipeline.audit.apart import telling_words, write_matched
-from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import plan_checks
+from pipeline.audit.precheck import check_before_scoring, plan_checks
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
