@@ -74,27 +74,16 @@ MATCHED_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TellingWords:
-    """The words by which a classifier tells the documents of a known role from the audited, the strongest first."""
-
-    role: Role
-    audited: list[str]  # more frequent among the audited documents
-    known: list[str]  # more frequent among those of the role
-
-    def line(self) -> str:
-        """One line for a person."""
-        return wording.telling_words_phrase(self.role, self.audited, self.known)
-
-
-def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count: int = SHOWN_WORDS) -> TellingWords:
+def telling_words(known: Sequence[str], audit: Sequence[str], count: int = SHOWN_WORDS) -> tuple[list[str], list[str]]:
     """The words that the blind classifier goes by: how much each adds to the mean difference of the two kinds.
 
     Args:
         known: texts of the role, at least 20.
         audit: audited texts, at least 20.
-        role: of `known`.
         count: words of each kind, at most.
+
+    Returns:
+        Words that are more frequent among the audited documents, and among the known ones, the strongest first.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
@@ -104,14 +93,14 @@ def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count:
     try:
         words = normalize(vectorizer.fit_transform(text[:CHARACTERS] for text in (*known, *audit)))
     except ValueError:  # no word stands in so many documents
-        return TellingWords(role, [], [])
+        return [], []
     coefficients = word_model().fit(words, labels).coef_[0]
     more = np.asarray(words[labels == 1].mean(axis=0) - words[labels == 0].mean(axis=0)).ravel()
     weight = np.where(coefficients * more > 0, np.abs(coefficients * more), 0.0)
     names = vectorizer.get_feature_names_out()
     order = [int(place) for place in np.argsort(-weight, kind="stable") if weight[place] > 0]
     audited = [str(names[place]) for place in order if more[place] > 0]
-    return TellingWords(role, audited[:count], [str(names[place]) for place in order if more[place] < 0][:count])
+    return audited[:count], [str(names[place]) for place in order if more[place] < 0][:count]
 
 
 def calibrating(config: AuditConfig) -> list[Role]:
@@ -150,9 +139,9 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
             continue
         known, audit = ([*sample_documents(_shards(plan, kind), texts)] for kind in (role, "audit"))
         if test.ok is False:
-            telling = telling_words([d.text for _, d in known], [d.text for _, d in audit], role)
-            words[role] = {"audit": telling.audited, role: telling.known}
-            lines.append(telling.line())
+            audited, known_words = telling_words([d.text for _, d in known], [d.text for _, d in audit])
+            words[role] = {"audit": audited, role: known_words}
+            lines.append(wording.telling_words_phrase(role, audited, known_words))
         if role in weighted:
             lines += _weighted_lines(plan, role, known, audit, test)
     return Advice(words, lines)

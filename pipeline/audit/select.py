@@ -362,7 +362,7 @@ class _Question:
         listed = Listed(self.scored, self.overlap, role, judged.selected, selection.alpha, self.config.near_copies)
         sizes = self.groups["audit"], self.groups[role]
         groups = group_diagnostic(selection.procedure, selection.direction, role, *sizes)
-        found: dict[str, Diagnostic | None] = {
+        checks: dict[str, Diagnostic | None] = {
             "families": families_diagnostic(copies, listed),
             "tail": tail_diagnostic(self.blind_test, listed),
             "groups": groups,
@@ -370,8 +370,8 @@ class _Question:
         if self.weights is not None and answer.effective is not None:
             before, after = self.blind_test.diagnostic, self.weights.blind
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
-            found |= {"blind": after, "weighting": weighting, "tail": None}
-        diagnostics = diagnostics.model_copy(update=found)
+            checks |= {"blind": after, "weighting": weighting, "tail": None}
+        diagnostics = diagnostics.model_copy(update=checks)
         alone = self.weights is None and not diagnostics.failures()
         audited, calibrating = copies["audit"], copies[role]
         near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)

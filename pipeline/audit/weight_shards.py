@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,7 @@ from pydantic import Field
 
 from pipeline.audit.blind import sample_documents
 from pipeline.audit.records import Record, read_part, write_part
-from pipeline.audit.scored import Scored
+from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import LearntWeights, Weigher, learn_weights
 from pipeline.config.audit import AuditConfig
@@ -34,7 +32,6 @@ AT_ONCE = 1_000
 WEIGHTS_SCHEMA = pa.schema([("row", pa.int64()), ("weight", pa.int64())])
 
 _FORM = 3  # by halvings, with digests of the files
-_Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 
 
 class Weighting(Record):
@@ -68,7 +65,7 @@ class RunWeights:
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
-def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> RunWeights:
+def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: Each) -> RunWeights:
     """Weigh the audited documents of a run and those of a known role, once; a later selection reads the files.
 
     The classifier is taught here, with the texts of the blind test; every shard is then weighed by it alone. So the
@@ -112,7 +109,7 @@ def _weighed(scored: Scored, role: Role) -> list[Receipt]:
     return [*scored.of("audit"), *scored.of(role)]
 
 
-def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: _Each) -> str | None:
+def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: Each) -> str | None:
     """A file of weights that is gone or was changed since it was written; None where there is none."""
 
     def compare(receipt: Receipt) -> str | None:
