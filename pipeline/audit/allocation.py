@@ -29,12 +29,7 @@ from pipeline.models.load import open_empty
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.report.wording.setup import AND_TO_CALIBRATE
 from pipeline.store.files import Store
-from pipeline.training.adapter import adapter_key, check_targets
-
-
-def adapter_folders(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
-    """Adapter name -> its folder under adapters/, a digest of its texts, its settings and the base model."""
-    return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
+from pipeline.training.adapter import check_targets
 
 
 def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:

@@ -53,7 +53,7 @@ BUDGETS = {
     "pipeline.detectors": 1_410,
     "pipeline.stages": 3_380,
     "pipeline.selection": 6_070,
-    "pipeline.audit": 10_750,
+    "pipeline.audit": 10_730,
     "pipeline.report": 4_690,
     "pipeline.compare": 2_180,
     "pipeline.export": 1_320,
