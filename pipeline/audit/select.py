@@ -377,7 +377,7 @@ class _Question:
         near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
         diagnostics = diagnostics.model_copy(update={"near_copies": near})
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
-        made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
+        made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit).placed(place)
         return made.without_bound(GROUPED) if breaks_bounds(audited, calibrating) or groups is not None else made
 
     def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:
