@@ -31,29 +31,6 @@ from pipeline.report.wording.setup import AND_TO_CALIBRATE
 from pipeline.store.files import Store
 from pipeline.training.adapter import check_targets
 
-
-def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
-    """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
-    if not parts.adapters:
-        return Allocation()
-    adapters = {
-        name: AdapterRecord(
-            folder=f"adapters/{keys[name]}",
-            training=part.training,
-            train_on=list(part.settings.roles) or [OWN_CORPUS],
-            documents=hashes(part.keys.text),
-        )
-        for name, part in parts.adapters.items()
-    }
-    calibration = {role: hashes(text_keys) for role, text_keys in parts.calibration.items()}
-    return Allocation(adapters=adapters, calibration=calibration)
-
-
-def write_document_keys(parts: Parts, store: Store) -> None:
-    """Write the keys of the documents that adapters are trained on; selection leaves these out of calibration."""
-    store.write_table(KEYS_FILE, parts.keys())
-
-
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("sketch", SKETCH_TYPE)])
@@ -159,6 +136,28 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         keys = Keys.joined(pool.keys.take(chosen) for pool, chosen in zip(pools, drawn, strict=True)).take(long_enough)
         adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, keys)
     return Parts(adapters, _calibration(role_pools, adapters, config.near_copies))
+
+
+def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
+    """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
+    if not parts.adapters:
+        return Allocation()
+    adapters = {
+        name: AdapterRecord(
+            folder=f"adapters/{keys[name]}",
+            training=part.training,
+            train_on=list(part.settings.roles) or [OWN_CORPUS],
+            documents=hashes(part.keys.text),
+        )
+        for name, part in parts.adapters.items()
+    }
+    calibration = {role: hashes(text_keys) for role, text_keys in parts.calibration.items()}
+    return Allocation(adapters=adapters, calibration=calibration)
+
+
+def write_document_keys(parts: Parts, store: Store) -> None:
+    """Write the keys of the documents that adapters are trained on; selection leaves these out of calibration."""
+    store.write_table(KEYS_FILE, parts.keys())
 
 
 def hashes(keys: np.ndarray) -> list[str]:
