@@ -16,7 +16,7 @@ from pipeline.audit.diagnostics import blind_file
 from pipeline.audit.digests import check_answer, read_digests
 from pipeline.audit.records import write_part
 from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.select import Answering, select_all
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
@@ -46,7 +46,7 @@ def digest_shares(documents: int) -> dict[str, float]:
         write_part(store, blind_file("unseen"), BlindTest(ok=None, sentence="The texts of this run are made up."))
         start = time.process_time()
         scored = read_scored(store, shards)
-        select_all(config, scored, None, each_in_turn, texts=False)
+        select_all(config, scored, None, each_in_turn, Answering(texts=False))
         seconds = time.process_time() - start
         written = read_digests(store, "members")
         assert written is not None

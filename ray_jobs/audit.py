@@ -26,7 +26,7 @@ from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repair import withdraw_damaged
 from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
-from pipeline.audit.select import Each, select_all
+from pipeline.audit.select import Answering, Each, select_all
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
 from pipeline.audit.strongest import Reread
 from pipeline.audit.summary import Summary, exit_code_of
@@ -146,9 +146,8 @@ def run_plan(
         reporter.say("selecting")
         heartbeat.phase("selecting")
         claim = claim_of(config, scored, plan.limit, reporter.say)
-        summaries = select_all(
-            config, scored, plan.limit, fold, texts=texts, reread=reread, say=reporter.say, claim=claim
-        )
+        how = Answering(texts=texts, reread=reread, say=reporter.say, claim=claim)
+        summaries = select_all(config, scored, plan.limit, fold, how)
         code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         heartbeat.phase("writing the report")

@@ -17,7 +17,7 @@ from pipeline.audit.judge import judge_collection
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import Each, Scored, check_budget, read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.select import Answering, select_all
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
@@ -72,7 +72,8 @@ def select_again(
         check_budget(config, scored)
         claim = claim_of(config, scored, manifest.limit, say)
         fold = fold_of(store, True)
-        summaries = select_all(config, scored, manifest.limit, fold, "select", texts, say=say, claim=claim)
+        how = Answering("select", texts, say=say, claim=claim)
+        summaries = select_all(config, scored, manifest.limit, fold, how)
         write_report(store, texts=texts)
         if claim is not None and summaries:
             file_result(config, scored, manifest.limit, summaries, say)

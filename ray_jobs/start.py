@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
 
 from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlier_arithmetic
-from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.budgets import device_on_file, with_memory
 from pipeline.audit.machine import (
     LocalMachine,
@@ -20,7 +20,7 @@ from pipeline.audit.machine import (
     runs_locally,
 )
 from pipeline.audit.plan import Plan, pending
-from pipeline.audit.precheck import RUN, CheckProcess, filed_precheck
+from pipeline.audit.precheck import RUN, Precheck, begin_checks, check_before_scoring, filed_precheck
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
@@ -62,12 +62,12 @@ def machine_of(plan: Plan) -> LocalMachine | None:
 
 @dataclass(slots=True)
 class Checks:
-    """The checks of the documents of a run, in this process or in one of their own."""
+    """The checks of the documents of a run, made in a thread or where this waits for them."""
 
     plan: Plan
     store: Store
     reporter: Reporter
-    process: CheckProcess | None  # None: they are made where this waits for them
+    begun: Future[Precheck] | None  # None: they are made where this waits for them
     waiting: bool = True
 
     def look(self) -> None:
@@ -76,7 +76,7 @@ class Checks:
         Raises:
             UserError: as `check_before_scoring`.
         """
-        if self.process is None or self.process.done():
+        if self.begun is None or self.begun.done():
             self.wait()
 
     def wait(self) -> None:
@@ -87,7 +87,7 @@ class Checks:
         """
         if self.waiting:
             self.waiting = False
-            check_before_scoring(self.plan, self.store, self.reporter.say, self.process)
+            check_before_scoring(self.plan, self.store, self.reporter.say, self.begun)
 
 
 def start_checks(
@@ -109,7 +109,7 @@ def start_checks(
     """
     beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
     apart = beside and filed_precheck(store, plan.shards, plan.config.seed) is None
-    checks = Checks(plan, store, reporter, CheckProcess(plan, RUN) if apart else None)
+    checks = Checks(plan, store, reporter, begin_checks(plan, RUN) if apart else None)
     if beside and machine is None:
         connect()
         actor_shape(plan.config.resources, cluster_nodes())

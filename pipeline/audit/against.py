@@ -97,7 +97,7 @@ class ScoringTerms:
             if key == "adapters" and isinstance(theirs, dict):
                 theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
             if theirs != mine:
-                return wording.differs(key, _short(theirs), _short(mine), there=True)
+                return wording.differs(key, theirs, mine, there=True)
         return None
 
 
@@ -229,8 +229,3 @@ def _keys_of(store: Store, receipts: list[Receipt], shards: Mapping[str, Shard])
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:12]}..."

@@ -27,36 +27,9 @@ from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.models.load import open_empty
 from pipeline.models.tokens import open_tokenizer, tokenize
+from pipeline.report.wording.setup import AND_TO_CALIBRATE
 from pipeline.store.files import Store
-from pipeline.training.adapter import adapter_key, check_targets
-
-
-def adapter_folders(parts: Parts, base: Mapping[str, str]) -> dict[str, str]:
-    """Adapter name -> its folder under adapters/, a digest of its texts, its settings and the base model."""
-    return {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
-
-
-def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
-    """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
-    if not parts.adapters:
-        return Allocation()
-    adapters = {
-        name: AdapterRecord(
-            folder=f"adapters/{keys[name]}",
-            training=part.training,
-            train_on=list(part.settings.roles) or [OWN_CORPUS],
-            documents=hashes(part.keys.text),
-        )
-        for name, part in parts.adapters.items()
-    }
-    calibration = {role: hashes(text_keys) for role, text_keys in parts.calibration.items()}
-    return Allocation(adapters=adapters, calibration=calibration)
-
-
-def write_document_keys(parts: Parts, store: Store) -> None:
-    """Write the keys of the documents that adapters are trained on; selection leaves these out of calibration."""
-    store.write_table(KEYS_FILE, parts.keys())
-
+from pipeline.training.adapter import check_targets
 
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
@@ -165,6 +138,28 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     return Parts(adapters, _calibration(role_pools, adapters, config.near_copies))
 
 
+def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
+    """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
+    if not parts.adapters:
+        return Allocation()
+    adapters = {
+        name: AdapterRecord(
+            folder=f"adapters/{keys[name]}",
+            training=part.training,
+            train_on=list(part.settings.roles) or [OWN_CORPUS],
+            documents=hashes(part.keys.text),
+        )
+        for name, part in parts.adapters.items()
+    }
+    calibration = {role: hashes(text_keys) for role, text_keys in parts.calibration.items()}
+    return Allocation(adapters=adapters, calibration=calibration)
+
+
+def write_document_keys(parts: Parts, store: Store) -> None:
+    """Write the keys of the documents that adapters are trained on; selection leaves these out of calibration."""
+    store.write_table(KEYS_FILE, parts.keys())
+
+
 def hashes(keys: np.ndarray) -> list[str]:
     """Keys of texts as the manifest lists them: 16 hexadecimal digits of BLAKE2b over the normalised text."""
     return [f"{key:016x}" for key in keys.astype(np.int64).view(np.uint64).tolist()]
@@ -216,10 +211,9 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
 
 def too_few(name: str, source: str, available: int, count: int, reserve: int, restriction: str = "") -> UserError:
     """The error of an adapter for which there are too few documents; `reserve` documents must be left to calibrate."""
-    tail = ", so that at least one is left to calibrate on" if reserve else ""
     return UserError(
         f"fsd adapter {name}: {source} has {available} documents{restriction}, "
-        f"fine-tuning on {count} needs {count + reserve}{tail}"
+        f"fine-tuning on {count} needs {count + reserve}{AND_TO_CALIBRATE if reserve else ''}"
     )
 
 

@@ -24,16 +24,15 @@ from pipeline.audit.blind import (
     word_counts,
     word_model,
 )
-from pipeline.audit.halvings import LEAST, TOLERANCE, Blind, Compared
+from pipeline.audit.halvings import LEAST, TOLERANCE, Blind
 from pipeline.audit.plan import Plan
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.audit.weighing import (
+    LearntWeights,
     Weigher,
-    blind_after,
     blind_weighted,
     effective_number,
-    fit_weigher,
-    weighted_diagnostic,
+    learn_weights,
     weighting_diagnostic,
 )
 from pipeline.config.audit import AuditConfig
@@ -75,27 +74,16 @@ MATCHED_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TellingWords:
-    """The words by which a classifier tells the documents of a known role from the audited, the strongest first."""
-
-    role: Role
-    audited: list[str]  # more frequent among the audited documents
-    known: list[str]  # more frequent among those of the role
-
-    def line(self) -> str:
-        """One line for a person."""
-        return wording.telling_words_phrase(self.role, self.audited, self.known)
-
-
-def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count: int = SHOWN_WORDS) -> TellingWords:
+def telling_words(known: Sequence[str], audit: Sequence[str], count: int = SHOWN_WORDS) -> tuple[list[str], list[str]]:
     """The words that the blind classifier goes by: how much each adds to the mean difference of the two kinds.
 
     Args:
         known: texts of the role, at least 20.
         audit: audited texts, at least 20.
-        role: of `known`.
         count: words of each kind, at most.
+
+    Returns:
+        Words that are more frequent among the audited documents, and among the known ones, the strongest first.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
@@ -105,14 +93,14 @@ def telling_words(known: Sequence[str], audit: Sequence[str], role: Role, count:
     try:
         words = normalize(vectorizer.fit_transform(text[:CHARACTERS] for text in (*known, *audit)))
     except ValueError:  # no word stands in so many documents
-        return TellingWords(role, [], [])
+        return [], []
     coefficients = word_model().fit(words, labels).coef_[0]
     more = np.asarray(words[labels == 1].mean(axis=0) - words[labels == 0].mean(axis=0)).ravel()
     weight = np.where(coefficients * more > 0, np.abs(coefficients * more), 0.0)
     names = vectorizer.get_feature_names_out()
     order = [int(place) for place in np.argsort(-weight, kind="stable") if weight[place] > 0]
     audited = [str(names[place]) for place in order if more[place] > 0]
-    return TellingWords(role, audited[:count], [str(names[place]) for place in order if more[place] < 0][:count])
+    return audited[:count], [str(names[place]) for place in order if more[place] < 0][:count]
 
 
 def calibrating(config: AuditConfig) -> list[Role]:
@@ -149,11 +137,11 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
         test = blind_tests.get(role)
         if test is None or test.auc is None:
             continue
-        known, audit = (sample_documents(_shards(plan, kind), texts) for kind in (role, "audit"))
+        known, audit = ([*sample_documents(_shards(plan, kind), texts)] for kind in (role, "audit"))
         if test.ok is False:
-            telling = telling_words([d.text for _, d in known], [d.text for _, d in audit], role)
-            words[role] = {"audit": telling.audited, role: telling.known}
-            lines.append(telling.line())
+            audited, known_words = telling_words([d.text for _, d in known], [d.text for _, d in audit])
+            words[role] = {"audit": audited, role: known_words}
+            lines.append(wording.telling_words_phrase(role, audited, known_words))
         if role in weighted:
             lines += _weighted_lines(plan, role, known, audit, test)
     return Advice(words, lines)
@@ -161,41 +149,19 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
 
 def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
     """What weights would leave of the calibration documents and repair, by a sample."""
-    learnt, seed, total = _weigh(known, audit, plan.config), plan.config.seed, plan.documents(role)[0]
-    effective = effective_number(np.minimum(learnt.odds, learnt.weigher.largest)[~learnt.audited])
-    after = weighted_diagnostic(blind_after(learnt.counts, learnt.compared, learnt.keys, seed), role)
+    learnt, total = _learnt(known, audit, plan.config), plan.documents(role)[0]
+    effective = effective_number(np.minimum(learnt.odds(), learnt.weigher.largest)[~learnt.compared.audited])
+    after = learnt.tested(role)
     outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after)
     return [f"warning: {each.sentence}" if each.ok is False else each.sentence for each in (outlook, after)]
 
 
+def _learnt(known: _Sampled, audit: _Sampled, config: AuditConfig) -> LearntWeights:
+    return learn_weights([document for _, document in known], [document for _, document in audit], config)
+
+
 def _shards(plan: Plan, role: str) -> list[Shard]:
     return [shard for shard in plan.shards if shard.role == role]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Learnt:
-    """The weigher of a sample and what it was learnt from, calibration documents first."""
-
-    weigher: Weigher
-    odds: np.ndarray  # float64, (documents,)
-    counts: Any  # sparse, (documents, features)
-    compared: Compared
-    keys: np.ndarray  # int64, (documents,)
-
-    @property
-    def audited(self) -> np.ndarray:
-        """Which documents are audited, bool, (documents,)."""
-        return self.compared.audited
-
-
-def _weigh(known: _Sampled, audit: _Sampled, config: AuditConfig) -> _Learnt:
-    documents, seed = [document for _, document in (*known, *audit)], config.seed
-    counts = word_counts([document.text for document in documents])
-    audited = np.arange(len(documents)) >= len(known)
-    compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
-    keys = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
-    weigher = fit_weigher(counts, audited, keys, seed)
-    return _Learnt(weigher, weigher.odds(counts, keys), counts, compared, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +210,7 @@ def write_matched(plan: Plan, folder: str) -> list[Matched]:
 
 def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     shards = number_rows(_shards(plan, role))
-    known, audit = sample_documents(shards, SAMPLE), sample_documents(_shards(plan, "audit"), SAMPLE)
+    known, audit = ([*sample_documents(some, SAMPLE)] for some in (shards, _shards(plan, "audit")))
     if len(known) < LEAST or len(audit) < 2 * LEAST:
         raise UserError(
             f"to match {role} documents takes at least {LEAST} of them and {2 * LEAST} audited ones, "
@@ -253,8 +219,8 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     seed = plan.config.seed
     tested = halves(np.array([id_key(document.doc_id) for _, document in audit], dtype=np.int64), seed)
     taught = [audit[place] for place in np.flatnonzero(~tested).tolist()]
-    learnt = _weigh(known, taught, plan.config)
-    certain = _certain(learnt, seed)
+    learnt = _learnt(known, taught, plan.config)
+    certain = _certain(learnt)
     path = os.path.join(folder, f"{role}.parquet")
     part = Path(folder, f".{role}.{uuid.uuid4().hex[:8]}.part")
     total, kept = 0, 0
@@ -289,9 +255,9 @@ def _tested(known: Sequence[Document], audit: Sequence[Document], config: AuditC
     return blind([document.text for document in known], [document.text for document in audit], config.seed, block)
 
 
-def _certain(learnt: _Learnt, seed: int) -> float:
+def _certain(learnt: LearntWeights) -> float:
     """The odds from which on a document is kept for certain: the least with which words tell nothing, or the most."""
-    odds, audited = learnt.odds, learnt.audited
+    odds, audited = learnt.odds(), learnt.compared.audited
     strictest = float(np.max(odds[~audited]))
     best = strictest
     for share in KEPT_SHARES:
@@ -299,7 +265,7 @@ def _certain(learnt: _Learnt, seed: int) -> float:
         kept = np.minimum(odds / limit, 1.0)
         if effective_number(kept[~audited]) < 2:
             continue
-        test = blind_weighted(learnt.counts, learnt.compared, kept, seed)
+        test = blind_weighted(learnt.words, learnt.compared, kept, learnt.seed)
         if test is None or test.auc > 0.5 + TOLERANCE:
             break
         best = limit

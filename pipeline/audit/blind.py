@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -215,7 +216,7 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
 
     def documents() -> Iterator[Document]:
         for kind in (role, "audit"):
-            for shard, document in _sampled([shard for shard in shards if shard.role == kind], texts):
+            for shard, document in sample_documents([shard for shard in shards if shard.role == kind], texts):
                 places.append((shard.id, document.row - shard.first_row))
                 shown.append(shown_of(document))
                 kinds.append(kind == "audit")
@@ -261,37 +262,14 @@ def known_of(shards: Sequence[Shard], role: str) -> str:
     return OF_CAPTIONED if all(shard.caption_column is not None for shard in compared) else OF_PICTURES
 
 
-def sample_shown(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[Shown]:
-    """Up to `texts` readable documents, about, spread evenly over at most SAMPLED_SHARDS shards.
+def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> Iterator[tuple[Shard, Document]]:
+    """Up to `texts` readable documents, about, with their shards: the first of at most SAMPLED_SHARDS shards.
 
-    Of pictures a fifth as many, which tell as much and are decoded.
-
-    Raises:
-        UserError: a file is gone or damaged.
-    """
-    return [shown for _, _, shown in sampled(shards, texts)]
-
-
-def sampled(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> Iterator[tuple[Shard, int, Shown]]:
-    """Shard, row and what the classifier is given of the documents of `sample_shown`; one is in memory at a time.
+    Of pictures a fifth as many, which tell as much and are decoded. One document is in memory at a time.
 
     Raises:
         UserError: a file is gone or damaged.
     """
-    for shard, document in _sampled(shards, texts):
-        yield shard, document.row, shown_of(document)
-
-
-def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> list[tuple[Shard, Document]]:
-    """The documents of `sample_shown`, each with its shard.
-
-    Raises:
-        UserError: a file is gone or damaged.
-    """
-    return list(_sampled(shards, texts))
-
-
-def _sampled(shards: Sequence[Shard], texts: int) -> Iterator[tuple[Shard, Document]]:
     if not shards:
         return
     if shards[0].pictures:
@@ -300,14 +278,6 @@ def _sampled(shards: Sequence[Shard], texts: int) -> Iterator[tuple[Shard, Docum
     some = [shards[place] for place in sorted({round(place) for place in places})]
     share = -(-texts // len(some))
     for shard in some:
-        for document in _first_documents(shard, share):
+        readable = (document for document in read_shard(shard) if document.problem is None)
+        for document in islice(readable, share):
             yield shard, document
-
-
-def _first_documents(shard: Shard, count: int) -> Iterator[Document]:
-    for document in read_shard(shard):
-        if document.problem is None:
-            yield document
-            count -= 1
-            if count == 0:
-                return

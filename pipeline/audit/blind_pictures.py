@@ -92,7 +92,7 @@ def _file_facts(data: bytes) -> list[float]:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
                 more = len(image.info), len(image.getexif()), len(image.getbands())
-                kinds = [float(image.format == form) for form in FORMATS]
+                kinds = [{image.format: 1.0}.get(form, 0.0) for form in FORMATS]
                 quantised = _quantisation(image)
     except Exception:  # readers of pictures raise whatever their parsers do
         return [math.log(1 + len(data)), *[0.0] * (len(FORMATS) + 8)]

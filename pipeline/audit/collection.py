@@ -10,8 +10,7 @@ import numpy as np
 
 from pipeline.audit.copies import DEPENDENCE
 from pipeline.audit.score_shards import scores_of
-from pipeline.audit.scored import Scored, trained_texts
-from pipeline.audit.select import Each
+from pipeline.audit.scored import Each, Scored, trained_texts
 from pipeline.audit.verdict import BlockKind
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys

@@ -80,20 +80,3 @@ def near_copies_among(
         n_large=int(np.count_nonzero(sizes >= LARGE)),
     )
     return record, family
-
-
-def counted(copies: NearCopies, documents: str) -> str:
-    """How many near copies there are, as a sentence.
-
-    Args:
-        copies: of the documents.
-        documents: what they are called, in the plural: "audited documents".
-    """
-    sample = "" if copies.whole else f"In a sample of {copies.n_documents:,}: "
-    if not copies.n_copies:
-        return f"{sample}{'N' if copies.whole else 'n'}one of the {documents} is a near copy of another."
-    families = "1 family" if copies.n_families == 1 else f"{copies.n_families:,} families"
-    return (
-        f"{sample}{copies.n_copies:,} of {copies.n_documents:,} {documents} are near copies of others among them "
-        f"({families}, the largest of {copies.largest:,})."
-    )

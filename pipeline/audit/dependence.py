@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.copies import DEPENDENCE, NearCopies, counted, near_copies_among
+from pipeline.audit.copies import DEPENDENCE, NearCopies, near_copies_among
 from pipeline.audit.group_sizes import NO_GROUPS, GroupSizes
 from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
 from pipeline.audit.summary import NearCopiesDiagnostic
@@ -143,12 +143,12 @@ def near_copies_diagnostic(
     """
     unsafe = n_bh is not None and is_unsafe(audit)
     factor = inflation(calibration)
-    sentences = [counted(audit, "audited documents")]
+    sentences = [wording.counted(audit, "audited documents")]
     if unsafe:
         sentences.append(wording.too_few_independent(audit.effective, procedure))
     if n_bh is not None and unsafe and alone and factor <= INFLATION:
         sentences.append(wording.bh_holds(n_bh))
-    sentences.append(counted(calibration, wording.that_calibrate(role)))
+    sentences.append(wording.counted(calibration, wording.that_calibrate(role)))
     if calibration.n_copies:
         sentences.append(wording.small_p_values(calibration.n_distinct, beside(factor, INFLATION)))
     unbounded = breaks_bounds(audit, calibration)

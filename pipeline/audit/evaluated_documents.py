@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from pipeline.audit.blind import Shown, dependent_blocks, hold_out, sampled
+from pipeline.audit.blind import Shown, dependent_blocks, hold_out, sample_documents, shown_of
 from pipeline.audit.detection import Area, Estimate, area_interval, effective_blocks
 from pipeline.audit.halvings import LEAST, Compared
 from pipeline.audit.score_shards import scores_of
@@ -97,7 +97,7 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
     texts: dict[Role, list[Shown]] = {}
     for role, kind in kinds.items():
         shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        sample = [(kind.place(shard.id, row), shown) for shard, row, shown in sampled(shards)]
+        sample = [(kind.place(shard.id, one.row), shown_of(one)) for shard, one in sample_documents(shards)]
         places[role] = [place for place, _ in sample if place is not None]
         texts[role] = [text for place, text in sample if place is not None]
     if min(len(of_role) for of_role in texts.values()) < LEAST:

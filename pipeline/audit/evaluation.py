@@ -11,6 +11,7 @@ from pydantic import Field
 from pipeline.audit.detection import (
     CONFIDENCE,
     RATES,
+    Detection,
     DetectorScores,
     Estimate,
     detection,
@@ -117,7 +118,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     names = [*([blind] if held else []), *columns]
     grouped, dropped = _groups(kinds)
     rows = [
-        _blind_row(kinds, blind, group, held.auc) if name == blind and held else _row(kinds, name, group, blocks)
+        _blind_row(kinds, blind, group, held.auc) if name == blind and held else _scored_row(kinds, name, group, blocks)
         for group in (None, *grouped)
         for name in names
     ]
@@ -161,9 +162,7 @@ def _sample(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> Det
     return DetectorScores(seen, unseen, numbers, mix(keys.view(np.uint64)))
 
 
-def _row(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> DetectorEvaluation:
-    sample = _sample(kinds, name, group, blocks)
-    figures = detection([sample])
+def _row(name: str, group: str | None, sample: DetectorScores, figures: Detection) -> DetectorEvaluation:
     return DetectorEvaluation(
         detector=name,
         group=group,
@@ -174,18 +173,18 @@ def _row(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> Detect
     )
 
 
+def _scored_row(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> DetectorEvaluation:
+    sample = _sample(kinds, name, group, blocks)
+    return _row(name, group, sample, detection([sample]))
+
+
 def _blind_row(kinds: ByRole, name: str, group: str | None, auc: Estimate) -> DetectorEvaluation:
     """The classifier's row: its AUC over all documents is the mean of those of the halves; no other has an interval."""
-    seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
-    figures = detection([DetectorScores(seen, unseen)])
-    return DetectorEvaluation(
-        detector=name,
-        group=group,
-        n_seen=seen.size,
-        n_unseen=unseen.size,
-        auc=auc if group is None else Estimate(figures.auc.value, None, None),
-        tpr={f"{rate:g}": Estimate(figures.tpr[rate].value, None, None) for rate in RATES},
-    )
+    sample = DetectorScores(*(kinds[role].of(name, group) for role in COMPARED))
+    figures = detection([sample])
+    alone = Estimate(figures.auc.value, None, None) if group is not None else auc
+    tpr = {rate: Estimate(estimate.value, None, None) for rate, estimate in figures.tpr.items()}
+    return _row(name, group, sample, Detection(alone, tpr))
 
 
 def _documents(scored: Scored, role: Role, n_compared: int) -> ComparedDocuments:

@@ -11,8 +11,7 @@ from pipeline.audit.block_counts import count_of, other_failures, summaries_of
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, read_collection
 from pipeline.audit.conclusion import Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.diagnostics import run_blind_test
-from pipeline.audit.scored import Scored
-from pipeline.audit.select import Each
+from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettled
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig

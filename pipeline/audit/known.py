@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
@@ -30,12 +30,8 @@ class KnownInput(InputRecord):
 
 def known_record(config: AuditConfig, inputs: Sequence[InputFile]) -> dict[str, Any]:
     """What `finished.json` says of the inputs of a run: `sources` and `inputs`."""
-    return {"sources": _sources(config), "inputs": [KnownInput(**_plain(entry)) for entry in inputs]}
-
-
-def _plain(entry: InputFile) -> dict[str, Any]:
-    """An input without what its source says, which `find_inputs` adds."""
-    return {name: value for name, value in asdict(entry).items() if name != "dialect"}
+    known = [KnownInput.model_validate(entry, from_attributes=True) for entry in inputs]
+    return {"sources": _sources(config), "inputs": known}
 
 
 @dataclass(frozen=True, slots=True)

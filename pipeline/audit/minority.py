@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import LARGE, NearCopies
 from pipeline.audit.dependence import copies_file
-from pipeline.audit.overlap import KnownTexts, short_id
+from pipeline.audit.overlap import KnownTexts
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
@@ -21,6 +21,7 @@ from pipeline.audit.tail import LEVEL, TailTest
 from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
 from pipeline.report.wording import minority as wording
+from pipeline.report.wording.documents import short_id
 from pipeline.report.wording.minority import NAMED
 from pipeline.store.pieces import SortedRows
 

@@ -1,4 +1,4 @@
-"""Known documents whose texts others have too, or near-duplicates of them: found by keys, and in words."""
+"""Known documents whose texts others have too, or near-duplicates of them, found by keys."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pipeline.audit.summary import CopyPair, OverlapDiagnostic
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_copies import CopyIndex, likeness
 from pipeline.errors import UserError
+from pipeline.report.wording.documents import named_pairs, shared_sentence
 
 NAMED_PAIRS = 3
 """Pairs of near copies that are named."""
-
-SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,23 +98,16 @@ def find_shared(parts: Sequence[SharedTexts], n_known: int, named: RoleNames) ->
         CopyPair(audit=named.audit([at])[0], calibration=named.known([place])[0], share=round(share, 2))
         for at, place, share in first[:NAMED_PAIRS]
     ]
-    n_near, n_equal = int(np.count_nonzero(near)), int(np.count_nonzero(equal))
-    sentence = f"No {named.role} document is a near copy of an audited one."
-    if n_near:
-        verb = f"{named.role} document is a near copy" if n_near == 1 else f"{named.role} documents are near copies"
-        sentence = (
-            f"{n_near} {verb} of audited documents, {n_equal} with the same text"
-            f"{f', and {named.consequence}' if named.consequence else ''} (first: {named_pairs(pairs)})."
-        )
     diagnostic = OverlapDiagnostic(
         ok=True,
-        sentence=sentence,
-        n_calibration=n_near,
-        n_equal=n_equal,
+        sentence="",
+        n_calibration=int(np.count_nonzero(near)),
+        n_equal=int(np.count_nonzero(equal)),
         n_audit=sum(part.n_near for part in parts),
         pairs=pairs,
     )
-    return diagnostic, near
+    sentence = shared_sentence(diagnostic, named.role, named.consequence)
+    return diagnostic.model_copy(update={"sentence": sentence}), near
 
 
 def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserError:
@@ -131,14 +123,3 @@ def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserErr
         f"({overlap.n_equal} of them with the same text; {overlap.n_audit} audit documents; "
         f"first: {named_pairs(overlap.pairs)}); remove them, or set overlap: drop to leave them out of calibration"
     )
-
-
-def named_pairs(pairs: Sequence[CopyPair]) -> str:
-    """Pairs of near copies as a sentence names them, each with its share of common runs of words."""
-    return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
-
-
-def short_id(doc_id: str) -> str:
-    """An id as a sentence shows it: one line, and not a long one."""
-    line = " ".join(doc_id.split())
-    return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 3]}..."

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import logging
-import os
-import pickle
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from pydantic import Field
 
 from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
-from pipeline.audit.copies import NearCopies, counted, near_copies_among
+from pipeline.audit.copies import NearCopies, near_copies_among
+from pipeline.audit.forecast import outlooks
 from pipeline.audit.halvings import LEAST
-from pipeline.audit.overlap import KnownTexts, RoleNames, find_shared, shared_error, short_id
+from pipeline.audit.overlap import KnownTexts, RoleNames, find_shared, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, read_record, write_record
 from pipeline.audit.repeated_ids import repeated_ids
@@ -38,8 +33,11 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
-from pipeline.detectors.plugins import load_plugins, loaded_plugins
 from pipeline.errors import DamagedError, UserError
+from pipeline.report.wording import documents as wording
+from pipeline.report.wording.blind import to_be_weighted
+from pipeline.report.wording.documents import checked_before
+from pipeline.report.wording.files import checked_after, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
 
@@ -47,9 +45,6 @@ EXAMPLES = 3
 DOCUMENT_COST = 256  # characters that take as long as a document's row does, whatever its length
 NOTE, WARNING = "note: ", "warning: "
 """Before a line of a check that did not pass."""
-
-NICENESS = 10
-"""Of a process that checks documents: what starts beside it has most of the cores."""
 
 _FORM = 2  # of the checks: a file of an earlier form is not read
 _ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
@@ -99,8 +94,7 @@ class Precheck(VersionedRecord):
     @property
     def scope(self) -> str:
         """How many documents were read."""
-        count = sum(self.documents.values())
-        return f"all {count:,} documents" if self.whole else f"a sample of {count:,} documents"
+        return wording.documents_read(sum(self.documents.values()), self.whole)
 
 
 def check_documents(plan: Plan, effort: Effort) -> Precheck:
@@ -142,82 +136,26 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     )
 
 
-class CheckProcess:
-    """`check_documents` in a process of its own, which imports beside this one and ends with it."""
-
-    def __init__(self, plan: Plan, effort: Effort) -> None:
-        """Start the process.
-
-        Args:
-            plan: of the audit.
-            effort: how much to read.
-        """
-        self._work = plan, effort
-        self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
-        self._process: subprocess.Popen[bytes] | None = None
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        with contextlib.suppress(OSError), tempfile.TemporaryFile() as request:
-            cloudpickle.dump((loaded_plugins(), plan, effort), request)
-            request.seek(0)
-            code = f"from pipeline.audit.precheck import serve_check; serve_check({request.fileno()})"
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
-                stdin=subprocess.PIPE,  # stays open: its end is the end of this process
-                stdout=self._answer,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(request.fileno(),),
-                env={**os.environ, "PYTHONPATH": paths},
-                start_new_session=True,  # Ctrl-C is the command's to answer
-            )
-
-    def done(self) -> bool:
-        """Whether `result` returns without waiting for the process."""
-        return self._process is None or self._process.poll() is not None
-
-    def result(self) -> Precheck:
-        """Wait for the checks; where the process could not be started or died, they are made in this one.
-
-        Raises:
-            UserError: as `check_documents`.
-        """
-        if self._process is not None:
-            self._process.wait()
-        self._answer.seek(0)
-        try:
-            answer: Precheck | UserError = pickle.load(self._answer)
-        except (EOFError, pickle.UnpicklingError):
-            return check_documents(*self._work)
-        if isinstance(answer, UserError):
-            raise answer
-        return answer
-
-
-def serve_check(request: int) -> None:
-    """Check the documents of a request, in a process that `CheckProcess` has started.
+def begin_checks(plan: Plan, effort: Effort) -> Future[Precheck]:
+    """Start `check_documents` in a thread, which ends with the process at the latest.
 
     Args:
-        request: descriptor of a file.
+        plan: of the audit.
+        effort: how much to read.
+
+    Returns:
+        The checks to come; their result raises what `check_documents` raises.
     """
-    threading.Thread(target=_end_with_the_command, daemon=True).start()
-    os.nice(NICENESS)
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    with open(request, "rb") as file:
-        plugins, plan, effort = pickle.load(file)
-    load_plugins(plugins)
-    answer: Precheck | UserError
-    try:
-        answer = check_documents(plan, effort)
-    except UserError as error:
-        answer = error
-    with open(answers, "wb") as file:
-        cloudpickle.dump(answer, file)
-    os._exit(0)
+    checks: Future[Precheck] = Future()
 
+    def work() -> None:
+        try:
+            checks.set_result(check_documents(plan, effort))
+        except BaseException as error:
+            checks.set_exception(error)
 
-def _end_with_the_command() -> None:
-    os.read(0, 1)
-    os._exit(1)
+    threading.Thread(target=work, name="seenset-checks", daemon=True).start()
+    return checks
 
 
 def plan_checks(plan: Plan) -> dict[str, Any]:
@@ -232,7 +170,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
-    scope = f"{checked.scope}, and the words of at most {PLAN.texts:,} documents of each role"
+    scope = wording.documents_and_words(checked.scope, PLAN.texts)
     help_towards = advice(plan, checked.blind, PLAN.texts)
     lines = [*_lines(checked, plan.config), *help_towards.lines]
     return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}
@@ -282,7 +220,7 @@ def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
     for role, copies in checked.copies.items():
         if role == "audit" or role in calibrating(config):
-            line = counted(copies, "audited documents" if role == "audit" else f"{role} documents")
+            line = wording.counted(copies, "audited documents" if role == "audit" else f"{role} documents")
             lines.append(f"{NOTE if copies.n_copies else ''}{line}")
     inputs = [*checked.damaged, *(one.sentence for one in checked.undecodable)]
     return [*(f"{WARNING}{line}" for line in inputs), *lines]
@@ -293,8 +231,7 @@ def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfi
     of_role = [calibration_of(s.calibration) for s in config.selections if NULL_ROLE[s.direction] == role]
     if test is None or test.ok is not False or not of_role or not all(one.weighted for one in of_role):
         return test
-    sentence = f"{test.sentence} So much for the documents as they are; the weights by their words are to repair that."
-    return test.model_copy(update={"ok": None, "sentence": sentence})
+    return test.model_copy(update={"ok": None, "sentence": to_be_weighted(test.sentence)})
 
 
 def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck | None:
@@ -305,9 +242,9 @@ def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck
     """
     name = _file(shards, seed)
     try:
-        return read_record(store, name, Precheck, f"remove {name} and run again")
+        return read_record(store, name, Precheck, checked_after(name))
     except DamagedError as error:
-        _log.warning("%s; the checks are made again", error)
+        _log.warning(made_again_note(error, "the checks are"))
         return None
 
 
@@ -408,12 +345,56 @@ def _copies(keys: _RoleKeys, near_copies: float) -> NearCopies:
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:
     count = sum(keys.repeats.size for keys in read)
     if not count:
-        return CountDiagnostic(ok=True, sentence="No document repeats an id.", count=0)
+        return CountDiagnostic(ok=True, sentence=wording.NO_REPEATED_ID, count=0)
     places = [(keys, int(position)) for keys in read for position in keys.repeats[:EXAMPLES]]
-    ids = ", ".join(short_id(keys.doc_id(position)) for keys, position in places[:EXAMPLES])
-    verb = "document repeats an id and goes" if count == 1 else "documents repeat an id and go"
-    sentence = f"{count} {verb} to quarantine (first: {ids})."
-    if count > config.error_budget * sum(len(keys.keys) for keys in read):
-        alike = "" if all(keys.whole for keys in read) else "if the others are like these, "
-        sentence += f" error_budget {config.error_budget:g} allows fewer: {alike}the run would end without an answer."
+    ids = [keys.doc_id(position) for keys, position in places[:EXAMPLES]]
+    over = count > config.error_budget * sum(len(keys.keys) for keys in read)
+    budget, whole = config.error_budget if over else None, all(keys.whole for keys in read)
+    sentence = wording.repeated_ids_to_come(count, ids, budget, whole)
     return CountDiagnostic(ok=None, sentence=sentence, count=count)
+
+
+def check_before_scoring(
+    plan: Plan,
+    store: Store,
+    say: Callable[[str], None],
+    begun: Future[Precheck] | None = None,
+) -> None:
+    """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
+
+    Nothing of this replaces what selection checks over all scored documents.
+
+    Args:
+        plan: of the run.
+        store: the run directory.
+        say: called with each line.
+        begun: the checks, from `begin_checks`; None: they are made here.
+
+    Raises:
+        UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
+            config does not say `overlap: drop`.
+    """
+    earlier = filed_precheck(store, plan.shards, plan.config.seed)
+    checked = earlier or (check_documents(plan, RUN) if begun is None else begun.result())
+    check_decodable(checked.undecodable)
+    check_shared(checked, plan.config)
+    check_weighable(checked, plan.config)
+    if earlier is None:
+        file_precheck(checked, store, plan.shards, plan.config.seed)
+    lines = remarks(checked, plan.config)
+    counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
+    for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
+        if entry["ok"] is False:
+            lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
+    if lines and not checked.whole:
+        say(checked_before(checked.scope))
+    for line in lines:
+        say(line)
+
+
+def _at_least(count: int, plan: Plan, role: Role) -> int:
+    """The documents of a role as planned; those that were read where a damaged file hides their number."""
+    try:
+        return plan.documents(role)[0]
+    except UserError:
+        return count

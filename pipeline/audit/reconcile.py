@@ -190,16 +190,9 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
                 f"{wanted['code']}: scores of two versions do not mix; use another run directory"
             )
         if differing:
-            fields = "; ".join(
-                wording.differs(key, _short(receipt.fingerprint.get(key)), _short(wanted.get(key))) for key in differing
-            )
+            fields = "; ".join(wording.differs(key, receipt.fingerprint.get(key), wanted.get(key)) for key in differing)
             where = f" (shard {shard.id}, {shard.name})" if {"rows", "columns"} & set(differing) else ""
             raise UserError(
                 f"run {store.url} holds the work of stage {stage} with other settings: {fields}{where}; "
                 "use another run directory"
             )
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:12]}..."

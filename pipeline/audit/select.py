@@ -20,14 +20,13 @@ from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
 from pipeline.audit.history import Command, note_answers
-from pipeline.audit.judged_shards import Judged, Total, with_excerpts
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
-from pipeline.audit.selected import STRENGTH, with_strength, write_selected
+from pipeline.audit.selected import STRENGTH, Judged, Total, with_excerpts, with_strength, write_selected
 from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
-from pipeline.audit.summary import Summary, make_summary, series_place
+from pipeline.audit.summary import Diagnostic, Summary, make_summary, series_place
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
 from pipeline.audit.thumbnails import write_thumbnails
 from pipeline.audit.versions import NO_BLIND_TEST, NO_OVERLAP, version_part
@@ -54,16 +53,19 @@ Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
 by its name, to what it may spend."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What a command does with the answers of a run."""
+
+    command: Command = "run"  # for the history of questions
+    texts: bool = True  # whether answers show how the selected documents begin, and their evidence is written
+    reread: Reread | None = None  # puts selected documents through the model once more; None: no model is asked
+    say: Callable[[str], None] = lambda line: None  # prints a line
+    claim: Claiming | None = None  # of a scan of a schedule; called once, before anything of an answer is there
+
+
 def select_all(
-    config: AuditConfig,
-    scored: Scored,
-    limit: int | None,
-    each: Each,
-    command: Command = "run",
-    texts: bool = True,
-    reread: Reread | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    claim: Claiming | None = None,
+    config: AuditConfig, scored: Scored, limit: int | None, each: Each, how: Answering | None = None
 ) -> list[Summary]:
     """Answer every configured selection and write it; the summaries, in order.
 
@@ -72,31 +74,28 @@ def select_all(
         scored: its finished score shards.
         limit: the most documents of each role that were read; None when all were.
         each: reads the shards.
-        command: what asks, for the history of questions.
-        texts: whether `selected.parquet` says how the selected documents begin, and their evidence is written.
-        reread: puts selected documents through the model once more; None: no model is asked.
-        say: prints a line.
-        claim: of a scan of a schedule; called once, before anything of an answer is there.
+        how: what is done with the answers; None: `Answering()`.
 
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
-    _say_first(config, scored, say)
+    how = how or Answering()
+    _say_first(config, scored, how.say)
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
     if not config.selections:
-        note_answers(scored.store, config, command, [])
+        note_answers(scored.store, config, how.command, [])
         _remove_others(config, scored)
         return []
-    pictured = texts and config.corpus.has_pictures
-    rereads = texts and isinstance(config.model, ModelConfig) and not pictured
+    pictured = how.texts and config.corpus.has_pictures
+    rereads = how.texts and isinstance(config.model, ModelConfig) and not pictured
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
     with finding_beside() as beside:
-        questions, copies = _questions(config, scored, limit, texts, each, beside)
-        if claim is not None:
-            questions = _claimed(questions, claim)
+        questions, copies = _questions(config, scored, limit, how.texts, each, beside)
+        if how.claim is not None:
+            questions = _claimed(questions, how.claim)
             config = config.model_copy(update={"selections": [question.selection for question in questions]})
         answers = _answer_all(questions, each)
     strongest = [
@@ -106,10 +105,10 @@ def select_all(
     pictures = {one.selection.name: judged.selected.first(most) for one, _, judged in answers}
     near = {role: future.result() for role, future in copies.items()}
     summaries = [question.summarise(answer, judged, near) for question, answer, judged in answers]
-    note_answers(scored.store, config, command, summaries)  # before anyone can read an answer
+    note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
-    evidence = {} if kept is None else write_evidence(scored, config, strongest, kept, reread, say)
+    evidence = {} if kept is None else write_evidence(scored, config, strongest, kept, how.reread, how.say)
     scores = scores_digest(scored.of("audit"))
     for summary in summaries:
         write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)
@@ -356,35 +355,29 @@ class _Question:
 
     def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
         """The summary of the answer, with the near copies among the documents of each role."""
-        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, self.null_role)
+        selection, role, n_selected = self.selection, self.null_role, len(judged.selected)
+        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
         if self.config.corpus.versions is not None:
-            return make_summary(self.selection, answer, diagnostics, len(judged.selected), self.quarantined, self.limit)
-        audited, calibrating = copies["audit"], copies[self.null_role]
-        listed = Listed(
-            self.scored,
-            self.overlap,
-            self.null_role,
-            judged.selected,
-            self.selection.alpha,
-            self.config.near_copies,
-        )
-        minorities = {"families": families_diagnostic(copies, listed), "tail": tail_diagnostic(self.blind_test, listed)}
-        diagnostics = diagnostics.model_copy(update=minorities)
+            return make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
+        listed = Listed(self.scored, self.overlap, role, judged.selected, selection.alpha, self.config.near_copies)
+        sizes = self.groups["audit"], self.groups[role]
+        groups = group_diagnostic(selection.procedure, selection.direction, role, *sizes)
+        checks: dict[str, Diagnostic | None] = {
+            "families": families_diagnostic(copies, listed),
+            "tail": tail_diagnostic(self.blind_test, listed),
+            "groups": groups,
+        }
         if self.weights is not None and answer.effective is not None:
             before, after = self.blind_test.diagnostic, self.weights.blind
-            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, self.null_role, before, after)
-            diagnostics = diagnostics.model_copy(update={"blind": after, "weighting": weighting, "tail": None})
-        sizes = self.groups["audit"], self.groups[self.null_role]
-        groups = group_diagnostic(self.selection.procedure, self.selection.direction, self.null_role, *sizes)
-        diagnostics = diagnostics.model_copy(update={"groups": groups})
+            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
+            checks |= {"blind": after, "weighting": weighting, "tail": None}
+        diagnostics = diagnostics.model_copy(update=checks)
         alone = self.weights is None and not diagnostics.failures()
-        repeats = near_copies_diagnostic(
-            self.selection.procedure, answer.n_bh, self.null_role, audited, calibrating, alone
-        )
-        diagnostics = diagnostics.model_copy(update={"near_copies": repeats})
-        n_selected = len(judged.selected)
+        audited, calibrating = copies["audit"], copies[role]
+        near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
+        diagnostics = diagnostics.model_copy(update={"near_copies": near})
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
-        made = make_summary(self.selection, answer, diagnostics, n_selected, self.quarantined, self.limit, place)
+        made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit).placed(place)
         return made.without_bound(GROUPED) if breaks_bounds(audited, calibrating) or groups is not None else made
 
     def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.commented import Written, comment, commented, config_schema
-from pipeline.config.corpus import ROLE_DOCUMENTS, ROLES, Role, SourceConfig
+from pipeline.config.corpus import ROLES, Role, SourceConfig
 from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig
 from pipeline.corpus.discovery import (
     DEPTH,
@@ -27,6 +27,8 @@ from pipeline.corpus.formats import format_named, suffixes_of
 from pipeline.corpus.formats.webdataset import IMAGE
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
+from pipeline.report.wording import starter as wording
+from pipeline.report.wording.setup import add_role
 from pipeline.store.files import to_json
 from pipeline.store.space import whole
 
@@ -35,7 +37,6 @@ HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
 HUB_PICTURE_MODEL = "llava-hf/llava-1.5-7b-hf"
 DETECTOR = "min_k_plus_plus"
 PICTURE_DETECTOR = {"renyi": {"part": "description"}}
-_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,8 @@ def audit_starter(folder: str) -> Starter:
     direction: Direction = "clean" if "seen" in sources and "unseen" not in sources else "members"
     needed: tuple[Role, ...] = ("audit", NULL_ROLE[direction])
     roles = [_role(role, sources.get(role), role in needed, pictured) for role in ROLES]
-    left = [f"Left out: {files.shown}. No name says what they are." for files in unused]
-    kinds = "texts, and this audit is of pictures" if pictured else "pictures, and this audit is of texts"
-    left += [f"Left out: {files.shown}. They are {kinds}." for files in others]
+    left = [wording.without_role(files.shown) for files in unused]
+    left += [wording.of_other_kind(files.shown, pictured) for files in others]
     model, model_guess = model_setting(folder, pictured)
     settings = [
         Written("run", "runs/audit"),
@@ -90,14 +90,13 @@ def audit_starter(folder: str) -> Starter:
         Written("selections", (selection_setting(direction, pictured),)),
         Written("seed", AuditConfig.model_fields["seed"].default),
     ]
-    head = "An audit of the data in this folder: which of these documents was the model trained on?"
     guesses = [f"{role}: {', '.join(source.paths)}; {_columns(source.files[0])}" for role, source in sources.items()]
     return Starter(
         "audit.yaml",
         AuditConfig,
-        whole_file(AuditConfig, "audit", head, ("plan", "run"), settings, data),
+        whole_file(AuditConfig, "audit", wording.AUDIT_HEAD, ("plan", "run"), settings, data),
         (*guesses, model_guess),
-        tuple(f"add corpus.{role}: {{path: ...}}, {ROLE_DOCUMENTS[role]}" for role in needed if role not in sources),
+        tuple(add_role(role) for role in needed if role not in sources),
     )
 
 
@@ -129,7 +128,7 @@ def data_of(folder: str) -> FolderData:
     """
     data = discover_data(folder)
     if not data.files:
-        unread = f"; not taken: {_some(data.unread)}" if data.unread else ""
+        unread = f"; not taken: {wording.some_of(data.unread)}" if data.unread else ""
         others = "" if data.unread else _others(folder)
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
@@ -144,22 +143,16 @@ def source_settings(source: Source) -> list[Written]:
     files, paths = source.files[0], source.paths
     settings = [Written("path", paths[0] if len(paths) == 1 else paths)]
     for name, value in files.dialect.differing().items():
-        settings.append(Written(name, value, ("Guessed from the beginning of the first file.",)))
+        settings.append(Written(name, value, (wording.DIALECT,)))
     if files.image is not None:
-        settings.append(Written("image", files.image, ("Guessed: it holds pictures.",)))
+        settings.append(Written("image", files.image, (wording.PICTURES,)))
         if files.caption is not None:
-            settings.append(Written("caption", files.caption, ("Guessed: what is written of them.",)))
+            settings.append(Written("caption", files.caption, (wording.CAPTIONS,)))
         if files.id is not None:
-            settings.append(Written("id", files.id, ("Guessed: no value stands twice in the first rows.",)))
+            settings.append(Written("id", files.id, (wording.PICTURE_IDS,)))
     elif files.text is not None:
-        others = f" Other columns: {', '.join(files.columns)}." if files.columns else ""
-        settings.append(Written("text", files.text, (f"Guessed: {files.text_reason}.{others}",)))
-        name = (
-            "No column has a name of an id and another value in every row."
-            if files.id is None
-            else "Guessed: by its name, and no value stands twice in the first rows."
-        )
-        settings.append(Written("id", files.id, (name,)))
+        settings.append(Written("text", files.text, (wording.guessed_text(files.text_reason, files.columns),)))
+        settings.append(Written("id", files.id, (wording.NO_IDS if files.id is None else wording.IDS,)))
     return settings
 
 
@@ -167,7 +160,7 @@ def source_notes(source: Source) -> list[str]:
     """Why documents have their role, and what was left out."""
     notes = [source.reason, *([f"Warning: {files.warning}"] if (files := source.files[0]).warning else [])]
     for files in source.left_out:
-        notes.append(f"Left out, because their columns or encodings differ: {files.shown} ({_columns(files)}).")
+        notes.append(wording.of_other_columns(files.shown, _columns(files)))
     return notes
 
 
@@ -184,10 +177,8 @@ def model_setting(folder: str, pictured: bool) -> tuple[list[Written], str]:
     models = discover_models(folder)
     if not models:
         name = HUB_PICTURE_MODEL if pictured else HUB_MODEL
-        note = "No model folder and no .gguf file lies here: this hub id stands in for your model."
-        return [Written("path", name, (note,))], f"model: none lies here; {name} stands in for yours"
-    others = f" Others: {_some(models[1:])}." if models[1:] else ""
-    return [Written("path", models[0], (f"Guessed: it lies here.{others}",))], f"model: {models[0]}"
+        return [Written("path", name, (wording.NO_MODEL,))], wording.model_stands_in(name)
+    return [Written("path", models[0], (wording.model_found(models[1:]),))], f"model: {models[0]}"
 
 
 def detectors_setting(kind: type[BaseModel], pictured: bool) -> Written:
@@ -218,12 +209,12 @@ def whole_file(
 ) -> str:
     """The YAML file: how editors check it, what it is and what comes next, then the settings."""
     lines = [f"# yaml-language-server: $schema={SCHEMA_FOLDER}/{name}.schema.json", *comment(head), "#"]
-    lines += comment("What was guessed says so; change it here. Relative paths are relative to this file.")
+    lines += comment(wording.GUESSES_MARKED)
     lines += [f"#   seenset {command} {name}.yaml" for command in commands]
     if data.unread:
-        lines += ["#", *comment(f"Not taken: {_some(data.unread)}.")]
+        lines += ["#", *comment(f"Not taken: {wording.some_of(data.unread)}.")]
     if not data.complete:
-        lines += ["#", *comment(f"Only the first {MOST_ENTRIES:,} files were looked at.")]
+        lines += ["#", *comment(wording.first_files(MOST_ENTRIES))]
     return "\n".join(lines) + "\n\n" + commented(kind, settings)
 
 
@@ -236,12 +227,10 @@ def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles], li
     for role in ROLES:
         files = [one for one in kept if one.role == role]
         if files:
-            words = ", ".join(dict.fromkeys(one.word for one in files))
-            reason = f"Guessed from the name ({words}). If it is wrong, call this part {_other_roles(role)} instead."
-            sources[role] = joined(files, reason)
+            words = [*dict.fromkeys(one.word for one in files)]
+            sources[role] = joined(files, wording.role_by_name(words, role))
     if "audit" not in sources and unnamed:
-        reason = f"Guessed: no name says another role. If it is wrong, call this part {_other_roles('audit')} instead."
-        sources["audit"], unnamed = joined(unnamed, reason), []
+        sources["audit"], unnamed = joined(unnamed, wording.role_by_default("audit")), []
     return {role: sources[role] for role in ROLES if role in sources}, unnamed, others
 
 
@@ -263,16 +252,10 @@ def takes_pictures(texts: Sequence[DataFiles], pictures: Sequence[DataFiles]) ->
 def _role(role: Role, source: Source | None, needed: bool, pictured: bool) -> Written:
     if source is not None:
         return Written(role, source_settings(source), tuple(source_notes(source)))
-    note = (
-        f"Missing: {ROLE_DOCUMENTS[role]}. Take the comment signs away and name them." if needed else "Not needed here."
-    )
+    note = wording.role_missing(role) if needed else wording.NOT_NEEDED
     columns: Mapping[str, Any] = {"path": "PATH"}
     columns = {**columns, **({"image": IMAGE} if pictured else {"text": SourceConfig.model_fields["text"].default})}
     return Written(role, [Written(key, value) for key, value in columns.items()], (note,), off=True)
-
-
-def _other_roles(role: Role) -> str:
-    return " or ".join(other for other in ROLES if other != role)
 
 
 def _columns(files: DataFiles) -> str:
@@ -280,16 +263,11 @@ def _columns(files: DataFiles) -> str:
         return f"pictures: {files.image}, captions: {files.caption or 'none'}"
     dialect = "".join(f", {name}: {json.dumps(value)}" for name, value in files.dialect.differing().items())
     if files.text is None:
-        return f"one document a file{dialect}"
+        return f"{wording.ONE_A_FILE}{dialect}"
     warning = f"; warning: {files.warning}" if files.warning else ""
     return f"text: {files.text}, id: {files.id or 'file#row'}{dialect}{warning}"
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
-
-
 def _others(folder: str) -> str:
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    return f"; the folder holds {_some(names)}" if names else "; the folder is empty"
+    return f"; the folder holds {wording.some_of(names)}" if names else wording.EMPTY

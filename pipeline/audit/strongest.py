@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from pipeline.audit.dependence import copies_file
 from pipeline.audit.digests import read_digests, read_listed
 from pipeline.audit.evidence import EVIDENCE_SCHEMA, PLAIN, STANDARDISED, Kind, evidence_file
-from pipeline.audit.known_copies import NAMED, Place, families_of
-from pipeline.audit.neighbours import Neighbours, Ranking, groups_of
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -33,6 +33,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.token_table import TOKEN_SCHEMA
 from pipeline.stages.tokens import STATISTICS, ScoredText, ScoredTexts, TokenSettings
+from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 Reread = Callable[[Sequence[Shard], TokenSettings], pa.Table | None]
@@ -197,7 +198,7 @@ def write_evidence(
         neighbours = _neighbours(scored, strongest, texts)
         index = {place: number for number, place in enumerate(_places(tokens))}
         for one, near in zip(strongest, neighbours, strict=True):
-            table = _table(config, one, near, copies, tokens, index)
+            table = _table(one, weighed_tokens(config, one.detectors, one.weights), near, copies, tokens, index)
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
         if reread is not None:
@@ -266,10 +267,8 @@ def _all_tokens(
     return kept if read is None else pa.concat_tables([kept, read])
 
 
-def _neighbours(
-    scored: Scored, strongest: Sequence[Strongest], texts: Mapping[Place, _Text]
-) -> list[list[list[tuple[str, float]]]]:
-    """Of each selection, the neighbours of each of its documents; every calibration shard is read once."""
+def _neighbours(scored: Scored, strongest: Sequence[Strongest], texts: Mapping[Place, _Text]) -> list[Neighbours]:
+    """Of each selection, the neighbours of its documents; every calibration shard is read once."""
     folds = [_fold(one, texts) for one in strongest]
     for role in dict.fromkeys(one.null_role for one in strongest):
         of_role = [(one, fold) for one, fold in zip(strongest, folds, strict=True) if one.null_role == role]
@@ -281,7 +280,7 @@ def _neighbours(
                 calibrating = np.flatnonzero(one.ranking.calibrating[start : start + len(table)])
                 _add(one, fold, table.take(pa.array(calibrating)), receipt)
             start += len(table)
-    return [fold.pairs() for fold in folds]
+    return folds
 
 
 def _fold(one: Strongest, texts: Mapping[Place, _Text]) -> Neighbours:
@@ -303,17 +302,16 @@ def _add(one: Strongest, fold: Neighbours, known: pa.Table, receipt: Receipt) ->
 
 
 def _table(
-    config: AuditConfig,
     one: Strongest,
-    neighbours: Sequence[Sequence[tuple[str, float]]],
+    shown: tuple[str, Kind],
+    near: Neighbours,
     copies: Mapping[Place, list[str]],
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
     """The evidence of a selection: of its documents whose tokens are known, in their order."""
-    detector, kind = weighed_tokens(config, one.detectors, one.weights)
-    matrix = _matrix(one.rows, one.detectors)
-    scores = one.ranking.of(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
+    detector, kind = shown
+    neighbours = near.pairs()
     ids, places = one.rows["doc_id"].to_pylist(), one.places
     here = [number for number, place in enumerate(places) if place in index]
     table = tokens.take(pa.array([index[places[number]] for number in here], pa.int64()))
@@ -322,7 +320,7 @@ def _table(
         "kind": [kind] * len(here),
         "detector": [detector] * len(here),
         "ranked_by": [one.ranking.name] * len(here),
-        "score": [float(scores[number]) for number in here],
+        "score": [float(near.scores[number]) for number in here],
         "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
         "near_copies": [[*one.pairs.get(ids[number], []), *copies.get(places[number], [])][:NAMED] for number in here],
     }
@@ -333,3 +331,138 @@ def _table(
 def _write(scored: Scored, selection: str, table: pa.Table) -> dict[str, str]:
     name = evidence_file(selection)
     return {name: scored.store.write_table(name, table.replace_schema_metadata({_MADE_BY: _maker(scored)}))}
+
+
+NEIGHBOURS = 5
+
+
+@dataclass(slots=True, eq=False)
+class Neighbours:
+    """For each of some documents, the calibration documents of those seen so far that are nearest to it by score.
+
+    Of several at one distance the first in the order of the shards count.
+    """
+
+    scores: np.ndarray  # float64, (documents,)
+    groups: np.ndarray | None  # object, (documents,), where documents are ranked in their group alone
+    distance: np.ndarray  # float64, (documents, NEIGHBOURS), ascending, inf where there is none
+    nearest: np.ndarray  # float64, as `distance`: their scores
+    ids: np.ndarray  # object, as `distance`
+
+    @classmethod
+    def of(cls, scores: np.ndarray, groups: np.ndarray | None) -> Neighbours:
+        """No neighbour yet."""
+        shape = len(scores), NEIGHBOURS
+        return cls(scores, groups, np.full(shape, np.inf), np.zeros(shape), np.full(shape, None, dtype=object))
+
+    def add(self, scores: np.ndarray, groups: np.ndarray | None, ids: Callable[[np.ndarray], list[str]]) -> None:
+        """Take in calibration documents.
+
+        Args:
+            scores: float64, (others,).
+            groups: object, (others,), where these have groups.
+            ids: of documents by their places, ascending.
+        """
+        if self.groups is None or groups is None:
+            self._add(np.arange(len(self.scores)), np.arange(len(scores)), scores, ids)
+            return
+        for group in dict.fromkeys(self.groups.tolist()):
+            self._add(np.flatnonzero(self.groups == group), np.flatnonzero(groups == group), scores, ids)
+
+    def _add(
+        self, here: np.ndarray, there: np.ndarray, scores: np.ndarray, ids: Callable[[np.ndarray], list[str]]
+    ) -> None:
+        """Take in calibration documents, by their places, as neighbours of some documents, by theirs."""
+        if not here.size or not there.size:
+            return
+        there = there[np.argsort(scores[there], kind="stable")]
+        ordered, wanted = scores[there], self.scores[here]
+        window = np.searchsorted(ordered, wanted)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS)
+        inside = (window >= 0) & (window < there.size)
+        window = window.clip(0, there.size - 1)
+        distance = np.where(inside, np.abs(ordered[window] - wanted[:, None]), np.inf)
+        every = np.concatenate([self.distance[here], distance], axis=1)
+        best = np.argsort(every, axis=1, kind="stable")[:, :NEIGHBOURS]
+        fresh = best >= NEIGHBOURS
+        places = np.take_along_axis(there[window], np.where(fresh, best - NEIGHBOURS, 0), axis=1)
+        fresh &= np.isfinite(np.take_along_axis(every, best, axis=1))
+        kept = np.where(best < NEIGHBOURS, best, 0)
+        names = np.take_along_axis(self.ids[here], kept, axis=1)
+        chosen = np.unique(places[fresh])
+        if chosen.size:
+            new = np.array(ids(chosen), dtype=object)
+            names[fresh] = new[np.searchsorted(chosen, places[fresh])]
+        self.ids[here] = names
+        self.nearest[here] = np.where(fresh, scores[places], np.take_along_axis(self.nearest[here], kept, axis=1))
+        self.distance[here] = np.take_along_axis(every, best, axis=1)
+
+    def pairs(self) -> list[list[tuple[str, float]]]:
+        """Of each document (id, score) of its neighbours, the nearest first."""
+        return [
+            [(name, float(score)) for name, score in zip(names, scores, strict=True) if name is not None]
+            for names, scores in zip(self.ids.tolist(), self.nearest.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """By which score a selection ranks documents, and among which calibration documents."""
+
+    name: str  # a detector; a procedure where it fuses several
+    of: Callable[[Batch], np.ndarray]  # float64, (documents,)
+    calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
+    grouped: bool  # whether only documents of a document's group count
+
+
+def groups_of(table: pa.Table) -> np.ndarray:
+    """The groups of documents: object, (documents,)."""
+    return np.array(table["group"].to_pylist(), dtype=object)
+
+
+NAMED = 10
+"""Near copies of a document that are named, at most."""
+
+Place = tuple[str, int]
+"""Of an audited document: its input and the number of its row there."""
+
+
+def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str]]:
+    """The first other audited documents of the family of each document, by id; none where it has no near copy.
+
+    A family is of near copies, and of near copies of these. Memory holds a batch of the list.
+
+    Args:
+        store: the run directory, in which the near copies are listed.
+        places: of the documents.
+    """
+    name = copies_file("audit")
+    if not places or not store.exists(name):
+        return {}
+    rows = np.unique([row for _, row in places])
+    family: dict[Place, int] = {}
+    for batch in _batches(store, name):
+        near = batch.filter(pa.array(np.isin(batch["row"].to_numpy(), rows)))
+        for source, row, number in _tuples(near, ["source", "row", "family"]):
+            if (source, row) in places:
+                family[source, row] = number
+    wanted = np.unique(list(family.values())).astype(np.int64)
+    members: dict[int, list[tuple[Place, str]]] = {int(number): [] for number in wanted}
+    for batch in _batches(store, name) if members else ():
+        of_these = batch.filter(pa.array(np.isin(batch["family"].to_numpy(), wanted)))
+        for doc_id, source, row, number in _tuples(of_these, ["doc_id", "source", "row", "family"]):
+            if len(members[number]) <= NAMED:
+                members[number].append(((source, row), doc_id))
+    return {
+        place: [doc_id for other, doc_id in members[number] if other != place][:NAMED]
+        for place, number in family.items()
+    }
+
+
+def _batches(store: Store, name: str) -> Iterator[pa.Table]:
+    with store.fs.open(store.path(name), "rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches():
+            yield pa.Table.from_batches([batch])
+
+
+def _tuples(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple]:
+    return zip(*(table[column].to_pylist() for column in columns), strict=True)

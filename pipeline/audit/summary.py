@@ -332,6 +332,10 @@ class Summary(Bounded, VersionedRecord):
             return weighed
         return [unsettled(self.diagnostics.blind), *weighed]
 
+    def placed(self, place: SeriesPlace | None) -> Summary:
+        """The same answer with the place of its scan in a schedule."""
+        return self if place is None else self.model_copy(update={"series": place})
+
     def without_bound(self, reason: str) -> Summary:
         """The same answer without a bound, and why none is stated."""
         return self if self.bound is None else self.model_copy(update={"bound": None, "bound_withheld": reason})
@@ -375,7 +379,6 @@ def make_summary(
     n_selected: int,
     n_quarantined: int,
     limit: int | None = None,
-    series: SeriesPlace | None = None,
 ) -> Summary:
     """The typed result, made here and read everywhere.
 
@@ -386,7 +389,6 @@ def make_summary(
         n_selected: documents selected, all of which have scores.
         n_quarantined: audited documents without scores.
         limit: the most documents of each role that were read; None when all were.
-        series: the place of a scan in its schedule.
     """
     scored = answer.m - n_quarantined  # the most that can be listed: a strict answer may reach p = 1
     fewest, _ = answer.resolution(answer.m)
@@ -416,7 +418,6 @@ def make_summary(
         diagnostics=diagnostics,
         limit=limit,
         bound=answer.bound,
-        series=series,
     )
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import word_counts, word_model
+from pipeline.audit.blind import blocks_of_documents, word_counts, word_model
 from pipeline.audit.halvings import LEAST, Blind, Compared, held_out, interval_of
 from pipeline.audit.summary import BlindDiagnostic, WeightingDiagnostic
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
+from pipeline.corpus.documents import Document, id_key
 from pipeline.errors import UserError
 from pipeline.report.wording.blind import weighted_sentence, weights_sentence
 from pipeline.selection.split import halves, shuffled
@@ -199,6 +202,44 @@ def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> 
     auc, error = (float(np.mean([getattr(test, name) for test in tests])) for name in ("auc", "error"))
     counts = (sum(getattr(test, name) for test in tests) for name in _COUNTS)
     return WeightedTest(auc, error, *counts).blind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearntWeights:
+    """A weigher and the documents that it was learnt from, calibration documents first."""
+
+    weigher: Weigher
+    words: Any  # sparse, (documents, features)
+    compared: Compared
+    keys: np.ndarray  # int64, (documents,), of their ids
+    seed: int
+
+    def odds(self) -> np.ndarray:
+        """The odds of each document before they are clipped, float64, (documents,)."""
+        return self.weigher.odds(self.words, self.keys)
+
+    def tested(self, role: Role) -> BlindDiagnostic:
+        """The blind test with the weights; `role` is of the documents that calibrate."""
+        return weighted_diagnostic(blind_after(self.words, self.compared, self.keys, self.seed), role)
+
+
+def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: AuditConfig) -> LearntWeights:
+    """Learn the weights from texts.
+
+    Args:
+        known: documents that calibrate.
+        audit: audited documents.
+        config: of the audit.
+
+    Raises:
+        UserError: fewer than 20 documents of either kind.
+    """
+    documents = [*known, *audit]
+    words = word_counts([document.text for document in documents])
+    audited = np.arange(len(documents)) >= len(known)
+    keys = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
+    compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
+    return LearntWeights(fit_weigher(words, audited, keys, config.seed), words, compared, keys, config.seed)
 
 
 def effective_number(weights: np.ndarray) -> float:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import SAMPLED_TEXTS, blocks_of_documents, sample_documents, word_counts
-from pipeline.audit.halvings import Compared
+from pipeline.audit.blind import sample_documents
 from pipeline.audit.records import Record, read_part, write_part
-from pipeline.audit.scored import Scored
+from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import BlindDiagnostic
-from pipeline.audit.weighing import Weigher, blind_after, fit_weigher, weighted_diagnostic
+from pipeline.audit.weighing import LearntWeights, Weigher, learn_weights
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.corpus.documents import Document, id_key, read_shard, text_key
+from pipeline.corpus.documents import read_shard, text_key
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import changed as not_written
 from pipeline.report.wording.files import made_again_note
@@ -35,7 +32,6 @@ AT_ONCE = 1_000
 WEIGHTS_SCHEMA = pa.schema([("row", pa.int64()), ("weight", pa.int64())])
 
 _FORM = 3  # by halvings, with digests of the files
-_Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 
 
 class Weighting(Record):
@@ -69,7 +65,7 @@ class RunWeights:
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
-def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> RunWeights:
+def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: Each) -> RunWeights:
     """Weigh the audited documents of a run and those of a known role, once; a later selection reads the files.
 
     The classifier is taught here, with the texts of the blind test; every shard is then weighed by it alone. So the
@@ -96,11 +92,12 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: _Each) -> R
             return RunWeights(scored, role, weighting.blind)
         _log.warning(made_again_note(not_written(f"{scored.store.url}/{changed}"), "the weights are"))
     scored.store.remove(name)
-    weigher, blind = _learn(scored, role, config)
+    learnt = _learn(scored, role, config)
+    blind = learnt.tested(role)
 
     def weigh(receipt: Receipt) -> tuple[str, str]:
         file = _file(role, receipt)
-        return file, scored.store.write_table(file, _weights_of(scored, receipt, weigher))
+        return file, scored.store.write_table(file, _weights_of(scored, receipt, learnt.weigher))
 
     files = dict(sorted(each(_weighed(scored, role), weigh)))
     write_part(scored.store, name, Weighting(seed=seed, blind=blind, form=_FORM, files=files))
@@ -112,7 +109,7 @@ def _weighed(scored: Scored, role: Role) -> list[Receipt]:
     return [*scored.of("audit"), *scored.of(role)]
 
 
-def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: _Each) -> str | None:
+def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: Each) -> str | None:
     """A file of weights that is gone or was changed since it was written; None where there is none."""
 
     def compare(receipt: Receipt) -> str | None:
@@ -131,20 +128,13 @@ def _file(role: Role, receipt: Receipt) -> str:
     return f"weights/{role}/{receipt.shard}.parquet"
 
 
-def _learn(scored: Scored, role: Role, config: AuditConfig) -> tuple[Weigher, BlindDiagnostic]:
-    """The weigher, and the blind test with its weights, from a sample of the texts."""
-    shards, seed = list(scored.shards.values()), config.seed
-    documents: list[Document] = []
-    kinds: list[bool] = []
-    for kind in (role, "audit"):
-        sample = sample_documents([shard for shard in shards if shard.role == kind], SAMPLED_TEXTS)
-        documents += [document for _, document in sample]
-        kinds += [kind == "audit"] * len(sample)
-    words, audited = word_counts([document.text for document in documents]), np.array(kinds, dtype=bool)
-    ids = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
-    compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
-    weigher = fit_weigher(words, audited, ids, seed)
-    return weigher, weighted_diagnostic(blind_after(words, compared, ids, seed), role)
+def _learn(scored: Scored, role: Role, config: AuditConfig) -> LearntWeights:
+    """The weigher, from a sample of the texts."""
+    shards = scored.shards.values()
+    kinds: tuple[Role, Role] = (role, "audit")
+    samples = (sample_documents([shard for shard in shards if shard.role == kind]) for kind in kinds)
+    known, audit = ([document for _, document in sample] for sample in samples)
+    return learn_weights(known, audit, config)
 
 
 def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.audit.allocation import Parts, adapter_folders, allocate
+from pipeline.audit.allocation import Parts, allocate
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
@@ -14,6 +14,7 @@ from pipeline.models.devices import CPU, Device
 from pipeline.stages.base import Stage, model_digests
 from pipeline.stages.judged import JudgedTexts
 from pipeline.stages.registry import stages_of
+from pipeline.training.adapter import adapter_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Work:
 
     stages: tuple[Stage, ...]
     parts: Parts
-    keys: dict[str, str]  # of an adapter's folder, by its name
+    keys: dict[str, str]  # of an adapter's folder under adapters/, a digest, by its name
     base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
 
 
@@ -47,7 +48,7 @@ def work_of(
     parts = allocate(config, shards)
     digest = model_digests()
     base = digest(weights_of(config.model)) if parts.adapters else {}
-    keys = adapter_folders(parts, base)
+    keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
     stages = stages_of(config, keys or None, digest, device)
     if (judged := judging(stages[-1].fingerprint)) is not None:
         stages = stages_of(config, keys or None, digest, device, judged)

@@ -323,7 +323,7 @@ class _Bundle:
         series = self.manifest.config.series
         place = None if slot is None or series is None else series_place(slot, series)
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
-        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit, place)
+        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).placed(place)
         withheld = stated.get("bound_withheld")
         return made if withheld is None else made.without_bound(str(withheld))
 

@@ -90,11 +90,6 @@ _registries: list[Registry[Any]] = []
 _loaded: dict[str, Plugin] = {}  # by module; what this process has loaded
 
 
-def loaded_plugins() -> tuple[Plugin, ...]:
-    """What this process has loaded, for another one to load."""
-    return tuple(_loaded.values())
-
-
 def display_module(module: str) -> str:
     """A module as its author knows it: a plugin file by its name."""
     return f"{module.removeprefix(PACKAGE + '.')}.py" if module.startswith(f"{PACKAGE}.") else module

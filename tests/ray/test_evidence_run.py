@@ -20,7 +20,7 @@ from pipeline.audit.evidence import DocumentEvidence, evidence_file, read_eviden
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.select import Answering, select_all
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
@@ -78,7 +78,7 @@ def answer(folder: Path, *overrides: str, asks: bool = True, texts: bool = True)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
     reader = token_reader(store, config.resources, LocalMachine(1, 0.0, 1), None, lines.append, lambda: None)
     scored = read_scored(store, shards)
-    select_all(config, scored, None, each_in_turn, texts=texts, reread=reader if asks else None, say=lines.append)
+    select_all(config, scored, None, each_in_turn, Answering("run", texts, reader if asks else None, lines.append))
     return lines
 
 

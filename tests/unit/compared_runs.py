@@ -17,7 +17,7 @@ from signed import sign
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.select import Answering, select_all
 from pipeline.store.files import Store
 
 ITEMS, KNOWN = 60, 99
@@ -76,7 +76,7 @@ def copied(source: Path, place: Path, seen: np.ndarray, seed: int, model: str, s
     store = Store(str(place))
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), list(sets))
-    select_all(config, read_scored(store, shards), manifest.limit, each_in_turn, "select")  # and draws no report
+    select_all(config, read_scored(store, shards), manifest.limit, each_in_turn, Answering("select"))  # no report
     return place
 
 

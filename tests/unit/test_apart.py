@@ -12,11 +12,11 @@ from test_precheck import planned
 from test_weighted import texts
 
 from pipeline.audit.apart import telling_words, write_matched
-from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import plan_checks
+from pipeline.audit.precheck import check_before_scoring, plan_checks
 from pipeline.errors import UserError
+from pipeline.report.wording.blind import telling_words_phrase
 from pipeline.store.files import Store
 
 
@@ -33,16 +33,16 @@ def plan_of(tmp_path: Path, known: list[str], audit: list[str], **selection: Any
 def test_the_words_that_tell_them_apart_are_named_the_strongest_first() -> None:
     known = dated(texts(1, 200, 0.1), "twentytwentythree", 0.6, 1)
     audit = dated(dated(texts(2, 200, 0.1), "twentyfourteen", 0.7, 2), "sometimes", 0.3, 3)
-    telling = telling_words(known, audit, "unseen")
-    assert telling.audited[:2] == ["twentyfourteen", "sometimes"]
-    assert telling.known[0] == "twentytwentythree"
-    assert not any(word.startswith(("1x", "2x")) for word in (*telling.audited, *telling.known))  # stand in one text
-    assert telling.line().startswith("words that tell them apart: twentyfourteen, sometimes")
+    audited, known_words = telling_words(known, audit)
+    assert audited[:2] == ["twentyfourteen", "sometimes"]
+    assert known_words[0] == "twentytwentythree"
+    assert not any(word.startswith(("1x", "2x")) for word in (*audited, *known_words))  # stand in one text
+    line = telling_words_phrase("unseen", audited, known_words)
+    assert line.startswith("words that tell them apart: twentyfourteen, sometimes")
 
 
 def test_texts_that_share_no_word_have_none_to_name() -> None:
-    telling = telling_words([f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)], "unseen")
-    assert (telling.audited, telling.known) == ([], [])
+    assert telling_words([f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]) == ([], [])
 
 
 def test_a_plan_names_the_words_only_where_they_tell_apart(tmp_path: Path) -> None:

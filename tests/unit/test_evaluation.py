@@ -20,7 +20,7 @@ from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
-from pipeline.audit.blind import sampled
+from pipeline.audit.blind import sample_documents
 from pipeline.audit.description import build_evaluation
 from pipeline.audit.detection import Estimate
 from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation
@@ -271,7 +271,7 @@ def test_the_notes_state_which_documents_the_blind_row_counts(score: Score, monk
     first = evaluate_scores(config, scored, None).evaluation
     assert any(f'The TPR of the row "{BLIND}" has no interval' in notice for notice in first.notices)
     assert f'The row "{BLIND}" counts all of the 80 seen and 80 unseen documents that are compared.' in first.notices
-    monkeypatch.setattr(evaluated_documents, "sampled", lambda shards: sampled(shards, 30))
+    monkeypatch.setattr(evaluated_documents, "sample_documents", lambda shards: sample_documents(shards, 30))
     some = evaluate_scores(config, scored, None).evaluation
     n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen
     assert 30 <= n_seen < 80

@@ -22,7 +22,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_manifest, read_run, write_manifest
 from pipeline.audit.scored import read_scored
-from pipeline.audit.select import select_all
+from pipeline.audit.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
 from pipeline.export.export import Exported, write_export
@@ -339,7 +339,7 @@ def test_the_card_has_the_settings_of_the_answer_and_not_those_of_the_run(tmp_pa
     manifest, shards = read_run(Store(run))
     described = manifest.config.model_dump(mode="json", by_alias=True)
     config = build_config(described, ["selections.0.alpha=0.3", "selections.0.confidence=0.9"])
-    select_all(config, read_scored(Store(run), shards), None, lambda receipts, f: map(f, receipts), "select")
+    select_all(config, read_scored(Store(run), shards), None, lambda receipts, f: map(f, receipts), Answering("select"))
     export(run, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "| alpha | 0.3 |" in card

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit.neighbours import NEIGHBOURS, Neighbours
+from pipeline.audit.strongest import NEIGHBOURS, Neighbours
 
 
 def brute(score: float, known: np.ndarray) -> list[tuple[str, float]]:

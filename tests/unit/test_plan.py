@@ -11,8 +11,7 @@ import pytest
 from picture_models import SAVE
 
 from pipeline.audit.description import build_config
-from pipeline.audit.forecast import forecast
-from pipeline.audit.pace import measure_pace
+from pipeline.audit.forecast import forecast, measure_pace
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import open_made_up, open_model

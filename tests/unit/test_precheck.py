@@ -13,13 +13,13 @@ import pytest
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
-from pipeline.audit.before_scoring import check_before_scoring
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.precheck import (
     PLAN,
     RUN,
     Effort,
+    check_before_scoring,
     check_documents,
     filed_precheck,
     plan_checks,

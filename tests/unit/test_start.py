@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import RUN, CheckProcess
+from pipeline.audit.precheck import RUN, begin_checks
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from ray_jobs.progress import Reporter
@@ -22,7 +22,7 @@ from ray_jobs.start import Checks
 def checks_of(path: Path, output: io.StringIO) -> Checks:
     plan = make_plan(load_config(str(path), ()))
     reporter = Reporter(Console(file=output, width=400))
-    return Checks(plan, Store(plan.config.run), reporter, CheckProcess(plan, RUN))
+    return Checks(plan, Store(plan.config.run), reporter, begin_checks(plan, RUN))
 
 
 def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(make_audit: Callable[..., Path]) -> None:
@@ -38,8 +38,8 @@ def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(ma
 def test_documents_that_are_no_good_stop_the_run_at_the_next_look(make_audit: Callable[..., Path]) -> None:
     texts = [sentence(i) for i in range(9)]
     checks = checks_of(make_audit(texts, texts), io.StringIO())
-    assert checks.process is not None
-    while not checks.process.done():
+    assert checks.begun is not None
+    while not checks.begun.done():
         pass
     with pytest.raises(UserError, match="near copies"):
         checks.look()

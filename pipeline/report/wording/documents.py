@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.audit.copies import NearCopies
+from pipeline.audit.summary import CopyPair, OverlapDiagnostic
+
+SHOWN_CHARACTERS = 80
+"""Of an id, at most."""
+
 UNTESTED_IDS = "Whether documents repeat an id was not tested."
 UNKNOWN_LENGTHS = "How many documents were cut is not known."
 LEFT_OUT = "left out of calibration"
@@ -16,6 +22,88 @@ LEFT_OUT = "left out of calibration"
 def untested_overlap(role: str) -> str:
     """That it is not known whether known documents are copies of audited ones."""
     return f"Whether {role} documents are copies of audited ones was not tested."
+
+
+def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> str:
+    """What known documents share with the audited ones.
+
+    Args:
+        overlap: the counts and the first pairs.
+        role: of the known documents.
+        consequence: what becomes of documents in two roles, to be read after "and"; may be empty.
+    """
+    count = overlap.n_calibration
+    if not count:
+        return f"No {role} document is a near copy of an audited one."
+    verb = f"{role} document is a near copy" if count == 1 else f"{role} documents are near copies"
+    rest = f", and {consequence}" if consequence else ""
+    return (
+        f"{count} {verb} of audited documents, {overlap.n_equal} with the same text{rest} "
+        f"(first: {named_pairs(overlap.pairs)})."
+    )
+
+
+def named_pairs(pairs: Sequence[CopyPair]) -> str:
+    """Pairs of near copies as a sentence names them, each with its share of common runs of words."""
+    return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
+
+
+def short_id(doc_id: str) -> str:
+    """An id as a sentence shows it: one line, and not a long one."""
+    line = " ".join(doc_id.split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 3]}..."
+
+
+def counted(copies: NearCopies, documents: str) -> str:
+    """How many near copies there are.
+
+    Args:
+        copies: of the documents.
+        documents: what they are called, in the plural: "audited documents".
+    """
+    sample = "" if copies.whole else f"In a sample of {copies.n_documents:,}: "
+    if not copies.n_copies:
+        return f"{sample}{'N' if copies.whole else 'n'}one of the {documents} is a near copy of another."
+    families = "1 family" if copies.n_families == 1 else f"{copies.n_families:,} families"
+    return (
+        f"{sample}{copies.n_copies:,} of {copies.n_documents:,} {documents} are near copies of others among them "
+        f"({families}, the largest of {copies.largest:,})."
+    )
+
+
+def documents_read(count: int, whole: bool) -> str:
+    """How many documents the checks before scoring have read."""
+    return f"all {count:,} documents" if whole else f"a sample of {count:,} documents"
+
+
+def documents_and_words(read: str, texts: int) -> str:
+    """The same, with the most documents of each role whose words were compared."""
+    return f"{read}, and the words of at most {texts:,} documents of each role"
+
+
+def checked_before(read: str) -> str:
+    """That the checks before scoring read a sample."""
+    return f"checked before scoring: {read}; what they share is checked again over all of them after it"
+
+
+NO_REPEATED_ID = "No document repeats an id."
+
+
+def repeated_ids_to_come(count: int, first: Sequence[str], budget: float | None, whole: bool) -> str:
+    """How many documents will go to quarantine because they repeat an id.
+
+    Args:
+        count: at least 1.
+        first: ids of the first of them.
+        budget: `error_budget`, where it allows fewer; else None.
+        whole: whether all documents were read.
+    """
+    verb = "document repeats an id and goes" if count == 1 else "documents repeat an id and go"
+    sentence = f"{count} {verb} to quarantine (first: {', '.join(map(short_id, first))})."
+    if budget is None:
+        return sentence
+    alike = "" if whole else "if the others are like these, "
+    return f"{sentence} error_budget {budget:g} allows fewer: {alike}the run would end without an answer."
 
 
 def repeated_ids_sentence(count: int) -> str:

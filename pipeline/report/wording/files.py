@@ -60,9 +60,15 @@ def not_as_written(place: str, missing: bool = False) -> str:
     return f"{place} is missing" if missing else f"{place} is damaged: its content is not what was written"
 
 
-def differs(key: str, was: str, now: str, there: bool = False) -> str:
-    """A field in which a run differs from what is asked now; `there`: it is another run."""
-    return f"{key} is {was} there and {now} here" if there else f"{key}: {was} then, {now} now"
+def differs(key: str, was: object, now: object, there: bool = False) -> str:
+    """A field in which a run differs from what is asked now; `there`: it is another run. Long values are cut."""
+    before, after = _cut(was), _cut(now)
+    return f"{key} is {before} there and {after} here" if there else f"{key}: {before} then, {after} now"
+
+
+def _cut(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."
 
 
 def never_scored(detector: str) -> str:

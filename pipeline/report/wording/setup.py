@@ -10,6 +10,9 @@ RUN_OR_LEDGER = "the folder of a run or a ledger"
 MATRIX_PRODUCT = "a matrix product on it"
 """What the pace of a model was measured by, where the model itself could not be."""
 
+AND_TO_CALIBRATE = ", so that at least one is left to calibrate on"
+"""Why an adapter needs one document more than it is trained on."""
+
 
 def some_layers(some: int, total: int) -> str:
     """What the pace of a model was measured by."""

@@ -1,0 +1,86 @@
+"""Comments of a starter configuration, and what `seenset init` states of the data that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.config.corpus import ROLE_DOCUMENTS, ROLES, Role
+
+AUDIT_HEAD = "An audit of the data in this folder: which of these documents was the model trained on?"
+GUESSES_MARKED = "What was guessed says so; change it here. Relative paths are relative to this file."
+DIALECT = "Guessed from the beginning of the first file."
+PICTURES = "Guessed: it holds pictures."
+CAPTIONS = "Guessed: what is written of them."
+PICTURE_IDS = "Guessed: no value stands twice in the first rows."
+IDS = "Guessed: by its name, and no value stands twice in the first rows."
+NO_IDS = "No column has a name of an id and another value in every row."
+NO_MODEL = "No model folder and no .gguf file lies here: this hub id stands in for your model."
+NOT_NEEDED = "Not needed here."
+ONE_A_FILE = "one document a file"
+EMPTY = "; the folder is empty"
+
+LISTED = 8
+"""Names that a line lists, at most."""
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def without_role(files: str) -> str:
+    """Files that are left out because nothing tells their role."""
+    return f"Left out: {files}. No name says what they are."
+
+
+def of_other_kind(files: str, pictured: bool) -> str:
+    """Files that are left out because they are texts in an audit of pictures, or pictures in one of texts."""
+    kinds = "texts, and this audit is of pictures" if pictured else "pictures, and this audit is of texts"
+    return f"Left out: {files}. They are {kinds}."
+
+
+def of_other_columns(files: str, columns: str) -> str:
+    """Files that are left out of a source."""
+    return f"Left out, because their columns or encodings differ: {files} ({columns})."
+
+
+def guessed_text(reason: str, others: Sequence[str]) -> str:
+    """Why a column is taken for the texts, and the columns that are not."""
+    more = f" Other columns: {', '.join(others)}." if others else ""
+    return f"Guessed: {reason}.{more}"
+
+
+def model_stands_in(name: str) -> str:
+    """That no model lies in the folder."""
+    return f"model: none lies here; {name} stands in for yours"
+
+
+def model_found(others: Sequence[str]) -> str:
+    """That a model lies in the folder, and which others do."""
+    more = f" Others: {some_of(others)}." if others else ""
+    return f"Guessed: it lies here.{more}"
+
+
+def first_files(count: int) -> str:
+    """That the folder holds more files than were looked at."""
+    return f"Only the first {count:,} files were looked at."
+
+
+def role_by_name(words: Sequence[str], role: Role) -> str:
+    """Why files have a role: words in their names."""
+    return f"Guessed from the name ({', '.join(words)}). {_if_wrong(role)}"
+
+
+def role_by_default(role: Role) -> str:
+    """Why files have a role: no name gives them another."""
+    return f"Guessed: no name says another role. {_if_wrong(role)}"
+
+
+def _if_wrong(role: Role) -> str:
+    return f"If it is wrong, call this part {' or '.join(other for other in ROLES if other != role)} instead."
+
+
+def role_missing(role: Role) -> str:
+    """That an audit needs documents of a role, and none lie in the folder."""
+    return f"Missing: {ROLE_DOCUMENTS[role]}. Take the comment signs away and name them."
