@@ -87,7 +87,7 @@ def tie_draws(keys: np.ndarray, seed: int) -> np.ndarray:
         keys: int64, (documents,), a hash of each document's id.
         seed: >= 0.
     """
-    return hashes(keys, seed) >> np.uint64(32)
+    return hash_keys(keys, seed) >> np.uint64(32)
 
 
 def p_values(ranks: np.ndarray, against: int | Grid) -> np.ndarray:
@@ -104,7 +104,7 @@ def mix(values: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def hashes(keys: np.ndarray, seed: int) -> np.ndarray:
+def hash_keys(keys: np.ndarray, seed: int) -> np.ndarray:
     """A hash of each key, int64, and the seed: uint64, (keys,), a bijection of the keys."""
     return mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
 
