@@ -35,9 +35,10 @@ import numpy as np
 
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.fusion import Threshold, find_threshold, fuse, weights
+from pipeline.selection.fusion import find_threshold, fuse, weights
 from pipeline.selection.procedures.record import count_procedures, decide
 from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.thresholds import Threshold
 
 N = 10_000
 DETECTORS = 6

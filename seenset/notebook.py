@@ -31,7 +31,6 @@ from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.conformal import Ties
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.selection.procedures import procedure_of
@@ -228,7 +227,7 @@ def select(
     calibration: CalibrationName = "pooled",
     delta: float = 0.1,
     lambda_: float | None = None,
-    ties: Ties = "conservative",
+    ties: Literal["conservative", "random"] = "conservative",
     weights: Weights = "rejections",
     step_up: Literal["bh", "storey"] = "bh",
     reconformal: bool = False,

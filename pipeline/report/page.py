@@ -11,14 +11,8 @@ from markupsafe import Markup
 
 from pipeline.audit.history import several_questions
 from pipeline.audit.records import Record
-from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.models import EndpointConfig, display_name
-from pipeline.corpus.documents import fetch_texts
-from pipeline.corpus.excerpts import excerpt_of
-from pipeline.corpus.formats import format_named
-from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.shard import Shard
-from pipeline.errors import DamagedError, UserError, visible
+from pipeline.errors import DamagedError, visible
 from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
@@ -34,13 +28,10 @@ from pipeline.report.wording.run import fine_tuned, notices
 from pipeline.report.wording.selection import answer_text, not_covered, untested
 from pipeline.store.files import Store
 
-EXCERPT = 300
 NOT_AVAILABLE = "text not available"
 PAGE_SIZE = 4_800_000
 """Characters of a page at most, where its figures leave that room to the documents."""
 LEAST_ROOM = 500_000
-CHANGED = "text not available: the file has changed since it was scored"
-_Place = tuple[str, int]
 
 
 def write_report(store: Store, texts: bool = True) -> str:
@@ -60,9 +51,8 @@ def write_report(store: Store, texts: bool = True) -> str:
         UserError: not a run directory, a damaged file in it, or one of another version.
     """
     run = read_facts(store)
-    excerpts = _excerpts(run) if texts else None
     figures = {selection.name: draw_figures(selection) for selection in run.selections}
-    report = _report(run, excerpts, figures)
+    report = _report(run, texts, figures)
     drawn = [figure for group in figures.values() for figure in group]
     for figure in drawn:
         store.write(f"report/figures/{figure.file}", figure.svg)
@@ -97,21 +87,21 @@ def rewrite_report(store: Store) -> None:
 # --- contents
 
 
-def _report(run: RunFacts, excerpts: dict[_Place, str] | None, figures: dict[str, list[FigureImage]]) -> Report:
-    """Everything that the page says; without excerpts, no text of a document."""
+def _report(run: RunFacts, texts: bool, figures: dict[str, list[FigureImage]]) -> Report:
+    """Everything that the page says; without texts, no text of a document."""
     return Report(
         run=run.url,
         limit=run.manifest.limit,
-        texts=excerpts is not None,
+        texts=texts,
         answered_at=run.history[-1].when if run.history else None,
         notices=notices(run),
         model=_model(run),
-        selections=[_selection(run, selection, excerpts, figures[selection.name]) for selection in run.selections],
+        selections=[_selection(run, selection, texts, figures[selection.name]) for selection in run.selections],
         verdict=run.verdict,
         not_covered=not_covered(run.selections),
         history=history_report(run.history),
         documents=list(run.roles),
-        quarantine=run.quarantine if excerpts is not None else _without_messages(run.quarantine),
+        quarantine=run.quarantine if texts else _without_messages(run.quarantine),
         provenance=run.manifest,  # without the hashes of documents, which Provenance leaves to manifest.json
     )
 
@@ -144,7 +134,7 @@ def _model_digest(run: RunFacts) -> str | None:
 
 
 def _selection(
-    run: RunFacts, selection: SelectionFacts, excerpts: dict[_Place, str] | None, figures: Sequence[FigureImage]
+    run: RunFacts, selection: SelectionFacts, texts: bool, figures: Sequence[FigureImage]
 ) -> SelectionReport:
     answer = answer_text(run, selection)
     return SelectionReport(
@@ -153,59 +143,19 @@ def _selection(
         summary=selection.summary,
         checks=checks(selection.summary),
         figures=[f"figures/{figure.file}" for figure in figures],
-        selected=[_with_excerpt(document, excerpts) for document in selection.documents],
+        selected=[_with_excerpt(document, texts) for document in selection.documents],
     )
 
 
-def _with_excerpt(document: SelectedDocument, excerpts: dict[_Place, str] | None) -> SelectedDocument:
-    """How it begins, as it was noted when it was selected or else as it is read now."""
-    excerpt = None
-    if excerpts is not None:
-        excerpt = document.excerpt or excerpts.get((document.source, document.row), NOT_AVAILABLE)
-    return document.model_copy(update={"excerpt": excerpt})
+def _with_excerpt(document: SelectedDocument, texts: bool) -> SelectedDocument:
+    """How it begins, as it was recorded when it was selected."""
+    return document.model_copy(update={"excerpt": (document.excerpt or NOT_AVAILABLE) if texts else None})
 
 
 def _without_messages(quarantine: QuarantineReport) -> QuarantineReport:
     """Messages of errors may quote a text."""
     examples = [example.model_copy(update={"message": None}) for example in quarantine.examples]
     return quarantine.model_copy(update={"examples": examples})
-
-
-# --- excerpts
-
-
-def _excerpts(run: RunFacts) -> dict[_Place, str]:
-    """The beginnings of the listed documents; a source that is gone or has changed says so instead."""
-    rows_of: dict[str, set[int]] = {}
-    for selection in run.selections:
-        for document in (document for document in selection.documents if not document.excerpt):
-            rows_of.setdefault(document.source, set()).add(document.row)
-    excerpts: dict[_Place, str] = {}
-    for source, rows in sorted(rows_of.items()):
-        shards = [shard for shard in run.shards if shard.role == "audit" and shard.name == source]
-        excerpts.update(_texts_of(source, sorted(rows), shards))
-    return excerpts
-
-
-def _texts_of(source: str, rows: Sequence[int], shards: Sequence[Shard]) -> dict[_Place, str]:
-    places = [(source, row) for row in rows]
-    try:
-        if shards and not _unchanged(shards[0]):
-            return dict.fromkeys(places, CHANGED)
-        texts = fetch_texts(shards, places)
-    except UserError:
-        return {}
-    return {place: excerpt_of(text, EXCERPT) for place, text in texts.items() if text}
-
-
-def _unchanged(shard: Shard) -> bool:
-    """Whether the input still is what was scored: the text of another document must never be shown as selected."""
-    if not format_named(shard.format).has_path:
-        return True
-    settings = {"image" if shard.pictures else "text": shard.text, **shard.dialect.differing()}
-    audit = SourceConfig(path=shard.path, id=shard.id_column, group=shard.group_column, split=shard.split, **settings)
-    inputs = find_inputs(CorpusConfig(audit=audit))
-    return any(entry.path == shard.path and entry.content == shard.content for entry in inputs)
 
 
 # --- the page

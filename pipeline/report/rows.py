@@ -81,11 +81,10 @@ def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: b
     evidence = read_evidence(store, selection.name)
     room_of_tokens = int(_EVIDENCE * room) if evidence else 0
     rows, tokens, places = _Packed(room - room_of_tokens), _Packed(room_of_tokens), _Places(folders)
-    first = {(document.source, document.row): document.excerpt for document in selection.documents}
     thumbnails = read_thumbnails(store, selection.name) if texts else {}
     n_rows = n_evidence = 0
     for batch in _batches(store, f"selection/{selection.name}/selected.parquet", limit, texts):
-        columns = _columns(batch, places, first if texts else None)
+        columns = _columns(batch, places, texts)
         pictured = {**columns, "thumbs": _thumbnails(batch, thumbnails)} if thumbnails else columns
         if not (rows.add(pictured) or rows.add(columns)):
             break
@@ -128,9 +127,7 @@ class _Places:
         return [visible(self.folders.relative(source)) for source in list(self.numbers)[count:]]
 
 
-def _columns(
-    batch: Mapping[str, list[Any]], places: _Places, first: Mapping[tuple[str, int], str | None] | None
-) -> dict[str, Any]:
+def _columns(batch: Mapping[str, list[Any]], places: _Places, texts: bool) -> dict[str, Any]:
     """Some hundred documents as the page's script reads them: an id that only says the place is left out."""
     met = len(places.numbers)
     where = [places.number(str(source)) for source in batch["source"]]
@@ -148,10 +145,8 @@ def _columns(
         "row": batch["row"],
         "sources": places.since(met),
     }
-    if first is not None:
-        begun = batch.get("excerpt") or [None] * len(ids)
-        at = zip(batch["source"], batch["row"], begun, strict=True)
-        columns["text"] = [visible(text or first.get((source, row)) or "") for source, row, text in at]
+    if texts:
+        columns["text"] = [visible(text or "") for text in batch.get("excerpt") or [None] * len(ids)]
     return columns
 
 

@@ -1,7 +1,7 @@
 """From scores to selected documents: ranks, counts of ranks, and a decision with its guarantee."""
 
 from pipeline.selection.conditional import simes_grid
-from pipeline.selection.conformal import Ties, calibrate, p_values, ranks
+from pipeline.selection.conformal import calibrate, p_values, ranks
 from pipeline.selection.grid import Grid
 from pipeline.selection.groups import GroupCalibration, calibrate_by_group, pool, ranks_by_group
 from pipeline.selection.procedures import PROCEDURES, Decision
@@ -21,7 +21,6 @@ __all__ = [
     "RankCounts",
     "StrictAnswer",
     "Terms",
-    "Ties",
     "calibrate",
     "calibrate_by_group",
     "count_procedures",

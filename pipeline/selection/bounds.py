@@ -78,13 +78,7 @@ def longest_list(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> i
     Raises:
         UserError: a confidence outside (0, 1).
     """
-    lists = bounds_of_lists(counts, confidence)
-    reached = lists.reached
-    near = np.flatnonzero((reached > 0) & (lists.wrong <= float(alpha) * reached * (1 + 1e-9)))
-    for index in near[::-1].tolist():  # rationals decide what floats propose
-        if int(lists.wrong[index]) <= alpha * int(reached[index]):
-            return index + 1
-    return 0
+    return bounds_of_lists(counts, confidence).longest(alpha)
 
 
 def fewest_in_list(n: int, m: int, alpha: Fraction, confidence: Fraction) -> int:
@@ -114,6 +108,14 @@ class ListBounds:
     def wrong_at(self, rank: int) -> int:
         """Of the documents at ranks 1..rank, nulls at most."""
         return int(self.wrong[rank - 1]) if rank else 0
+
+    def longest(self, alpha: Fraction) -> int:
+        """The last rank of the longest list of which at most a share alpha, exact, is wrong; 0 where there is none."""
+        near = np.flatnonzero((self.reached > 0) & (self.wrong <= float(alpha) * self.reached * (1 + 1e-9)))
+        for index in near[::-1].tolist():  # rationals decide what floats propose
+            if int(self.wrong[index]) <= alpha * int(self.reached[index]):
+                return index + 1
+        return 0
 
 
 def bounds_of_lists(counts: RankCounts, confidence: Fraction) -> ListBounds:

@@ -24,7 +24,7 @@ def _pooled(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
     calibration = calibrate(known.first)
 
     def rank(batch: Batch) -> np.ndarray:
-        return ranks(batch.first, calibration, selection.direction, selection.ties, batch.keys, seed)
+        return ranks(batch.first, calibration, selection.direction, batch.draws(selection, seed))
 
     return rank, calibration.size
 
@@ -37,7 +37,7 @@ def _by_group(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
     def rank(batch: Batch) -> np.ndarray:
         if batch.groups is None:
             raise UserError(f"selection {selection.name}: the audit documents have no group column")
-        return ranks_by_group(batch.first, batch.groups, groups, selection.direction, selection.ties, batch.keys, seed)
+        return ranks_by_group(batch.first, batch.groups, groups, selection.direction, batch.draws(selection, seed))
 
     return rank, groups.grid
 

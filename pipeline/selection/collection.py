@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.selection.conformal import mix
+from pipeline.selection.conformal import hash_keys
 
 PERMUTATIONS = 9_999
 FOLDS = 5
@@ -270,8 +270,7 @@ def draw_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, keys
     n_audited = np.bincount(block[audited], minlength=count)
     roles = [sizes == n_audited, n_audited == 0]
     each = min((_reached(sizes[role]) for role in roles), default=1)
-    hashed = mix(keys.view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
-    order = np.lexsort((keys, hashed, block))
+    order = np.lexsort((keys, hash_keys(keys, seed), block))
     place = np.arange(block.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     drawn = order[(place < each) & (sizes >= each)[block[order]] & (roles[0] | roles[1])[block[order]]]
     number = np.unique(block[drawn], return_inverse=True)[1]

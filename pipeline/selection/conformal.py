@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.selection.grid import Grid
-
-Ties = Literal["conservative", "random"]
 
 
 def calibrate(scores: np.ndarray) -> np.ndarray:
@@ -28,7 +24,7 @@ def calibrate(scores: np.ndarray) -> np.ndarray:
     values = np.array(scores, dtype=np.float64).ravel()
     if values.size == 0:
         raise UserError("no calibration documents: without documents of known membership there is no p-value")
-    _refuse_nan(values, "calibration")
+    refuse_nan(values, "calibration")
     values.sort()
     return values
 
@@ -37,11 +33,9 @@ def ranks(
     scores: np.ndarray,
     calibration_sorted: np.ndarray,
     direction: Direction,
-    ties: Ties = "conservative",
-    keys: np.ndarray | None = None,
-    seed: int = 0,
+    draws: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Conformal rank k = (n + 1) p of each audit document; by default ties count against selection.
+    """Conformal rank k = (n + 1) p of each audit document; without draws ties count against selection.
 
     With calibration scores s_1..s_n and an audit score s, direction `members` (the null is "unseen", a high
     score is evidence against it) has k = 1 + #{s_i >= s}, and direction `clean` (the null is "seen", a low
@@ -51,29 +45,25 @@ def ranks(
     Guaranteed: for a null document whose score is exchangeable with the n calibration scores,
     P(k <= j) <= j / (n + 1) for every j, with equality without ties (Vovk, Gammerman & Shafer 2005).
 
-    Ties `random`: k = 1 + #{more extreme} + floor(U (1 + #{ties})), U in [0, 1) from a hash of the
-    document's key and the seed. Then the equality holds with ties too, because k is uniform on the places
-    that the tied share, up to 2^-32 for U's 32 bits and as far as the hash is random. BH keeps its
-    guarantee: with U given, the other documents' ranks still do not fall as this one's grows. The answer
-    depends on the seed, so the seed is to be chosen once and before.
+    With draws, k = 1 + #{more extreme} + floor(U (1 + #{ties})), U = draw / 2^32. Then the equality holds with ties
+    too, because k is uniform on the places that the tied share, up to 2^-32 and as far as the hash of `tie_draws` is
+    random. BH keeps its guarantee: with U given, the other documents' ranks still do not fall as this one's grows.
 
     Args:
         scores: shape (documents,), finite or infinite.
         calibration_sorted: shape (n,), from `calibrate`; n < 2^31.
         direction: `members` or `clean`.
-        ties: `conservative` or `random`.
-        keys: int64, shape (documents,), a hash of each document's id; needed by `random`.
-        seed: of `random`; >= 0.
+        draws: shape (documents,), from `tie_draws`; None: ties count against selection.
 
     Returns:
         int64, shape (documents,), in 1..n + 1.
 
     Raises:
         UserError: a NaN among the scores.
-        ValueError: an unknown direction or rule for ties, or no keys for `random`.
+        ValueError: an unknown direction.
     """
     values = np.asarray(scores, dtype=np.float64)
-    _refuse_nan(values, "audit")
+    refuse_nan(values, "audit")
     left = np.searchsorted(calibration_sorted, values, side="left").astype(np.int64)
     right = np.searchsorted(calibration_sorted, values, side="right").astype(np.int64)
     if direction == "members":
@@ -82,13 +72,22 @@ def ranks(
         more_extreme, as_extreme = left, right
     else:
         raise ValueError(f"direction must be 'members' or 'clean', got {direction!r}")
-    if ties == "conservative":
+    if draws is None:
         return as_extreme + 1
-    if ties != "random" or keys is None:
-        raise ValueError(f"ties must be 'conservative', or 'random' with keys, got {ties!r}")
-    bits = mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
     places = (as_extreme - more_extreme + 1).astype(np.uint64)
-    return more_extreme + 1 + ((bits >> np.uint64(32)) * places >> np.uint64(32)).astype(np.int64)
+    return more_extreme + 1 + (draws * places >> np.uint64(32)).astype(np.int64)
+
+
+def tie_draws(keys: np.ndarray, seed: int) -> np.ndarray:
+    """A number of each document by which `ranks` orders equal scores: uint64, (documents,), in [0, 2^32).
+
+    An answer depends on the seed, so the seed is to be chosen once, before scores are read.
+
+    Args:
+        keys: int64, (documents,), a hash of each document's id.
+        seed: >= 0.
+    """
+    return hash_keys(keys, seed) >> np.uint64(32)
 
 
 def p_values(ranks: np.ndarray, against: int | Grid) -> np.ndarray:
@@ -105,7 +104,17 @@ def mix(values: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def _refuse_nan(values: np.ndarray, role: str) -> None:
+def hash_keys(keys: np.ndarray, seed: int) -> np.ndarray:
+    """A hash of each key, int64, and the seed: uint64, (keys,), a bijection of the keys."""
+    return mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
+
+
+def refuse_nan(values: np.ndarray, role: str) -> None:
+    """Refuse scores of a role among which there is a NaN.
+
+    Raises:
+        UserError: with their number.
+    """
     missing = int(np.isnan(values).sum())
     if missing:
         raise UserError(f"{missing} of {values.size} {role} scores are NaN: quarantine those documents first")

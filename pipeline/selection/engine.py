@@ -70,8 +70,8 @@ def _weighted(question: SelectionInput) -> Asking[Answer]:
 
     def rank(batch: Batch) -> np.ndarray:
         assert batch.weights is not None
-        weights, direction = batch.weights, selection.direction
-        return ranks_by_weight(batch.first, weights, calibration, direction, selection.ties, batch.keys, seed)
+        draws = batch.draws(selection, seed)
+        return ranks_by_weight(batch.first, batch.weights, calibration, selection.direction, draws)
 
     def count(batch: Batch) -> np.ndarray:
         assert batch.weights is not None

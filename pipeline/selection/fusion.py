@@ -1,35 +1,21 @@
 """Fuse the ranks of several detectors into one p-value a document (TD4Eval's weighted Cauchy fusion).
 
-The fused p-values are continuous, so their step-up threshold is found from `HighCounts` and `LowCounts` of their
-float32 values. `find_threshold` does so in two passes: `candidate_bins` between them, `threshold` after them.
+The fused p-values are continuous, so their step-up threshold is found by counting (`thresholds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import step_up
-from pipeline.selection.value_counts import BINS, MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper, value_of
+from pipeline.selection.thresholds import INFINITY, NO_VALUE, Holds, Threshold, bits_of, find_place, value_of
 
 Weights = Literal["rejections", "equal", "random", "max"]
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """Where a selection on continuous values ends: `n_selected` documents lie at or beyond `value`.
-
-    `value` is a float32 value, exact as a float; None, with 0 selected, when nothing is selected.
-    """
-
-    value: float | None
-    n_selected: int
 
 
 def weights(rejections: Sequence[int], kind: Weights, seed: int = 0) -> np.ndarray:
@@ -108,91 +94,38 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     return rounded_up(np.arctan2(1.0, statistic(ranks, n, weights)) / np.pi)
 
 
-# --- the step-up threshold of continuous p-values
+def find_threshold(alpha: Fraction, quarantined: int = 0) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
+    """BH's threshold of float32 p-values that are spread over shards: the greatest p with m p <= alpha R(p).
 
-
-def candidate_bins(high: HighCounts, alpha: Fraction, below: int = BINS) -> tuple[int, ...]:
-    """The high bins that can hold BH's threshold, from the top; the last one holds it for certain if none above does.
-
-    With R_h values in bins up to h, a value of bin h can satisfy m p <= alpha R only if m lower(h) <= alpha R_h,
-    and the greatest value of the bin certainly does if m upper(h) <= alpha R_h, where the walk ends.
-
-    Args:
-        high: of all m p-values.
-        alpha: exact.
-        below: bins from this one upwards are known not to hold it.
-
-    Returns:
-        at most MOST_BINS bins, descending; empty if nothing can be selected.
-    """
-    m = high.m
-    reached = np.cumsum(high.counts)
-    bins: list[int] = []
-    for h in np.flatnonzero(high.counts[:below])[::-1].tolist():
-        if _holds(lower(h), int(reached[h]), m, alpha):
-            bins.append(h)
-            if len(bins) == MOST_BINS or _holds(upper(h), int(reached[h]), m, alpha):
-                break
-    return tuple(bins)
-
-
-def threshold(high: HighCounts, low: LowCounts, alpha: Fraction) -> Threshold | None:
-    """BH's threshold: the greatest value p with m p <= alpha R(p), R(p) the number of values up to it.
+    R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`.
 
     Guaranteed: equal to sorting the float32 values and comparing in exact rationals, m p alpha_den <= alpha_num R.
 
     Args:
-        high: of all m p-values.
-        low: of the `candidate_bins` of `high`.
-        alpha: exact.
-
-    Returns:
-        the threshold; None if no counted bin holds it and bins below them still can, which takes a rare further pass
-        over `candidate_bins(high, alpha, below=low.bins[-1])`.
+        alpha: exact, in (0, 1).
+        quarantined: further hypotheses at p = 1, which are never selected.
     """
-    m = high.m
-    for h, counts in zip(low.bins, low.counts, strict=True):
-        reached = int(high.counts[:h].sum()) + np.cumsum(counts)
-        for bits in np.flatnonzero(counts)[::-1].tolist():
-            value = value_of(h << 16 | bits)
-            if _holds(value, int(reached[bits]), m, alpha):
-                return Threshold(value, int(reached[bits]))
-    if low.bins and candidate_bins(high, alpha, below=low.bins[-1]):
-        return None
-    return Threshold(None, 0)
+
+    def rule(count: int) -> Holds:
+        m = count + quarantined
+
+        def holds(place: int, before: Sequence[int], reached: Sequence[int]) -> bool:
+            if place >= INFINITY:
+                return False
+            numerator, denominator = value_of(place).as_integer_ratio()
+            return m * numerator * alpha.denominator <= alpha.numerator * reached[0] * denominator
+
+        return holds
+
+    last = yield from find_place(lambda p: [bits_of(p)], 1, rule)
+    return NO_VALUE if last is None else Threshold(value_of(last[0]), last[1][0])
 
 
-def find_threshold(alpha: Fraction, quarantined: int = 0) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
-    """BH's threshold of float32 p-values that are spread over shards, by passes over all of them.
-
-    Each `yield` asks for one pass: it gives a function of the p-values of one shard, and takes the sum of its results
-    over the shards, or None without any shard. The returned value is the threshold. Counters travel, values do not.
-
-    Guaranteed: as `threshold`.
-
-    Args:
-        alpha: exact.
-        quarantined: further hypotheses at p = 1.
-    """
-    high = yield HighCounts.of
-    high = (high if high is not None else HighCounts.empty()).with_quarantined(quarantined)
-    below = BINS
-    while True:
-        bins = candidate_bins(high, alpha, below)
-        low = (yield partial(LowCounts.of, bins=bins)) if bins else None
-        low = (low if low is not None else LowCounts.empty(bins)).with_quarantined(quarantined)
-        result = threshold(high, low, alpha)
-        if result is not None:
-            return result
-        below = bins[-1]
-
-
-def _holds(p: float, reached: int, m: int, alpha: Fraction) -> bool:
-    """Whether m p <= alpha R, in integers; p may be infinite."""
-    if p == float("inf"):
-        return False
-    numerator, denominator = p.as_integer_ratio()
-    return m * numerator * alpha.denominator <= alpha.numerator * reached * denominator
+def rounded_up(values: np.ndarray) -> np.ndarray:
+    """float32, each the least that is not below its float64: a p-value so rounded is still a p-value."""
+    values = np.asarray(values, dtype=np.float64)
+    nearest = values.astype(np.float32)
+    return np.where(nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest)
 
 
 def symmetric_weights(

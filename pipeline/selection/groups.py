@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Ties, calibrate, ranks
+from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.grid import Grid
 
 Groups: TypeAlias = Sequence[str | None] | np.ndarray | pa.Array | pa.ChunkedArray
@@ -88,9 +88,7 @@ def ranks_by_group(
     groups: Groups,
     calibration: GroupCalibration,
     direction: Direction,
-    ties: Ties = "conservative",
-    keys: np.ndarray | None = None,
-    seed: int = 0,
+    draws: np.ndarray | None = None,
 ) -> np.ndarray:
     """Rank in the pooled grid of each audit document: its conformal p-value within its group (`ranks`).
 
@@ -105,9 +103,7 @@ def ranks_by_group(
         groups: as many group names.
         calibration: from `calibrate_by_group`.
         direction: `members` or `clean`.
-        ties: as for `ranks`.
-        keys: as for `ranks`.
-        seed: as for `ranks`.
+        draws: as for `ranks`.
 
     Returns:
         int64, shape (documents,), in 1..grid.size.
@@ -128,10 +124,8 @@ def ranks_by_group(
     for index, (calibration_scores, place) in enumerate(zip(calibration.scores, calibration.positions, strict=True)):
         in_group = np.flatnonzero(code == index)
         if in_group.size:
-            group_keys = None if keys is None else np.asarray(keys)[in_group]
-            pooled_ranks[in_group] = place[
-                ranks(values[in_group], calibration_scores, direction, ties, group_keys, seed) - 1
-            ]
+            drawn = None if draws is None else draws[in_group]
+            pooled_ranks[in_group] = place[ranks(values[in_group], calibration_scores, direction, drawn) - 1]
     return pooled_ranks
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff
 from pipeline.selection.bounds import Bound
+from pipeline.selection.conformal import tie_draws
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.schedule import Level
@@ -37,6 +38,10 @@ class Batch:
     def first(self) -> np.ndarray:
         """Scores of the first detector."""
         return self.matrix[:, 0]
+
+    def draws(self, selection: SelectionConfig, seed: int) -> np.ndarray | None:
+        """The numbers that order equal scores at random; None where ties count against selection."""
+        return tie_draws(self.keys, seed) if selection.ties == "random" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ def together(
 def search_values(
     passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
 ) -> Asking[T]:
-    """Run the passes of `fusion.find_threshold` or `knockoff.find_threshold` over the values of every shard.
+    """Run the passes of a search for a threshold, such as `fusion.find_threshold`, over the values of every shard.
 
     Args:
         passes: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import betaincinv, xlogy
 
 CONFIDENCE_OF_SHARES = 0.95
 
@@ -38,6 +36,8 @@ def share_interval(values: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES)
 
 def clopper_pearson(successes: int, trials: int, tail: float) -> tuple[float, float]:
     """Limits of a share, of which each fails with a probability of at most `tail` (Clopper & Pearson 1934)."""
+    from scipy.special import betaincinv
+
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
     return low, high
@@ -49,6 +49,9 @@ def hoeffding_limit(mean: float, size: float, tail: float) -> float:
     It is the p below the mean at which size * KL(mean, p) = -log(tail). It holds for a U-statistic too, with `size`
     the number of disjoint subsets of its arguments.
     """
+    from scipy.optimize import brentq  # slow to import, and `seenset status` does not need it
+    from scipy.special import xlogy
+
     if mean <= 0:
         return 0.0
     least = -math.log(tail) / size

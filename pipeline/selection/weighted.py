@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Ties, calibrate, mix
+from pipeline.selection.conformal import calibrate, refuse_nan
 from pipeline.selection.grid import Grid
 from pipeline.selection.rank_counts import RankCounts
 
@@ -103,9 +103,7 @@ def ranks_by_weight(
     weights: np.ndarray,
     calibration: WeightedCalibration,
     direction: Direction,
-    ties: Ties = "conservative",
-    keys: np.ndarray | None = None,
-    seed: int = 0,
+    draws: np.ndarray | None = None,
 ) -> np.ndarray:
     """Rank in the grid of each audit document's weighted conformal p-value (Tibshirani et al. 2019).
 
@@ -113,8 +111,8 @@ def ranks_by_weight(
 
         p = (sum of w_i 1{s_i >= s} + w) / (sum of w_i + w),
 
-    and in direction `clean` the same with s_i <= s; ties `random` count a share of the equal ones and of the document
-    itself that a hash of its id draws. p is rounded up to `weighted_grid`; with equal weights it is k / (n + 1) of
+    and in direction `clean` the same with s_i <= s; with draws a drawn share of the equal ones and of the document
+    itself counts. p is rounded up to `weighted_grid`; with equal weights it is k / (n + 1) of
     `ranks` before that.
 
     Guaranteed: if the weight of every document is the density of audited null documents over that of calibration
@@ -127,33 +125,26 @@ def ranks_by_weight(
         weights: int64, (documents,), from `weight_levels`, of the same scale as those of the calibration.
         calibration: from `calibrate_weighted`.
         direction: `members` or `clean`.
-        ties: as for `ranks`.
-        keys: as for `ranks`.
-        seed: as for `ranks`.
+        draws: as for `ranks`.
 
     Returns:
         int64, (documents,), in 1..grid.size.
 
     Raises:
         UserError: a NaN among the scores.
-        ValueError: `random` without keys.
     """
     values = np.asarray(scores, dtype=np.float64)
-    if missing := int(np.isnan(values).sum()):
-        raise UserError(f"{missing} of {values.size} audit scores are NaN: quarantine those documents first")
+    refuse_nan(values, "audit")
     left = calibration.reached[np.searchsorted(calibration.scores, values, side="left")]
     right = calibration.reached[np.searchsorted(calibration.scores, values, side="right")]
     more, as_extreme = (
         (calibration.total - right, calibration.total - left) if direction == "members" else (left, right)
     )
     weight = np.asarray(weights, dtype=np.int64)
-    if ties == "conservative":
+    if draws is None:
         above: np.ndarray = as_extreme + weight
-    elif keys is None:
-        raise ValueError("ties 'random' needs keys")
     else:
-        bits = mix(np.asarray(keys, dtype=np.int64).view(np.uint64) ^ mix(np.array([seed], dtype=np.uint64)))
-        share = ((bits >> np.uint64(32)) + np.uint64(1)).astype(np.float64) / 2.0**32
+        share = (draws + np.uint64(1)).astype(np.float64) / 2.0**32
         above = more + share * (as_extreme - more + weight)
     return _places(above / (calibration.total + weight), calibration.grid)
 

@@ -28,6 +28,7 @@ from pipeline.selection import (
     ranks_by_group,
     simes_grid,
 )
+from pipeline.selection.conformal import tie_draws
 
 # ---------------------------------------------------------------- estimators of the null proportion
 
@@ -328,7 +329,7 @@ def test_random_ties_make_bh_exact_again_where_ties_are_heavy(share: float) -> N
         keys = np.arange(run * m, (run + 1) * m)
         known, audited = calibrate(scores[:n]), scores[n:]
         conservative[run] = ranks(audited, known, "members")
-        broken[run] = ranks(audited, known, "members", ties="random", keys=keys, seed=7)
+        broken[run] = ranks(audited, known, "members", tie_draws(keys, 7))
     fdr = {}
     for name, k, procedure in (
         ("conservative", conservative, "bh"),

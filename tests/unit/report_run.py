@@ -27,6 +27,7 @@ from pipeline.audit.summary import (
 )
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
+from pipeline.corpus.excerpts import excerpt_of
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.selection import Decision, RankCounts, StrictAnswer, calibrate, decide, minimum_selectable, ranks, strict
@@ -134,6 +135,7 @@ def _select(
     limit: int | None,
 ) -> None:
     name, direction = selection.name, selection.direction
+    texts = [json.loads(line)["text"] for line in Path(source).read_text(encoding="utf-8").splitlines()]
     generator = np.random.default_rng(3)
     scored = m - 4
     audit = generator.normal(size=scored) + shift * (np.arange(scored) < round(members * m))
@@ -161,6 +163,7 @@ def _select(
             "loss": pa.array([audit[row] for row in rows], pa.float64()),
             "source": pa.array([source] * len(rows), pa.string()),
             "row": pa.array(rows, pa.int64()),
+            "excerpt": pa.array([excerpt_of(texts[row], 200) for row in rows], pa.string()),
         }
     )
     store.write_table(f"selection/{name}/selected.parquet", selected)

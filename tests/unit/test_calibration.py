@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UserError
 from pipeline.selection import calibrate, calibrate_by_group, ranks, ranks_by_group, simes_grid
+from pipeline.selection.conformal import tie_draws
 
 TENTH = Fraction(1, 10)
 
@@ -122,20 +123,18 @@ def test_random_ties_stay_between_the_best_and_the_worst_place_and_repeat(
     calibration, scores = calibrate(np.array(unseen)), np.array(audit)
     keys = np.random.default_rng(len(audit)).integers(-(2**63), 2**63, len(audit))
     worst = ranks(scores, calibration, direction)  # type: ignore[arg-type]
-    found = ranks(scores, calibration, direction, ties="random", keys=keys, seed=seed)  # type: ignore[arg-type]
+    found = ranks(scores, calibration, direction, tie_draws(keys, seed))  # type: ignore[arg-type]
     tied = np.array([sum(s == a for s in unseen) for a in audit])
     assert ((worst - tied <= found) & (found <= worst)).all()
     order = np.arange(len(audit))[::-1]
-    again = ranks(scores[order], calibration, direction, ties="random", keys=keys[order], seed=seed)  # type: ignore[arg-type]
+    again = ranks(scores[order], calibration, direction, tie_draws(keys[order], seed))  # type: ignore[arg-type]
     assert again[order].tolist() == found.tolist()
 
 
 def test_random_ties_take_every_place_equally_often_and_differ_by_seed() -> None:
     calibration, count = calibrate(np.zeros(9)), 100_000
     keys = np.arange(count)  # keys that are as regular as can be
-    first, second = (ranks(np.zeros(count), calibration, "members", "random", keys, seed) for seed in (0, 1))
+    first, second = (ranks(np.zeros(count), calibration, "members", tie_draws(keys, seed)) for seed in (0, 1))
     for found in (first, second):
         assert np.abs(np.bincount(found, minlength=11)[1:] - count / 10).max() < 4.5 * math.sqrt(count * 0.09)
     assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(count)
-    with pytest.raises(ValueError, match="with keys"):
-        ranks(np.zeros(1), calibration, "members", "random")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import reduce
@@ -16,18 +15,9 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.selection import RankCounts
-from pipeline.selection.fusion import (
-    Threshold,
-    candidate_bins,
-    find_threshold,
-    fuse,
-    statistic,
-    symmetric_weights,
-    threshold,
-    weights,
-)
+from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
 from pipeline.selection.split import Sample, halves, shuffled
-from pipeline.selection.value_counts import MOST_BINS, HighCounts, LowCounts, lower, rounded_up, upper
+from pipeline.selection.thresholds import Threshold
 
 TENTH = Fraction(1, 10)
 ONE_BITS = 0x3F800000
@@ -67,28 +57,13 @@ def test_the_threshold_found_by_counting_equals_sorting(
     assert found == by_sorting([*values.tolist(), *[1.0] * quarantined], alpha)
 
 
-@settings(max_examples=50)
-@given(st.lists(patterns, min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_counts_of_values_merge_to_the_same_in_any_order_and_grouping(bits: list[int], random: object) -> None:
-    values = floats(bits)
-    whole = HighCounts.of(values)
-    bins = candidate_bins(whole, TENTH)
-    parts = [values[i::4] for i in range(4)]
-    random.shuffle(parts)  # type: ignore[attr-defined]
-    high = [HighCounts.of(part) for part in parts]
-    low = [LowCounts.of(part, bins) for part in parts]
-    for merged in (reduce(add, high, HighCounts.empty()), (high[0] + high[1]) + (high[2] + high[3])):
-        assert np.array_equal(merged.counts, whole.counts)
-    for counted in (reduce(add, low, LowCounts.empty(bins)), (low[0] + low[1]) + (low[2] + low[3])):
-        assert np.array_equal(counted.counts, LowCounts.of(values, bins).counts)
-        assert threshold(whole, pickle.loads(pickle.dumps(counted)), TENTH) == by_sorting(values.tolist(), TENTH)
-
-
-def test_the_second_pass_counts_one_or_two_bins_of_ordinary_p_values() -> None:
+def test_ordinary_p_values_take_two_passes() -> None:
     rng = np.random.default_rng(0)
     values = rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))
-    assert len(candidate_bins(HighCounts.of(values), TENTH)) <= 2
-    assert by_counting(lambda: [values], TENTH) == by_sorting(values.tolist(), TENTH)
+    passes: list[int] = []
+    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
+    assert found == by_sorting(values.tolist(), TENTH)
+    assert len(passes) == 2
 
 
 @pytest.mark.parametrize("last", [1.0, 1.001], ids=["the least holds", "none holds"])
@@ -97,8 +72,6 @@ def test_a_threshold_that_hides_from_many_bins_takes_more_passes_and_is_found(la
     hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin
     hopeless[0] = 0.1 / m * last * 0.999999
     values = rounded_up(hopeless)
-    high = HighCounts.of(values)
-    assert len(candidate_bins(high, TENTH)) == MOST_BINS
     passes: list[int] = []
     found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
     assert found == by_sorting(values.tolist(), TENTH)
@@ -121,11 +94,9 @@ def test_extremes_all_null_all_signal_one_document_nothing_at_all() -> None:
 def test_counts_refuse_values_that_do_not_sort_as_integers() -> None:
     for bad in (np.array([-1.0]), np.array([-0.0]), np.array([math.nan])):
         with pytest.raises(ValueError, match="negative or NaN"):
-            HighCounts.of(bad.astype(np.float32))
+            by_counting(lambda bad=bad: [bad.astype(np.float32)], TENTH)  # type: ignore[misc]
     with pytest.raises(ValueError, match="float32"):
-        HighCounts.of(np.array([0.5]))
-    with pytest.raises(ValueError, match="cannot merge"):
-        LowCounts.empty((1,)) + LowCounts.empty((2,))
+        by_counting(lambda: [np.array([0.5])], TENTH)
 
 
 @given(st.floats(0, 1))
@@ -134,12 +105,6 @@ def test_rounding_to_float32_goes_up_and_no_further_than_it_must(value: float) -
     assert up.dtype == np.float32
     assert float(up) >= value
     assert up == 0 or float(np.nextafter(up, np.float32(-1))) < value
-
-
-def test_bins_are_intervals_that_touch() -> None:
-    for h in (0, 1, 0x3F7F, 0x3F80, 0x7F7F):
-        assert lower(h) < upper(h) < lower(h + 1)
-        assert np.float32(upper(h)).view(np.uint32) + 1 == np.float32(lower(h + 1)).view(np.uint32)
 
 
 # ---------------------------------------------------------------- fusion

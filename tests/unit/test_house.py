@@ -173,13 +173,22 @@ def literals(node: ast.AST) -> set[str]:
 
 def kind_held_by(node: ast.AST) -> str | None:
     """`procedure` or `calibration` where a name, attribute or key of an expression says that its value is one."""
+    if isinstance(node, ast.Attribute) and node.attr == "name":
+        return kind_held_by(node.value)
     name = {ast.Name: "id", ast.Attribute: "attr"}.get(type(node))
     held = getattr(node, name) if name else getattr(getattr(node, "slice", None), "value", None)
     return held if isinstance(held, str) and held in KINDS else None
 
 
+def is_record(node: ast.AST) -> bool:
+    """Whether an expression is, by its name, the record of a procedure or calibration, such as BH."""
+    return (
+        isinstance(node, ast.Name) and node.id.isupper() and any(node.id.lower() in names for names in KINDS.values())
+    )
+
+
 def kinds_compared(tree: ast.AST) -> Iterator[int]:
-    """Lines that compare a procedure or calibration with a name or a constant, or choose by a table of names."""
+    """Lines that compare a procedure or calibration with a name, a constant or another one, or choose by its name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
@@ -189,7 +198,13 @@ def kinds_compared(tree: ast.AST) -> Iterator[int]:
             constant = any(
                 getattr(operand, "id", "a").isupper() and operand.id not in REGISTRIES for operand in operands
             )
-            if named or (any(map(kind_held_by, operands)) and (constant or any(map(literals, operands)))):
+            held = [operand for operand in operands if kind_held_by(operand)]
+            other = constant or any(map(literals, operands)) or len(held) > 1
+            same = isinstance(node.ops[0], (ast.Is, ast.IsNot)) and any(map(is_record, operands))
+            if named or same or (held and other):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("startswith", "endswith") and kind_held_by(node.func.value):
                 yield node.lineno
         elif isinstance(node, ast.Match) and kind_held_by(node.subject):
             yield node.lineno
@@ -213,6 +228,10 @@ def test_no_procedure_or_calibration_is_compared_outside_its_home(module: str) -
         "selection.procedure in FUSING",
         'match selection.procedure:\n    case "ktd":\n        pass',
         '{"by": 1, "ebh": 2}[name]',
+        "strict.procedure == summary.procedure",
+        "summary.procedure != self.procedure.name",
+        "inner is BH",
+        'procedure.startswith("k")',
     ],
 )
 def test_a_comparison_of_kinds_is_noticed(code: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import reduce
-from operator import add
 
 import numpy as np
 import pytest
@@ -17,19 +15,9 @@ from benchmarks.selection import run_passes
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.knockoff import compete, simultaneous_draws
 from pipeline.detectors.registry import parse_detectors
-from pipeline.selection.fusion import Threshold
 from pipeline.selection.in_memory import Scores, answer_all
-from pipeline.selection.knockoff import (
-    SignedHigh,
-    SignedLow,
-    candidate_bins,
-    fewest,
-    find_threshold,
-    is_selected,
-    magnitudes,
-    sign_symmetry,
-    threshold,
-)
+from pipeline.selection.knockoff import fewest, find_threshold, is_selected, magnitudes, sign_symmetry
+from pipeline.selection.thresholds import Threshold
 
 FIFTH = Fraction(1, 5)
 levels = st.fractions(Fraction(1, 20), Fraction(19, 20), max_denominator=20)
@@ -73,20 +61,6 @@ def test_the_filter_found_by_counting_equals_the_definition(w: list[float], q: F
     assert (values[chosen] > 0).all()
 
 
-@settings(max_examples=50)
-@given(st.lists(signed, min_size=1, max_size=40), st.randoms(use_true_random=False))
-def test_signed_counts_merge_to_the_same_in_any_order_and_grouping(w: list[float], random: object) -> None:
-    values = np.array(w)
-    parts = [values[i::4] for i in range(4)]
-    random.shuffle(parts)  # type: ignore[attr-defined]
-    a, b, c, d = (SignedHigh.of(part) for part in parts)
-    bins = candidate_bins(SignedHigh.of(values), FIFTH)
-    low = reduce(add, (SignedLow.of(part, bins) for part in parts), SignedLow.empty(bins))
-    for high in (reduce(add, (d, a, c, b), SignedHigh.empty()), (a + b) + (c + d)):
-        assert candidate_bins(high, FIFTH) == bins
-        assert threshold(high, low, FIFTH) == by_sorting(w, FIFTH)
-
-
 def test_a_filter_whose_ratio_hovers_at_q_takes_more_passes_and_is_right() -> None:
     rng = np.random.default_rng(1)
     size = np.exp(rng.uniform(-4, 4, 20_000))
@@ -117,10 +91,9 @@ def test_the_best_ratio_is_not_taken_when_none_is_good_enough() -> None:
 def test_rounding_is_the_same_for_both_signs_and_a_vanishing_w_is_zero() -> None:
     w = np.array([1e-60, -1e-60, 1 / 3, -1 / 3, 1e300])
     assert magnitudes(w).tolist() == [0.0, 0.0, float(np.float32(1 / 3)), float(np.float32(1 / 3)), math.inf]
-    counted = SignedHigh.of(w)
-    assert (counted.positive.m, counted.negative.m) == (2, 1)
+    assert run_passes(find_threshold(Fraction(1)), lambda: [w]) == Threshold(float(np.float32(1 / 3)), 2)
     with pytest.raises(ValueError, match="1 of 2 signed statistics are NaN"):
-        SignedHigh.of(np.array([math.nan, 1.0]))
+        run_passes(find_threshold(FIFTH), lambda: [np.array([math.nan, 1.0])])
 
 
 def test_symmetric_signs_pass_and_skewed_ones_fail_in_a_sentence() -> None:

@@ -36,6 +36,7 @@ from pipeline.audit.weighing import (
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.selection import calibrate, ranks
+from pipeline.selection.conformal import tie_draws
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
@@ -94,8 +95,9 @@ def test_equal_weights_are_no_weights() -> None:
         plain = ranks(audit, calibrate(known), direction) / 100
         p = calibration.grid.values[ranks_by_weight(audit, weights, calibration, direction) - 1]
         assert ((plain <= p) & (p <= plain * (1 + 2.0**-PRECISION))).all()
-        tied = calibration.grid.values[ranks_by_weight(audit, weights, calibration, direction, "random", keys, 5) - 1]
-        discrete = ranks(audit, calibrate(known), direction, "random", keys, 5) / 100
+        draws = tie_draws(keys, 5)
+        tied = calibration.grid.values[ranks_by_weight(audit, weights, calibration, direction, draws) - 1]
+        discrete = ranks(audit, calibrate(known), direction, draws) / 100
         assert (np.abs(tied - discrete) <= 0.0101).all()
         assert tied.mean() < p.mean()
     assert calibration.effective == pytest.approx(99)

@@ -105,19 +105,19 @@ def _void_terms(summary: Summary, share: str) -> str:
         f"Nothing is promised of this selection: {share} can be anything. The procedure ({summary.procedure}) aims at "
         f"{percent(summary.alpha)} under this assumption, which a check of this run contradicts: {summary.assumption}"
     )
-    failed = [check.name for check in checks(summary) if check.verdict == "failed"]
-    near = summary.diagnostics.near_copies
+    alone = sum(check.verdict == "failed" for check in checks(summary)) == 1
+    near, symmetry = summary.diagnostics.near_copies, summary.diagnostics.sign_symmetry
     weighted = calibration_of(summary.calibration).weighted
     by_bh = None if near is None or not near.bh_stands or weighted else near.n_selected_by_bh
-    if failed == ["near_copies"] and by_bh is not None:
+    if alone and near is not None and near.ok is False and by_bh is not None:
         return (
             f"{text} The finite-sample guarantee of bh holds with these near copies: bh selects {by_bh:,} of "
             f"{summary.n_audit:,}."
         )
-    if summary.strict == NOTHING_PROVED or summary.strict.procedure == summary.procedure:
-        return text
-    if failed == ["sign_symmetry"]:  # of the knockoff filter alone
+    if alone and symmetry is not None and symmetry.ok is False:  # which the strict answer does not assume
         return f"{text} {_strict_sentence(summary)}"
+    if summary.strict == NOTHING_PROVED or summary.guarantee == summary.strict.guarantee:
+        return text  # there is no strict answer, or the answer itself is the strict one
     return f"{text} Nothing is promised of the strict answer beside it ({summary.strict.procedure}) either."
 
 

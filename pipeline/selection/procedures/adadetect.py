@@ -190,7 +190,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     calibration = calibrate(learnt.score(known.matrix[~first]))
 
     def rank(batch: Batch) -> np.ndarray:
-        return ranks(learnt.score(batch.matrix), calibration, "members", selection.ties, batch.keys, seed)
+        return ranks(learnt.score(batch.matrix), calibration, "members", batch.draws(selection, seed))
 
     counts = yield from count_ranks(rank, calibration.size, question.quarantined)
     inner, _ = applied_to(selection)

@@ -6,8 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
-import numpy as np
-
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list
 from pipeline.selection.calibrations import calibration_of
@@ -63,13 +61,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
 def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank:
     """As `longest_list`, of bounds that are computed already."""
     assert answer.counts is not None
-    lists = bounds_of_lists(answer.counts, selection.exact_confidence)
-
-    def longest(alpha: Fraction) -> int:
-        kept = np.flatnonzero((lists.reached > 0) & (lists.wrong <= float(alpha) * lists.reached))
-        return int(kept[-1]) + 1 if kept.size else 0
-
-    return longest
+    return bounds_of_lists(answer.counts, selection.exact_confidence).longest
 
 
 BOUND = Procedure(

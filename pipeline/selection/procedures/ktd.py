@@ -12,11 +12,12 @@ import numpy as np
 
 from pipeline.detectors.knockoff import simultaneous_draws
 from pipeline.errors import UserError
-from pipeline.selection import fusion, knockoff
+from pipeline.selection import knockoff
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.record import ONLY_POOLED, Procedure
 from pipeline.selection.promises import ON_AVERAGE, SHARE, StrictAnswer, Terms
 from pipeline.selection.ranked import ranked
+from pipeline.selection.thresholds import Threshold
 
 
 def _answer(question: SelectionInput) -> Asking[Answer]:
@@ -50,7 +51,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     )
 
 
-def _judge_knockoff(cut: fusion.Threshold, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _judge_knockoff(cut: Threshold, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     p = conformal(batch)[0] if conformal is not None else np.ones(len(batch.matrix))
     return p, knockoff.is_selected(batch.first, cut)
 

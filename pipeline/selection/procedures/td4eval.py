@@ -100,7 +100,7 @@ def _symmetric(question: SelectionInput) -> Asking[Answer]:
     statistics = calibrate(fusion.statistic(calibration_ranks, n, weights))
 
     def place(batch: Batch) -> np.ndarray:
-        return ranks(fusion.statistic(rank(batch), n, weights), statistics, "members", selection.ties, batch.keys, seed)
+        return ranks(fusion.statistic(rank(batch), n, weights), statistics, "members", batch.draws(selection, seed))
 
     counts = yield from count_ranks(place, statistics.size, question.quarantined)
     decided = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)

@@ -1,0 +1,121 @@
+"""The threshold of a rule on values that are spread over shards, found by counting as if the values were sorted.
+
+The bit patterns of non-negative float32 values, read as integers, are in the order of the values. Each value has a
+place: its bit pattern, or for a rule that accepts large values first, `INFINITY` less its bit pattern. 65,536 counters
+of the high halves of the places show in which few bins the threshold can lie, and 65,536 counters of the low halves in
+each such bin show where: two passes over the data, in memory that does not depend on how many values there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+BINS = 1 << 16
+MOST_BINS = 16  # bins that one second pass counts; more than two are rare
+INFINITY = 0x7F800000
+
+Places = Callable[[np.ndarray], Sequence[np.ndarray]]
+"""From the values of a shard to the places of each kind of them: uint32, (values of the kind,)."""
+
+Holds = Callable[[int, Sequence[int], Sequence[int]], bool]
+"""Whether a rule accepts the values up to a place, from (place, before, reached): how many values of each kind lie
+before the place, and up to it. It may hold for smaller `before`, and for larger `reached`, but not the reverse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Where a selection on continuous values ends: `n_selected` documents lie at or beyond `value`.
+
+    `value` is a float32 value, exact as a float; None, with 0 selected, when nothing is selected.
+    """
+
+    value: float | None
+    n_selected: int
+
+
+NO_VALUE = Threshold(None, 0)
+
+
+def find_place(
+    places: Places, kinds: int, rule: Callable[[int], Holds]
+) -> Generator[Callable[[np.ndarray], Any], Any, tuple[int, list[int]] | None]:
+    """The last occupied place up to which a rule holds, of values that are spread over shards.
+
+    Each `yield` asks for one pass over all shards: it gives a function of the values of one shard, and takes the sum of
+    its results over the shards, or None without any shard. Counters travel, values do not.
+
+    Guaranteed: equal to sorting the places and trying each from the last one downwards.
+
+    Args:
+        places: of the values of a shard.
+        kinds: of values, at least one.
+        rule: from the number of all values to `Holds`.
+
+    Returns:
+        the place, and how many values of each kind lie up to it; None where the rule holds nowhere.
+    """
+    high = yield partial(_count_high, places)
+    high = high if high is not None else np.zeros((kinds, BINS), dtype=np.int64)
+    holds, reached, below = rule(int(high.sum())), np.cumsum(high, axis=1), BINS
+    while bins := _candidate_bins(high, reached, holds, below):
+        low = yield partial(_count_low, places, bins)
+        for h, counts in zip(bins, low, strict=True):
+            upto = (reached[:, h] - high[:, h])[:, None] + np.cumsum(counts, axis=1)
+            for bits in np.flatnonzero(counts.any(axis=0))[::-1].tolist():
+                here = upto[:, bits].tolist()
+                if holds(h << 16 | bits, here, here):
+                    return h << 16 | bits, here
+        below = bins[-1]
+    return None
+
+
+def _candidate_bins(high: np.ndarray, reached: np.ndarray, holds: Holds, below: int) -> list[int]:
+    """The bins below one that can hold the place, from the last, at most MOST_BINS.
+
+    A place of a bin can hold only if the first place of the bin does with all values of the bin counted, and the last
+    occupied place certainly does if the end of the bin does; there the walk ends.
+    """
+    bins: list[int] = []
+    for h in np.flatnonzero(high[:, :below].any(axis=0))[::-1].tolist():
+        here = reached[:, h].tolist()
+        if holds(h << 16, (reached[:, h] - high[:, h]).tolist(), here):
+            bins.append(h)
+            if len(bins) == MOST_BINS or holds(h << 16 | 0xFFFF, here, here):
+                break
+    return bins
+
+
+def _count_high(places: Places, values: np.ndarray) -> np.ndarray:
+    """How many places of each kind have each high half: int64, (kinds, BINS)."""
+    return np.stack([np.bincount(kind >> 16, minlength=BINS) for kind in places(values)])
+
+
+def _count_low(places: Places, bins: Sequence[int], values: np.ndarray) -> np.ndarray:
+    """How many places of each kind in each of some bins have each low half: int64, (bins, kinds, BINS)."""
+    kinds = places(values)
+    return np.array([[np.bincount(kind[kind >> 16 == h] & 0xFFFF, minlength=BINS) for kind in kinds] for h in bins])
+
+
+def bits_of(values: np.ndarray) -> np.ndarray:
+    """The bit patterns of float32 values, infinity included: uint32, (values,).
+
+    Raises:
+        ValueError: not float32, negative (-0.0 too), or NaN.
+    """
+    values = np.ascontiguousarray(values)
+    if values.dtype != np.float32:
+        raise ValueError(f"values must be float32, got {values.dtype}")
+    bits = values.view(np.uint32).ravel()
+    if bits.size and bits.max() > INFINITY:
+        raise ValueError("values must not be negative or NaN")
+    return bits
+
+
+def value_of(bits: int) -> float:
+    """The float32 value of a bit pattern, exact; infinity for patterns from `INFINITY` upwards."""
+    return float(np.uint32(min(bits, INFINITY)).view(np.float32))
