@@ -19,13 +19,13 @@ from pipeline.compare.finished_runs import (
     FinishedRun,
     RunRecord,
     run_record,
-    same_models,
     shared_selections,
     sorted_documents,
 )
 from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.wording import comparison as wording
 from pipeline.selection.conformal import mix
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows, write_pieces
@@ -37,12 +37,6 @@ LISTED = 200
 
 MOST_POINTS = 1_000_000
 """Documents whose scores are held against each other; of more, so many by a hash of their texts."""
-
-NO_TEST = (
-    "A document that was gained or lost is no tested claim of change. Each list is right on average only, up to its "
-    "own alpha; a document near a threshold changes sides with the documents that calibrated, and no error rate is "
-    "stated for the difference of two lists."
-)
 
 CHANGES_SCHEMA = pa.schema(
     [
@@ -112,7 +106,7 @@ class Comparison(VersionedRecord):
     selections: list[SelectionChange] = Field(description="The selections that both runs have.")
     differences: list[Difference] = Field(description="Settings, model, data and versions that differ.")
     notices: list[str] = Field(description="What a reader must know, a line each.")
-    caution: str = Field(NO_TEST, description="What a difference of two lists is not.")
+    caution: str = Field(wording.NO_TESTED_CHANGE, description="What a difference of two lists is not.")
 
     def sides(self) -> list[str]:
         """Which run is A and which is B, a line each."""
@@ -178,12 +172,12 @@ def compare_runs(
 
 
 def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence[tuple[Summary, Summary]]) -> list[str]:
-    notices = [f"same model twice: A and B have the fingerprint {a.fingerprint}"] if same_models([a, b]) else []
+    notices = [wording.same_model("A", "B", a.fingerprint)] if a.fingerprint == b.fingerprint else []
     if not shared.alike:
-        notices.append(f"{shared.sentence()}; documents are gained and lost among the shared ones alone")
+        notices.append(f"{shared.sentence()}; {wording.GAINED_AMONG_SHARED}")
     for side, run in (("A", a), ("B", b)):
         if run.manifest.limit is not None:
-            notices.append(f"{side} is a sample: the first {run.manifest.limit:,} documents of a role")
+            notices.append(f"{side} is {wording.first_of_role(run.manifest.limit)}")
     named: dict[str, list[str]] = {}
     for pair in summaries:
         for side, summary in zip("AB", pair, strict=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.compare.comparison import PairedScores
+from pipeline.report.wording import comparison as wording
 
 BINS = 48
 SIZE = 480  # of the square, in units of the drawing
@@ -59,13 +60,9 @@ def density_figure(paired: PairedScores) -> DensityFigure | None:
         Cell(round(i * side, 2), round(SIZE - (j + 1) * side, 2), round(float(darkness[i, j]), 3), int(counts[i, j]))
         for i, j in zip(*np.nonzero(counts), strict=True)
     ]
-    some = " (a sample)" if pair.sampled else ""
     return DensityFigure(
-        title=f"Scores of {pair.n_documents:,} documents{some} in both runs; darker: more documents",
-        alt=(
-            f"{pair.detector_a} in A against {pair.detector_b} in B, {pair.n_documents:,} "
-            f"documents{some}; rank correlation {pair.spearman:.3f}."
-        ),
+        title=wording.scores_title(pair.n_documents, pair.sampled),
+        alt=wording.scores_alt((pair.detector_a, pair.detector_b), pair.n_documents, pair.sampled, pair.spearman),
         cells=cells,
         size=SIZE,
         cell=round(side, 2),

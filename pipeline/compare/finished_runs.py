@@ -20,6 +20,8 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 from pipeline.report.names import model_name
+from pipeline.report.wording.comparison import same_model
+from pipeline.report.wording.files import answered_by
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows
@@ -166,7 +168,6 @@ def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] =
     fields = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_()), ("scored", pa.bool_())]
     columns = [(f"score_{index}", pa.float64()) for index in range(len(scores))]
     rows = SortedRows(pa.schema([*fields, ("text_key", pa.int64()), *columns]), ["doc_id"])
-    remedy = f"make the selections anew with seenset select {run.store.url}"
     verdicts = VerdictTables.of(run.store, summary.name, run.receipts)
     for receipt in run.receipts:
         table = verdicts.read(receipt.shard)
@@ -174,7 +175,7 @@ def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] =
     if len(rows) != summary.n_audit:
         raise UserError(
             f"{run.store.url}/selection/{summary.name}/documents holds {len(rows):,} documents, and the summary says "
-            f"{summary.n_audit:,}: {remedy}"
+            f"{summary.n_audit:,}: {answered_by(run.store.url)}"
         )
     return rows
 
@@ -182,11 +183,12 @@ def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] =
 def _documents(
     run: FinishedRun, receipt: Receipt, table: pa.Table, summary: Summary, scores: Sequence[str], schema: pa.Schema
 ) -> pa.Table:
-    remedy = f"make the selections anew with seenset select {run.store.url}"
     for column in ("doc_id", "p_value", "selected", *summary.detectors):
         if column not in table.column_names:
             name = f"{run.store.url}/selection/{summary.name}/documents/{receipt.shard}.parquet"
-            raise UserError(f"{name} has no column {column} and belongs to another selection: {remedy}")
+            raise UserError(
+                f"{name} has no column {column} and belongs to another selection: {answered_by(run.store.url)}"
+            )
     scored = pc.is_valid(table[summary.detectors[0]])
     filed = read_filed(run.store, receipt, ["row", "text_key"])
     keys = filed["text_key"].take(pc.index_in(table["row"], value_set=filed["row"].combine_chunks()))
@@ -216,7 +218,5 @@ def same_models(runs: Sequence[FinishedRun]) -> list[str]:
     for run in runs:
         earlier = first.setdefault(run.fingerprint, run)
         if earlier is not run:
-            warnings.append(
-                f"same model twice: {earlier.store.url} and {run.store.url} have the fingerprint {run.fingerprint}"
-            )
+            warnings.append(same_model(earlier.store.url, run.store.url, run.fingerprint))
     return warnings

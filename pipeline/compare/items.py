@@ -24,10 +24,10 @@ from pipeline.compare.joint import decide_jointly, joint_documents, untested_run
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
+from pipeline.report.wording import comparison as wording
 from pipeline.selection.joint import joint_levels
 from pipeline.store.tables import read_filed
 
-NOTHING_CLEAN = "nothing is selected as clean, so no accuracy on clean items can be told"
 _LEAST_CHECKED = 5
 _LEAST_CHARACTERS = 12
 
@@ -95,12 +95,12 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
         clean = {name for piece in rows.pieces() for name in piece.filter(piece["selected"])["doc_id"].to_pylist()}
     finally:
         rows.close()
-    limited = [] if run.manifest.limit is None else [f"a sample: the first {run.manifest.limit:,} documents of a role"]
+    limited = [] if run.manifest.limit is None else [wording.first_of_role(run.manifest.limit)]
     record = CleanItems(
         runs=[run_record(run)],
         selection=name,
         n_clean=len(clean),
-        warnings=[*untested_runs([run], [summary]), *limited, *([] if clean else [NOTHING_CLEAN])],
+        warnings=[*untested_runs([run], [summary]), *limited, *([] if clean else [wording.NOTHING_CLEAN])],
         **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
     )
     return record, clean
@@ -125,19 +125,14 @@ def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tu
         promise=report.proved.promise,
         supported=report.supported,
         reasons=report.reasons,
-        warnings=[*report.warnings, *([] if clean else [f"{NOTHING_CLEAN}. {report.resolution()}"])],
+        warnings=[*report.warnings, *([] if clean else [f"{wording.NOTHING_CLEAN}. {report.resolution()}"])],
     )
     return record, clean
 
 
 def model_warnings(runs: Sequence[FinishedRun]) -> list[str]:
     """What the runs say nothing of: models that they did not audit."""
-    names = ", ".join(dict.fromkeys(run.model for run in runs))
-    each = "the audited model" if len(runs) == 1 else "every audited model"
-    return [
-        "an item that was not selected as clean is not shown to be contaminated",
-        f"clean is meant under {each} ({names}): whether another model was trained on an item, these runs cannot say",
-    ]
+    return wording.other_models([run.model for run in runs])
 
 
 def _placed(run: FinishedRun, clean: set[str]) -> list[Item]:
@@ -178,9 +173,9 @@ def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inpu
         rows = {str(item.row) for item in of_task}
         if results.values.keys() != rows:
             extra = len(results.values.keys() - rows)
-            more = f", {extra:,} of them beyond its rows" if extra else ""
             raise UserError(
-                f"{results.path} has results of {len(results.values):,} items{more}, and the run audited {len(rows):,} "
+                f"{results.path} has results of {len(results.values):,} items"
+                f"{f', {extra:,} of them beyond its rows' if extra else ''}, and the run audited {len(rows):,} "
                 f"rows of {of_task[0].source}: they must be the same items; --id FIELD matches by an id"
             )
         _check_fields(results, of_task, run)

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from pipeline.audit.records import Record
 from pipeline.errors import UserError
+from pipeline.report.wording.comparison import shared_documents
 from pipeline.store.pieces import SortedRows
 
 
@@ -40,9 +41,7 @@ class Shared(Record):
 
     def sentence(self) -> str:
         """How many documents the runs share."""
-        each = " and ".join(f"{count:,}" for count in self.n_documents)
-        other = f"; {self.n_other_text:,} more have the same id and another text" if self.n_other_text else ""
-        return f"the runs audited {each} documents and share {self.n_shared:,}{other}"
+        return shared_documents(self.n_documents, self.n_shared, self.n_other_text)
 
 
 def side_by_side(runs: Sequence[SortedRows]) -> Iterator[JoinedPart]:

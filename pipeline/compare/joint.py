@@ -26,6 +26,7 @@ from pipeline.compare.finished_runs import (
 from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.calibrations import Calibration, calibration_of
 from pipeline.selection.joint import (
@@ -94,32 +95,21 @@ class JointReport(Concluded, VersionedRecord):
 
     def sentences(self) -> list[str]:
         """The answer in lines for a person; what contradicts the promise comes first."""
-        sought = "clean under" if self.direction == "clean" else "trained on by"
-        lines = [f"{WARNING}: {reason}" for reason in self.reasons]
-        lines.append(
-            f"{self.proved.n_selected:,} of {self.n_audit:,} documents are selected as {sought} every one of "
-            f"{len(self.models)} models at alpha {self.alpha:g} ({self.proved.guarantee}). {self.proved.promise}"
+        proved, other = self.proved, self.largest_p
+        selected = wording.jointly_selected(
+            proved.n_selected, self.n_audit, self.direction, len(self.models), self.alpha
         )
-        lines.append(self.resolution())
-        lines.append(
-            f"{self.largest_p.n_selected:,} have a small largest p-value (BH, {self.largest_p.guarantee}): "
-            f"{self.largest_p.promise}"
-        )
-        return lines
+        return [
+            *(f"{WARNING}: {reason}" for reason in self.reasons),
+            f"{selected} ({proved.guarantee}). {proved.promise}",
+            self.resolution(),
+            wording.largest_p_answer(other.n_selected, other.guarantee, other.promise),
+        ]
 
     def resolution(self) -> str:
         """How small the list can be, and what a smaller one takes."""
-        where = "in every group of every run" if self.grouped else "in every run"
-        if self.fewest > self.n_audit:
-            return (
-                f"Nothing can be selected at alpha {self.alpha:g}, whatever the scores: that takes alpha of at least "
-                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents {where}; a list of 1% "
-                f"takes {self.needed_for_1_percent:,}."
-            )
-        return (
-            f"The shortest possible list has {self.fewest:,} documents; one as short as 1% of the documents takes "
-            f"{self.needed_for_1_percent:,} calibration documents {where}."
-        )
+        small = JointResolution(self.fewest, self.smallest_alpha, self.needed_for_any, self.needed_for_1_percent)
+        return wording.joint_shortest(small, self.n_audit, self.alpha, self.grouped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +292,11 @@ def _warnings(
     warnings = same_models(runs)
     warnings += untested_runs(runs, summaries)
     if not shared.alike:
-        warnings.append(f"{shared.sentence()}; only those are judged")
-    limits = [run for run in runs if run.manifest.limit is not None]
-    warnings += [f"{run.store.url} is a sample: the first {run.manifest.limit:,} documents of a role" for run in limits]
+        warnings.append(f"{shared.sentence()}; {wording.SHARED_JUDGED}")
+    limits = [(run.store.url, run.manifest.limit) for run in runs]
+    warnings += [f"{url} is {wording.first_of_role(limit)}" for url, limit in limits if limit is not None]
     if small.fewest > shared.n_shared:
-        warnings.append("nothing can be selected at this alpha with so few calibration documents")
+        warnings.append(wording.TOO_FEW_CALIBRATED)
     return warnings
 
 

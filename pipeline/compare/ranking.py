@@ -15,6 +15,7 @@ from pipeline.compare.finished_runs import FinishedRun
 from pipeline.compare.items import CleanItems, Item, items_of
 from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
+from pipeline.report.wording import comparison as wording
 from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, share_interval
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
@@ -31,13 +32,6 @@ ITEMS_SCHEMA = pa.schema(
         ("model", pa.string()),
         ("correct", pa.float64()),
     ]
-)
-
-OF_INTERVALS = (
-    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items, for items like these that are drawn one by one: "
-    "of each accuracy, and of each difference between clean and all items, for itself; of the ranks of a task on one "
-    "set of items, and of the models that change places, for all pairs of models together. They do not count how the "
-    "clean items were chosen, and they are too short where items depend on one another, as questions on one passage do."
 )
 
 PairedDifferences = dict[tuple[int, int], tuple[float, float, float]]
@@ -85,12 +79,9 @@ class RankChange(Record):
 
     def sentence(self) -> str:
         """The change in one line."""
-        interval = f"{self.difference_clean:.3f} [{self.low:.3f}, {self.high:.3f}]"
-        chance = "" if self.shown else ", which may be chance"
-        return (
-            f"{self.first} is ahead of {self.second} by {self.difference_all:.3f} on all items; {self.second} is ahead "
-            f"by {interval} on the clean items{chance}. Of the items that were not selected as clean {self.n_for:,} "
-            f"speak for {self.first} and {self.n_against:,} against."
+        clean = (self.difference_clean, self.low, self.high)
+        return wording.places_changed(
+            (self.first, self.second), self.difference_all, clean, self.shown, (self.n_for, self.n_against)
         )
 
 
@@ -111,7 +102,7 @@ class RankingReport(VersionedRecord):
 
     clean: CleanItems = Field(description="Which items were selected as clean, and what that promises.")
     tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
-    intervals: str = Field(OF_INTERVALS, description="What the intervals are.")
+    intervals: str = Field(wording.RANKING_INTERVALS, description="What the intervals are.")
     notices: list[str] = Field(description="What a reader must know besides, a line each.")
 
 

@@ -19,7 +19,8 @@ from pipeline.audit.history import HistoryEntry, read_history, several_questions
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible
-from pipeline.export.request import FORMS, ExportQuestion
+from pipeline.export.request import ExportQuestion
+from pipeline.report.wording import export as wording
 from pipeline.report.wording.bounds import bound_sentence
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")
@@ -110,36 +111,19 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
 
 def answer_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     """What the documents of an export are, in words that claim no more than the selection does."""
-    summary, model = question.summary, _model_name(question)
-    sample = "" if summary.limit is None else f" (a sample: the first {summary.limit:,}, not the whole corpus)"
-    audited = f"Of {counts.audited:,} audited documents{sample}"
-    training = f"the training data of {model}"
-    selected, kept = f"{counts.selected:,}", f"{counts.kept:,}"
-    if question.keeps_selected and summary.direction == "clean":
-        return f"{audited}, these {selected} were selected as not part of {training}; all others are left out."
-    if question.keeps_selected:
-        return f"{audited}, these {selected} were selected as part of {training}: this is the list to remove."
-    if summary.direction == "clean":
-        return (
-            f"{audited}, {selected} were selected as not part of {training} and are left out here; of these {kept} "
-            "that is not shown, nor that they are part of it."
-        )
-    return (
-        f"{audited}, {selected} were selected as part of {training} and removed. {kept} remain; that none of them is "
-        "part of it is not shown."
+    summary = question.summary
+    return wording.exported_documents(
+        wording.audited_sample(counts.audited, summary.limit),
+        _model_name(question),
+        (counts.selected, counts.kept),
+        summary.direction,
+        question.keeps_selected,
     )
 
 
 def quarantine_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     """What became of documents that could not be scored."""
-    if not counts.quarantined:
-        return "Every audited document was scored."
-    what = f"{counts.quarantined:,} audited document{'s' * (counts.quarantined != 1)} could not be scored (quarantined)"
-    if question.keeps_selected:
-        return f"{what}: never selected, so left out here."
-    if question.keeps_quarantined:
-        return f"{what}: nothing is known of them, and they are kept here (--without-quarantined leaves them out)."
-    return f"{what}: nothing is known of them, and they are left out here, as --without-quarantined says."
+    return wording.quarantined_documents(counts.quarantined, question.keeps_selected, question.keeps_quarantined)
 
 
 def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[str]:
@@ -148,9 +132,9 @@ def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[
     repeated = several_questions(history)
     lines = list(summary.remarks)
     if not question.keeps_selected:
-        lines.append("The guarantee covers only the selected documents, which are not here.")
+        lines.append(wording.SELECTED_NOT_HERE)
     if summary.conclusion != "contradicted":
-        lines += [f"With alpha = {summary.alpha:g}: {summary.promise}", f"It rests on this: {summary.assumption}"]
+        lines += wording.promised_terms(summary.alpha, summary.promise, summary.assumption)
     lines += [bound] if bound is not None else []
     return lines + ([repeated] if repeated is not None else [])
 
@@ -159,10 +143,10 @@ def _count_rows(question: ExportQuestion, counts: ExportCounts) -> dict[str, str
     rows = {
         "audited": counts.audited,
         "selected": counts.selected,
-        "quarantined: could not be scored": counts.quarantined,
+        wording.QUARANTINED_LABEL: counts.quarantined,
         "here": counts.kept - counts.unwritten,
         "left out": counts.audited - counts.kept + counts.unwritten,
-        "that calibrated the p-values": question.summary.n_calibration,
+        wording.CALIBRATED_LABEL: question.summary.n_calibration,
     }
     return {name: f"{count:,}" for name, count in rows.items()}
 
@@ -172,11 +156,11 @@ def _provenance(question: ExportQuestion) -> dict[str, str]:
     versions = {f"version of {name}": version for name, version in manifest.versions.items()}
     return {
         "model": _model_name(question),
-        "fingerprint of the scores": question.fingerprint_digest,
+        wording.FINGERPRINT_LABEL: question.fingerprint_digest,
         "seed": str(manifest.seed),
         **versions,
         "exported by": f"seenset {__version__}",
-        "export": f"{FORMS[question.form]}, keep {question.keep}",
+        "export": f"{wording.FORM_PHRASES[question.form]}, keep {question.keep}",
     }
 
 
