@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,15 +21,14 @@ from pipeline.compare.finished_runs import (
     RunRecord,
     run_record,
     shared_selections,
-    sorted_documents,
 )
-from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
+from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording import comparison as wording
 from pipeline.selection.conformal import mix
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, write_pieces
+from pipeline.store.pieces import write_pieces
 
 COMPARISON_FILE = "comparison.json"
 CHANGES_FILE = "changes.parquet"
@@ -149,26 +149,28 @@ def compare_runs(
                 f"selection {one.name} has direction {one.direction} in {a.store.url} and {other.direction} in "
                 f"{b.store.url}: they answer different questions"
             )
-    changes, figures = [], {}
     with contextlib.ExitStack() as stack:
-        sides = [_Sides(one, other, stack, a, b) for one, other in summaries]
-        shared = count_shared(sides[0].rows)
+        changes = []
+        for one, other in summaries:
+            common = [name for name in one.detectors if name in other.detectors]
+            pairs = [(name, name) for name in common] or [(one.detectors[0], other.detectors[0])]
+            rows = stack.enter_context(joined_runs([a, b], [one, other], list(zip(*pairs, strict=True))))
+            changes.append(_Change(one, other, rows, pairs))
+        shared = changes[0].rows.count()
         refuse_different(shared, True)
-        write_pieces(store, CHANGES_FILE, CHANGES_SCHEMA, (piece for side in sides for piece in side.changes()))
-        for side in sides:
-            pairs = side.scores(shared.n_shared)
-            figures[side.a.name] = pairs[0]
-            changes.append(side.record([one.pair for one in pairs]))
+        share = min(1.0, MOST_POINTS / max(1, shared.n_shared))
+        write_pieces(store, CHANGES_FILE, CHANGES_SCHEMA, (table for one in changes for table in one.tables(share)))
+    scores = {one.a.name: one.paired(share < 1) for one in changes}
     comparison = Comparison(
         a=run_record(a),
         b=run_record(b),
         documents=shared,
-        selections=changes,
+        selections=[one.record([each.pair for each in scores[one.a.name]]) for one in changes],
         differences=differences(a, b, names),
         notices=_notices(a, b, shared, summaries),
     )
     store.write_json(COMPARISON_FILE, comparison.plain())
-    return comparison, figures
+    return comparison, {name: pairs[0] for name, pairs in scores.items()}
 
 
 def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence[tuple[Summary, Summary]]) -> list[str]:
@@ -186,70 +188,59 @@ def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence
     return notices + [f"{', '.join(names)}: {remark}" for remark, names in named.items()]
 
 
-class _Sides:
-    """One selection in both runs: its documents, and what is counted on the way through them."""
+class _Change:
+    """One selection in both runs: what is counted and kept on the way through its documents."""
 
-    def __init__(
-        self, a: Summary, b: Summary, stack: contextlib.ExitStack, run_a: FinishedRun, run_b: FinishedRun
-    ) -> None:
-        self.a, self.b = a, b
-        common = [name for name in a.detectors if name in b.detectors]
-        self.pairs = [(name, name) for name in common] or [(a.detectors[0], b.detectors[0])]
-        self.rows: list[SortedRows] = []
-        for run, summary, side in ((run_a, a, 0), (run_b, b, 1)):
-            self.rows.append(sorted_documents(run, summary, [pair[side] for pair in self.pairs]))
-            stack.callback(self.rows[-1].close)
-        self.counts = dict.fromkeys(("kept", "gained", "lost", "neither"), 0)
+    def __init__(self, a: Summary, b: Summary, rows: JoinedRuns, pairs: Sequence[tuple[str, str]]) -> None:
+        self.a, self.b, self.rows, self.pairs = a, b, rows, pairs
+        self.counts: Counter[str] = Counter()
         self.listed = {change: CHANGES_SCHEMA.empty_table() for change in ("gained", "lost")}
+        self.scores: list[list[list[np.ndarray]]] = [[[np.empty(0)], [np.empty(0)]] for _ in pairs]
 
-    def changes(self) -> Iterator[pa.Table]:
-        """The gained and the lost, by id; all documents are counted."""
-        for part in side_by_side(self.rows):
+    def tables(self, share: float) -> Iterator[pa.Table]:
+        """The gained and the lost, by id; all documents are counted, and the scores of a share of them are kept."""
+        for part in self.rows.parts():
             one, other = part.shared
             before, after = (table["selected"].to_numpy() for table in (one, other))
-            self.counts["kept"] += int((before & after).sum())
-            self.counts["neither"] += int((~before & ~after).sum())
-            self.counts["gained"] += int((~before & after).sum())
-            self.counts["lost"] += int((before & ~after).sum())
-            changed = before != after
-            kind = np.where(after, "gained", "lost")[changed]
-            ids = one["doc_id"].filter(pa.array(changed))
-            p = [table["p_value"].filter(pa.array(changed)) for table in (one, other)]
-            table = pa.table([pa.array([self.a.name] * len(ids), pa.string()), ids, pa.array(kind), *p], CHANGES_SCHEMA)
+            kinds = np.where(after, np.where(before, "kept", "gained"), np.where(before, "lost", "neither"))
+            self.counts.update(kinds.tolist())
+            changed = pa.array(before != after)
+            ids, *p = (column.filter(changed) for column in (one["doc_id"], one["p_value"], other["p_value"]))
+            kind = pa.array(kinds, pa.string()).filter(changed)
+            table = pa.table([pa.array([self.a.name] * len(ids), pa.string()), ids, kind, *p], CHANGES_SCHEMA)
             for change, column in (("gained", "p_value_b"), ("lost", "p_value_a")):
                 some = pa.concat_tables([self.listed[change], table.filter(pc.equal(table["change"], change))])
                 ordered = some.sort_by([(column, "ascending"), ("doc_id", "ascending")])
                 self.listed[change] = ordered.slice(0, LISTED).combine_chunks()
+            self._keep_scores(one, other, share)
             yield table
 
-    def scores(self, n_shared: int) -> list[PairedScores]:
-        """The scores of documents that both runs scored, of at most about MOST_POINTS."""
-        share = min(1.0, MOST_POINTS / max(1, n_shared))
-        columns: list[list[list[np.ndarray]]] = [[[], []] for _ in self.pairs]
-        for part in side_by_side(self.rows):
-            one, other = part.shared
-            keep = one["scored"].to_numpy() & other["scored"].to_numpy()
-            if share < 1:
-                keys = mix(one["text_key"].to_numpy().view(np.uint64))
-                keep &= keys < np.uint64(share * 2.0**64)
-            for index, sides in enumerate(columns):
-                for values, table in zip(sides, (one, other), strict=True):
-                    values.append(table[f"score_{index}"].to_numpy()[keep])
+    def _keep_scores(self, one: pa.Table, other: pa.Table, share: float) -> None:
+        keep = ~(one["quarantined"].to_numpy() | other["quarantined"].to_numpy())
+        if share < 1:
+            keys = mix(one["text_key"].to_numpy().view(np.uint64))
+            keep &= keys < np.uint64(share * 2.0**64)
+        for index, sides in enumerate(self.scores):
+            for values, table in zip(sides, (one, other), strict=True):
+                values.append(table[f"score_{index}"].to_numpy()[keep])
+
+    def paired(self, sampled: bool) -> list[PairedScores]:
+        """The scores that were kept; after `tables`."""
         paired = []
-        for (detector_a, detector_b), sides in zip(self.pairs, columns, strict=True):
-            a, b = (np.concatenate(values) if values else np.empty(0) for values in sides)
+        for (detector_a, detector_b), sides in zip(self.pairs, self.scores, strict=True):
+            a, b = map(np.concatenate, sides)
             pair = ScorePair(
                 detector_a=detector_a,
                 detector_b=detector_b,
                 n_documents=a.size,
-                sampled=share < 1,
+                sampled=sampled,
                 spearman=rank_correlation(a, b),
             )
             paired.append(PairedScores(pair, a, b))
         return paired
 
     def record(self, scores: list[ScorePair]) -> SelectionChange:
-        """What became of the selection; after `changes`."""
+        """What became of the selection; after `tables`."""
         kept, gained, lost, neither = (self.counts[name] for name in ("kept", "gained", "lost", "neither"))
         listed = {
             change: [ChangedDocument(**row) for row in table.drop(["selection", "change"]).to_pylist()]

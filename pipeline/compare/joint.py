@@ -21,9 +21,8 @@ from pipeline.compare.finished_runs import (
     chosen_selection,
     run_record,
     same_models,
-    sorted_documents,
 )
-from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
+from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording import comparison as wording
@@ -125,8 +124,8 @@ class JointAnswer:
 @contextlib.contextmanager
 def joint_documents(
     runs: Sequence[FinishedRun], selection: str | None, on_shared: bool
-) -> Iterator[tuple[list[Summary], list[SortedRows], Shared]]:
-    """The documents of several runs that a joint selection judges: summaries, sorted rows, and what is shared.
+) -> Iterator[tuple[list[Summary], JoinedRuns, Shared]]:
+    """The documents of several runs that a joint selection judges: summaries, joined rows, and what is shared.
 
     Raises:
         UserError: fewer than 2 runs, selections that cannot be joined, or different documents without `on_shared`.
@@ -138,12 +137,8 @@ def joint_documents(
     name = chosen_selection(runs, selection)
     summaries = [run.summary(name) for run in runs]
     _check_selections(runs, summaries)
-    with contextlib.ExitStack() as stack:
-        rows = []
-        for run, summary in zip(runs, summaries, strict=True):
-            rows.append(sorted_documents(run, summary))
-            stack.callback(rows[-1].close)
-        shared = count_shared(rows)
+    with joined_runs(runs, summaries) as rows:
+        shared = rows.count()
         refuse_different(shared, on_shared)
         yield summaries, rows, shared
 
@@ -173,7 +168,7 @@ def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary])
 def decide_jointly(
     runs: Sequence[FinishedRun],
     summaries: Sequence[Summary],
-    rows: Sequence[SortedRows],
+    rows: JoinedRuns,
     shared: Shared,
     alpha: float | None,
 ) -> JointAnswer:
@@ -196,7 +191,7 @@ def decide_jointly(
     ]
     plain = [one.plain() for one in evidence]
     counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-    for part in side_by_side(rows):
+    for part in rows.parts():
         p = np.stack([table["p_value"].to_numpy() for table in part.shared])
         _check_places(p, runs, summaries)
         for total, kind in zip(counts, (evidence, plain), strict=True):
@@ -308,7 +303,7 @@ def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> 
     ]
 
 
-def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -> None:
+def write_joint(store: Store, answer: JointAnswer, rows: JoinedRuns) -> None:
     """Write both lists, strongest evidence first, and joint.json last.
 
     Columns: doc_id, e_value (a lower limit of the smallest), largest_p, and p_value_1, p_value_2 and so on in the
@@ -328,7 +323,7 @@ def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -
         ):
             selected = SortedRows(_schema(len(evidence)), ["largest_p", "doc_id"])
             stack.callback(selected.close)
-            for part in side_by_side(rows):
+            for part in rows.parts():
                 p = np.stack([table["p_value"].to_numpy() for table in part.shared])
                 keep = joint_levels(kind, p) <= cut.level
                 e = e_values(joint_levels(evidence, p[:, keep]), evidence[0].m, evidence[0].alpha)
