@@ -32,6 +32,9 @@ SHARED_JUDGED = "only those are judged"
 DIFFERENCES_TITLE = "What differs between the runs"
 
 
+SCORES_CAPTION = "Higher scores look more like training data."
+
+
 # --- the documents and the models of several runs
 
 
