@@ -275,7 +275,7 @@ def rank(
 ) -> None:
     """Accuracy of models on all items of a benchmark and on those selected as clean, from their per-item results."""
     from pipeline.compare.finished_runs import open_finished
-    from pipeline.compare.items import clean_items, model_warnings
+    from pipeline.compare.items import clean_items
     from pipeline.compare.output import open_output
     from pipeline.compare.ranking import RANKING_FILE, rank_models
     from pipeline.compare.results import read_all_results, task_inputs
@@ -284,7 +284,7 @@ def rank(
     runs = [open_finished(one) for one in run or ()]
     clean, items = clean_items(runs, selection, alpha)
     read = read_all_results(results, metric, filter_, id_field)
-    ranking = rank_models(clean, items, read, runs[0], inputs, store, model_warnings(runs))
+    ranking = rank_models(clean, items, read, runs, inputs, store)
     terminal.show(json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
 
 

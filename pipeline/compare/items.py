@@ -138,11 +138,6 @@ def _items(run: FinishedRun, summary: Summary, clean: Set[str] | None = None) ->
     return sorted(items, key=lambda item: (item.source, item.row))
 
 
-def model_warnings(runs: Sequence[FinishedRun]) -> list[str]:
-    """What the runs say nothing of: models that they did not audit."""
-    return wording.other_models([run.model for run in runs])
-
-
 def task_name(source: str) -> str:
     """The task of an input: its file name without endings, as in `clean_ids.json`."""
     return PurePath(source).name.split(".")[0]

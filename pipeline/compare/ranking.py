@@ -110,10 +110,9 @@ def rank_models(
     clean: CleanItems,
     items: Sequence[Item],
     results: Sequence[ItemResults],
-    run: FinishedRun,
+    runs: Sequence[FinishedRun],
     inputs: Mapping[str, str],
     store: Store,
-    notices: Sequence[str],
 ) -> RankingReport:
     """Rank models on all items and on the clean ones, and write `items.parquet` and `ranking.json`.
 
@@ -121,10 +120,9 @@ def rank_models(
         clean: from `clean_items`.
         items: the audited documents.
         results: of all models and tasks.
-        run: the first of the runs that judged the items.
+        runs: that judged the items.
         inputs: task -> input, for tasks that are not named like their input.
         store: the folder, from `open_output`.
-        notices: to be told besides.
 
     Raises:
         UserError: results of other items, models with different items or tasks, or by different metrics.
@@ -135,7 +133,7 @@ def rank_models(
     _check_tasks(tasks)
     rankings, tables = [], []
     for task, of_task in tasks.items():
-        placed = [items_of(one, items, run, inputs) for one in of_task]
+        placed = [items_of(one, items, runs[0], inputs) for one in of_task]
         _check_alike(of_task)
         ordered = placed[0]
         keys = [item.doc_id if of_task[0].by_id else str(item.row) for item in ordered]
@@ -143,7 +141,7 @@ def rank_models(
         rankings.append(_task(task, of_task, ordered, values))
         tables += [_table(task, one.model, ordered, row) for one, row in zip(of_task, values, strict=True)]
     write_pieces(store, ITEMS_FILE, ITEMS_SCHEMA, tables)
-    ranking = RankingReport(clean=clean, tasks=rankings, notices=list(notices))
+    ranking = RankingReport(clean=clean, tasks=rankings, notices=wording.other_models([run.model for run in runs]))
     store.write_json(RANKING_FILE, ranking.plain())
     return ranking
 
