@@ -14,7 +14,6 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline import __version__
-from pipeline.audit.conclusion import Conclusion
 from pipeline.audit.history import HistoryEntry, read_history, several_questions
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
@@ -48,25 +47,6 @@ class ExportCounts:
     unwritten: int = 0  # documents that would be kept, and that the form cannot hold
 
 
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """What a card says."""
-
-    headline: str
-    sentences: list[str]
-    promise: list[str]
-    conclusion: Conclusion
-    standing: str
-    reasons: list[str]
-    guarantee: str
-    alpha: str
-    strict: str
-    counts: dict[str, str]
-    files: Sequence[ExportedFile]
-    settings: dict[str, str]
-    provenance: dict[str, str]
-
-
 def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[str], data_files: list[Any]) -> bytes:
     """The card of an export, in Markdown with Hugging Face's front matter.
 
@@ -89,13 +69,14 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
     if summary.series is not None:
         stated["schedule"] = summary.series.sentence
     others = {key: str(value) for key, value in _settings(history, summary.name).items() if key not in stated}
-    facts = CardFacts(
+    template = _environment().get_template("card.md")
+    text: str = template.render(
+        front=_front(question, counts, data_files),
+        title=f"{_kind(question)}: {summary.name}",
         headline=answer_sentence(question, counts),
         sentences=[quarantine_sentence(question, counts), *remarks],
         promise=_promise(question, history),
-        conclusion=summary.conclusion,
-        standing=summary.standing,
-        reasons=summary.reasons,
+        summary=summary,
         guarantee=summary.guarantee if summary.conclusion != "contradicted" else "none: see above",
         alpha=f"{summary.alpha:g}",
         strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
@@ -104,9 +85,7 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         settings=stated | others,
         provenance=_provenance(question),
     )
-    front = _front(question, counts, data_files)
-    title = f"{_kind(question)}: {summary.name}"
-    return _environment().get_template("card.md").render(front=front, title=title, facts=facts).encode()
+    return text.encode()
 
 
 def answer_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
