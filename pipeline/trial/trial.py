@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,7 @@ from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure, pool_of
 from pipeline.trial.shift import check_shifts, positions
-from pipeline.trial.splits import draw_split
+from pipeline.trial.splits import Drawable, draw_split
 
 LINE_SECONDS = 10.0
 """Without a line of a training, after which its next step is shown."""
@@ -135,30 +135,21 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
     return with_types(config, types.types)
 
 
+@dataclass(slots=True)
 class _Trial:
     """One driver's work on a trial: audits by key, so that points share them."""
 
-    def __init__(
-        self,
-        config: TrialConfig,
-        driver: Callable[[AuditConfig], Audited],
-        say: Callable[[str], None],
-        store: Store,
-        work: Store,
-        documents: Documents,
-        progress: TrialProgress,
-    ) -> None:
-        self.base = config
-        self.progress = progress
-        self.driver = driver
-        self.say = say
-        self.store = store
-        self.work = work
-        self.documents = documents
-        self.audits: dict[str, _Audit] = {}
-        self.shown = 0.0  # seconds of a training after which its last line was printed
-        self.places: dict[str, np.ndarray] = {}
-        self.words: dict[str, Any] = {}  # text transform -> words of the documents
+    base: TrialConfig
+    driver: Callable[[AuditConfig], Audited]
+    say: Callable[[str], None]
+    store: Store
+    work: Store
+    documents: Documents
+    progress: TrialProgress
+    audits: dict[str, _Audit] = field(default_factory=dict)
+    shown: float = 0.0  # seconds of a training after which its last line was printed
+    places: dict[str, np.ndarray] = field(default_factory=dict)
+    words: dict[str, Any] = field(default_factory=dict)  # text transform -> words of the documents
 
     def read_words(self, points: Sequence[Point], limit: int | None) -> None:
         """Count words and place the documents along the shifts, where a point needs that."""
@@ -268,8 +259,8 @@ class _Trial:
         if not self.work.exists(f"{folder}/audit.parquet"):
             shift = self.base.split.shift
             lean = None if shift is None else shift.strength * self.places[shift.by]
-            split, seed = self.base.split, self.base.seed
-            drawn = draw_split(trained, self.documents.family, known, split, seed, index, 0, lean=lean)
+            documents = Drawable(trained, self.documents.family, lean=lean)
+            drawn = draw_split(documents, known, self.base.split, self.base.seed, index, 0)
             rest = np.ones(len(self.documents), dtype=bool)
             for role in known:
                 rest[drawn.of(role)] = False
