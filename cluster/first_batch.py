@@ -18,7 +18,7 @@ from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, one_line
 from pipeline.models.devices import CPU, Device, gpus_in_sight
-from pipeline.models.memory import cap_memory
+from pipeline.models.libraries import cap_memory
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first

@@ -19,7 +19,7 @@ from pipeline.errors import ExitCode, UserError
 from pipeline.models.device_errors import out_of_memory
 from pipeline.models.load import open_model
 from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import TrainingStep, train
+from pipeline.training.train import TrainingOptions, TrainingStep, train
 from pipeline.training.zero import zero_stage
 
 TEXT = "text"
@@ -187,11 +187,13 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
             texts,
             config,
             training.folder,
-            _paced(job.name, on_progress) if processes.rank == 0 else None,
-            processes=processes,
-            zero=job.zero,
-            base=job.base,
-            checkpoint_seconds=training.checkpoint_seconds,
+            TrainingOptions(
+                _paced(job.name, on_progress) if processes.rank == 0 else None,
+                processes,
+                job.zero,
+                job.base,
+                training.checkpoint_seconds,
+            ),
         )
     except UserError as error:
         if error.exit_code != ExitCode.USER_ERROR:  # a full disk, where a new attempt may find space; a lost lock

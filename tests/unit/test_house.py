@@ -46,7 +46,7 @@ BUDGETS = {
     "pipeline.config": 1_710,
     "pipeline.corpus": 5_630,
     "pipeline.store": 1_980,
-    "pipeline.models": 2_670,
+    "pipeline.models": 2_660,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 2_810,
