@@ -213,7 +213,7 @@ Kind = Literal["causal", "rewriter", "pictures", "any"]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """Models that one class of transformers opens."""
 
     auto_class: str  # name of the class
@@ -236,21 +236,21 @@ class Family:
         return self.class_of(loaded) is not None and not any(part in name for name in names for part in self.refused)
 
 
-CAUSAL = Family(
+CAUSAL = ModelFamily(
     "AutoModelForCausalLM",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice"),
 )
-SEQ2SEQ = Family(
+SEQ2SEQ = ModelFamily(
     "AutoModelForSeq2SeqLM",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     ("EncoderModel", "Classification", "QuestionAnswering"),
     "SEQ_2_SEQ_LM",
 )
-PICTURES = Family("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+PICTURES = ModelFamily("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
 
 
-def family_of(loaded: Any, kind: Kind) -> Family:
+def model_family(loaded: Any, kind: Kind) -> ModelFamily:
     """The family by which a model of a kind is opened."""
     if kind == "pictures" or (kind == "any" and PICTURES.class_of(loaded) in (loaded.architectures or [])):
         return PICTURES
@@ -272,7 +272,7 @@ def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "cau
     with in_one_line(config, "config"):
         changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
         loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
-    shown, family = ", ".join(loaded.architectures or []) or loaded.model_type, family_of(loaded, kind)
+    shown, family = ", ".join(loaded.architectures or []) or loaded.model_type, model_family(loaded, kind)
     has_code = config.trust_remote_code and family.auto_class in (getattr(loaded, "auto_map", None) or {})
     if family.opens(loaded) or (family is CAUSAL and has_code):
         return loaded

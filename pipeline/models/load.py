@@ -24,12 +24,12 @@ from pipeline.models.checkpoints import (
     check_weights,
     digest,
     dtype_name,
-    family_of,
     in_one_line,
     locate,
     locate_adapter,
     matching,
     max_positions,
+    model_family,
     read_model_config,
     weight_files,
 )
@@ -98,7 +98,7 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
     model, tokenizer = _load(config, files, gpus, kind)
     if files is not source:
         model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.folder)
-    family = family_of(model.config, kind)
+    family = model_family(model.config, kind)
     if config.adapter is not None:
         model = _merge_adapter(config, model, family.task)
     model.eval().requires_grad_(False)
@@ -150,7 +150,7 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
     quieten()
     files = _checked_files(config, source, kind)
     loaded = read_model_config(config, files, kind)
-    family = family_of(loaded, kind)
+    family = model_family(loaded, kind)
     load_tokenizer(config, files)
     if config.adapter is not None:
         check_adapter(config, family.task)
@@ -179,7 +179,7 @@ def _checked_files(config: ModelConfig, source: Checkpoint, kind: Kind) -> Check
 def _auto_class(loaded: Any, kind: Kind) -> Any:
     import transformers
 
-    return getattr(transformers, family_of(loaded, kind).auto_class)
+    return getattr(transformers, model_family(loaded, kind).auto_class)
 
 
 def _count_parameters(config: ModelConfig, loaded: Any, kind: Kind) -> int | None:
