@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from pipeline.audit.conclusion import Concluded
+from pipeline.audit.manifest import InputRecord
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
-from pipeline.compare.differences import Difference, differences
 from pipeline.compare.finished_runs import (
     FinishedRun,
     RunRecord,
@@ -23,8 +24,10 @@ from pipeline.compare.finished_runs import (
     shared_selections,
 )
 from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
+from pipeline.config.corpus import ROLES
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.names import common_folder
 from pipeline.report.wording import comparison as wording
 from pipeline.selection.conformal import mix
 from pipeline.store.files import Store
@@ -38,6 +41,10 @@ LISTED = 200
 MOST_POINTS = 1_000_000
 """Documents whose scores are held against each other; of more, so many by a hash of their texts."""
 
+ABSENT = "(absent)"
+_PLACES = ("run", "resources", "selections")
+"""Settings of which none changes an answer, or which are compared as they were asked for."""
+
 CHANGES_SCHEMA = pa.schema(
     [
         ("selection", pa.string()),
@@ -47,6 +54,15 @@ CHANGES_SCHEMA = pa.schema(
         ("p_value_b", pa.float64()),
     ]
 )
+
+
+class Difference(Record):
+    """One thing in which two runs differ."""
+
+    part: str = Field(description="configuration, selection, fingerprint, model, version or input.")
+    key: str = Field(description="What differs, as a dotted path.")
+    a: JsonValue = Field(description=f"In run A, the first one; {ABSENT} where it has none.")
+    b: JsonValue = Field(description=f"In run B, the second one; {ABSENT} where it has none.")
 
 
 class ChangedDocument(Record):
@@ -273,3 +289,61 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+
+
+# --- what the runs differ in besides
+
+
+def differences(a: FinishedRun, b: FinishedRun, selections: list[str]) -> list[Difference]:
+    """What two runs differ in, part by part, in the order of the keys.
+
+    Args:
+        a: the first run.
+        b: the second.
+        selections: those whose settings are compared, as they were asked for the last time.
+    """
+    parts = [
+        ("configuration", _settings(a), _settings(b)),
+        ("selection", _questions(a, selections), _questions(b, selections)),
+        ("fingerprint", a.manifest.fingerprint, b.manifest.fingerprint),
+        ("model", a.manifest.model.plain(), b.manifest.model.plain()),
+        ("version", a.manifest.versions, b.manifest.versions),
+        ("input", _inputs(a), _inputs(b)),
+    ]
+    return [
+        Difference(part=part, key=key, a=one, b=other) for part, x, y in parts for key, one, other in _differing(x, y)
+    ]
+
+
+def _settings(run: FinishedRun) -> dict[str, Any]:
+    plain = run.manifest.config.model_dump(mode="json", by_alias=True)
+    kept = {key: value for key, value in plain.items() if key not in _PLACES}
+    return {**kept, "limit": run.manifest.limit}
+
+
+def _questions(run: FinishedRun, selections: list[str]) -> dict[str, Any]:
+    return {name: run.settings(name) for name in selections}
+
+
+def _inputs(run: FinishedRun) -> dict[str, Any]:
+    """The input files by role and name within the role's folder, with what tells that their content changed."""
+    files: dict[str, Any] = {}
+    for role in ROLES:
+        entries = [entry for entry in run.manifest.inputs if entry.role == role]
+        folder = common_folder([entry.name for entry in entries])
+        files.update({f"{role}: {entry.name.removeprefix(folder)}": _content(entry) for entry in entries})
+    return files
+
+
+def _content(entry: InputRecord) -> dict[str, Any]:
+    return {"content": entry.content, "size": entry.size, "rows": entry.rows, "format": entry.format}
+
+
+def _differing(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted paths of values that differ; a mapping that only one side has is one value."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in dict.fromkeys([*a, *b]):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from _differing(a.get(key, ABSENT), b.get(key, ABSENT), inner)
+    elif a != b:
+        yield path, a, b

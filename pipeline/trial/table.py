@@ -39,7 +39,7 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
         selections: of the point.
         repeats: `repeats.ROWS_SCHEMA`, of all its models.
     """
-    return [_selection_row(settings, s, repeats.filter(_mask_of(repeats, s.name))) for s in selections]
+    return [_selection_row(settings, s, repeats.filter(pc.equal(repeats["selection"], s.name))) for s in selections]
 
 
 def model_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
@@ -52,7 +52,7 @@ def model_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig
     """
     rows = []
     for selection in selections:
-        named = repeats.filter(_mask_of(repeats, selection.name))
+        named = repeats.filter(pc.equal(repeats["selection"], selection.name))
         for model in dict.fromkeys(named["model"].to_pylist()):
             one = named.filter(pc.equal(named["model"], model))
             rows.append({**_selection_row(settings, selection, one), "model": model + 1})
@@ -119,10 +119,6 @@ def _share_unsupported(repeats: pa.Table) -> float | None:
 def _between(samples: Sequence[np.ndarray]) -> float | None:
     """Standard deviation of the models' means; None of fewer than two."""
     return float(np.std([values.mean() for values in samples], ddof=1)) if len(samples) > 1 else None
-
-
-def _mask_of(repeats: pa.Table, name: str) -> pa.Array:
-    return pa.array([value == name for value in repeats["selection"].to_pylist()])
 
 
 def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:

@@ -175,13 +175,13 @@ class _Trial:
         for number, (point, audits) in enumerate(zip(points, audited, strict=True)):
             shown = ", ".join(f"{path}={value}" for path, value in point.settings.items())
             self.say(f"repeats: point {number + 1} of {len(points)} {shown}".rstrip())
-            repeats = pa.concat_tables(self.repeats(point.config, a, index) for index, a in enumerate(audits))
+            repeats = self.once("repeats", measure, point.config, audits)
             selections += table.selection_rows(point.settings, point.config.selections, repeats)
             if point.config.models > 1:
                 by_model += table.model_rows(point.settings, point.config.selections, repeats)
             if point.config.verdict:
-                measured = [self.collections(point.config, a, index) for index, a in enumerate(audits)]
-                collections += collection_rows(point.settings, pa.concat_tables(measured))
+                measured = self.once("collections", measure_collections, point.config, audits)
+                collections += collection_rows(point.settings, measured)
             if item_results is not None:
                 rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
             self.progress.end_point()
@@ -270,29 +270,23 @@ class _Trial:
 
     # --- many splits over its scores
 
-    def repeats(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
-        """The repeats over one model's scores, computed once for the same question."""
-        return self.once("repeats", measure, config, audit, index)
-
-    def collections(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
-        """The verdicts of the repeats over one model's scores, computed once for the same question."""
-        return self.once("collections", measure_collections, config, audit, index)
-
     def once(
         self,
         folder: str,
         measured: Callable[[Pool, TrialConfig, int], pa.Table],
         config: TrialConfig,
-        audit: _Audit,
-        index: int,
+        audits: Sequence[_Audit],
     ) -> pa.Table:
-        """A table of the repeats over one model's scores, computed unless it is there."""
+        """What is measured of the repeats over each model's scores, computed once for the same question."""
         settings = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
         roles = {str(role): amount for role, amount in config.roles().items()}
-        name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
-        if not self.store.exists(name):
-            self.store.write_table(name, measured(audit.pool, config, index))
-        return self.store.read_table(name)
+        tables = []
+        for index, audit in enumerate(audits):
+            name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
+            if not self.store.exists(name):
+                self.store.write_table(name, measured(audit.pool, config, index))
+            tables.append(self.store.read_table(name))
+        return pa.concat_tables(tables)
 
     # --- what it comes to
 
