@@ -26,7 +26,7 @@ COLUMNS = (
     ("selected", pa.bool_()),
     ("text_key", pa.int64()),
 )
-"""Columns of joined rows before the scores. Rows are sorted by the first three: of an id the scored row comes first."""
+"""Columns of joined rows before the scores."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class JoinedRuns:
         """
         self.runs = runs
         columns = [*COLUMNS, *((f"score_{index}", pa.float64()) for index in range(scores))]
-        self._rows = SortedRows(pa.schema(columns), [name for name, _ in COLUMNS[:3]])
+        self._rows = SortedRows(pa.schema(columns), ["doc_id"])
 
     def add(self, run: int, documents: pa.Table) -> None:
         """Add documents of a run, from `documents_of`."""
@@ -130,12 +130,15 @@ def joined_runs(
 
 def _part(rows: pa.Table, runs: int) -> JoinedPart:
     """What sorted rows hold, with all rows of their ids."""
-    ids, places = rows["doc_id"].combine_chunks(), rows["run"].to_numpy()
-    new = np.ones(len(rows), dtype=bool)
-    new[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    first = new.copy()
-    first[1:] |= places[1:] != places[:-1]
-    number = np.cumsum(new)[first] - 1  # of the id
+    ids = rows["doc_id"].combine_chunks()
+    number = np.zeros(len(rows), dtype=np.int64)  # of the id
+    number[1:] = np.cumsum(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
+    order = np.lexsort((rows["quarantined"].to_numpy(), rows["run"].to_numpy(), number))
+    rows, number = rows.take(pa.array(order)), number[order]
+    places = rows["run"].to_numpy()
+    first = np.ones(len(rows), dtype=bool)  # of an id in a run: the row that was scored, if one was
+    first[1:] = (number[1:] != number[:-1]) | (places[1:] != places[:-1])
+    number = number[first]
     common = rows.filter(pa.array(first)).filter(pa.array(np.bincount(number)[number] == runs))
     keys, quarantined = (common[name].to_numpy().reshape(-1, runs) for name in ("text_key", "quarantined"))
     scored_key = np.take_along_axis(keys, quarantined.argmin(axis=1)[:, None], axis=1)
