@@ -55,7 +55,7 @@ BUDGETS = {
     "pipeline.selection": 6_070,
     "pipeline.audit": 11_000,
     "pipeline.report": 4_760,
-    "pipeline.compare": 2_050,
+    "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
     "pipeline.mark": 1_110,
     "pipeline.bundle": 1_160,
