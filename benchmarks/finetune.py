@@ -31,7 +31,7 @@ from pipeline.models.load import open_model
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
-from pipeline.training.train import FinetuneConfig, TrainingStep, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
 from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
 
 
@@ -95,7 +95,7 @@ def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: 
     """Tokens a second of the plain loop in this process."""
     opened = open_model(model, gpus=gpus)
     seen: list[TrainingStep] = []
-    train(opened.model, opened.tokenizer, texts, config, folder, seen.append)
+    train(opened.model, opened.tokenizer, texts, config, folder, TrainingOptions(seen.append))
     return (seen[-1].tokens - seen[0].tokens) / (seen[-1].seconds - seen[0].seconds)
 
 

@@ -296,7 +296,7 @@ class RankOptions:
 def rank(options: RankOptions) -> None:
     """Accuracy of models on all items of a benchmark and on those selected as clean, from their per-item results."""
     from pipeline.compare.finished_runs import open_finished
-    from pipeline.compare.items import clean_items, model_warnings
+    from pipeline.compare.items import clean_items
     from pipeline.compare.output import open_output
     from pipeline.compare.ranking import RANKING_FILE, rank_models
     from pipeline.compare.results import read_all_results, task_inputs
@@ -305,7 +305,7 @@ def rank(options: RankOptions) -> None:
     runs = [open_finished(one) for one in options.run or ()]
     clean, items = clean_items(runs, options.selection, options.alpha)
     read = read_all_results(options.results, options.metric, options.filter_, options.id_field)
-    ranking = rank_models(clean, items, read, runs[0], inputs, store, model_warnings(runs))
+    ranking = rank_models(clean, items, read, runs, inputs, store)
     terminal.show(options.json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
 
 

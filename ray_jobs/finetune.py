@@ -29,7 +29,7 @@ from pipeline.models.load import open_model
 from pipeline.store.files import Store
 from pipeline.store.space import is_full
 from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import TrainingStep, train
+from pipeline.training.train import TrainingOptions, TrainingStep, train
 from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.cluster import cluster_nodes, connect
 
@@ -431,11 +431,13 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
             texts,
             config,
             training.folder,
-            _paced(job.name, on_progress) if processes.rank == 0 else None,
-            processes=processes,
-            zero=job.zero,
-            base=job.base,
-            checkpoint_seconds=job.checkpoint_seconds,
+            TrainingOptions(
+                _paced(job.name, on_progress) if processes.rank == 0 else None,
+                processes,
+                job.zero,
+                job.base,
+                job.checkpoint_seconds,
+            ),
         )
     except UserError as error:
         if error.exit_code != ExitCode.USER_ERROR:  # a full disk, where a new attempt may find space; a lost lock

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.demo.passages import candidates, distinct
-from pipeline.training.train import FinetuneConfig, TrainingStep, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
 
 TEXTS = 1000
 """Passages that the family is trained on."""
@@ -84,7 +84,7 @@ def from_scratch(folder: Path, size: Size, texts: Sequence[str], training: Finet
     weights = sum(weight.numel() for weight in model.parameters())
     console.print(f"{folder.name}: training {weights:,} weights on {len(texts):,} texts, {training.epochs} times")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    train(model, tokenizer, texts, training, folder, show_step)
+    train(model, tokenizer, texts, training, folder, TrainingOptions(show_step))
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:

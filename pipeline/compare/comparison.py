@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from pipeline.audit.conclusion import Concluded
+from pipeline.audit.manifest import InputRecord
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
-from pipeline.compare.differences import Difference, differences
 from pipeline.compare.finished_runs import (
     FinishedRun,
     RunRecord,
     run_record,
-    same_models,
     shared_selections,
-    sorted_documents,
 )
-from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
+from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
+from pipeline.config.corpus import ROLES
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.names import common_folder
+from pipeline.report.wording import comparison as wording
 from pipeline.selection.conformal import mix
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, write_pieces
+from pipeline.store.pieces import write_pieces
 
 COMPARISON_FILE = "comparison.json"
 CHANGES_FILE = "changes.parquet"
@@ -38,11 +41,9 @@ LISTED = 200
 MOST_POINTS = 1_000_000
 """Documents whose scores are held against each other; of more, so many by a hash of their texts."""
 
-NO_TEST = (
-    "A document that was gained or lost is no tested claim of change. Each list is right on average only, up to its "
-    "own alpha; a document near a threshold changes sides with the documents that calibrated, and no error rate is "
-    "stated for the difference of two lists."
-)
+ABSENT = "(absent)"
+_PLACES = ("run", "resources", "selections")
+"""Settings of which none changes an answer, or which are compared as they were asked for."""
 
 CHANGES_SCHEMA = pa.schema(
     [
@@ -53,6 +54,15 @@ CHANGES_SCHEMA = pa.schema(
         ("p_value_b", pa.float64()),
     ]
 )
+
+
+class Difference(Record):
+    """One thing in which two runs differ."""
+
+    part: str = Field(description="configuration, selection, fingerprint, model, version or input.")
+    key: str = Field(description="What differs, as a dotted path.")
+    a: JsonValue = Field(description=f"In run A, the first one; {ABSENT} where it has none.")
+    b: JsonValue = Field(description=f"In run B, the second one; {ABSENT} where it has none.")
 
 
 class ChangedDocument(Record):
@@ -112,7 +122,7 @@ class Comparison(VersionedRecord):
     selections: list[SelectionChange] = Field(description="The selections that both runs have.")
     differences: list[Difference] = Field(description="Settings, model, data and versions that differ.")
     notices: list[str] = Field(description="What a reader must know, a line each.")
-    caution: str = Field(NO_TEST, description="What a difference of two lists is not.")
+    caution: str = Field(wording.NO_TESTED_CHANGE, description="What a difference of two lists is not.")
 
     def sides(self) -> list[str]:
         """Which run is A and which is B, a line each."""
@@ -155,35 +165,37 @@ def compare_runs(
                 f"selection {one.name} has direction {one.direction} in {a.store.url} and {other.direction} in "
                 f"{b.store.url}: they answer different questions"
             )
-    changes, figures = [], {}
     with contextlib.ExitStack() as stack:
-        sides = [_Sides(one, other, stack, a, b) for one, other in summaries]
-        shared = count_shared(sides[0].rows)
+        changes = []
+        for one, other in summaries:
+            common = [name for name in one.detectors if name in other.detectors]
+            pairs = [(name, name) for name in common] or [(one.detectors[0], other.detectors[0])]
+            rows = stack.enter_context(joined_runs([a, b], [one, other], list(zip(*pairs, strict=True))))
+            changes.append(_Change(one, other, rows, pairs))
+        shared = changes[0].rows.count()
         refuse_different(shared, True)
-        write_pieces(store, CHANGES_FILE, CHANGES_SCHEMA, (piece for side in sides for piece in side.changes()))
-        for side in sides:
-            pairs = side.scores(shared.n_shared)
-            figures[side.a.name] = pairs[0]
-            changes.append(side.record([one.pair for one in pairs]))
+        share = min(1.0, MOST_POINTS / max(1, shared.n_shared))
+        write_pieces(store, CHANGES_FILE, CHANGES_SCHEMA, (table for one in changes for table in one.tables(share)))
+    scores = {one.a.name: one.paired(share < 1) for one in changes}
     comparison = Comparison(
         a=run_record(a),
         b=run_record(b),
         documents=shared,
-        selections=changes,
+        selections=[one.record([each.pair for each in scores[one.a.name]]) for one in changes],
         differences=differences(a, b, names),
         notices=_notices(a, b, shared, summaries),
     )
     store.write_json(COMPARISON_FILE, comparison.plain())
-    return comparison, figures
+    return comparison, {name: pairs[0] for name, pairs in scores.items()}
 
 
 def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence[tuple[Summary, Summary]]) -> list[str]:
-    notices = [f"same model twice: A and B have the fingerprint {a.fingerprint}"] if same_models([a, b]) else []
+    notices = [wording.same_model("A", "B", a.fingerprint)] if a.fingerprint == b.fingerprint else []
     if not shared.alike:
-        notices.append(f"{shared.sentence()}; documents are gained and lost among the shared ones alone")
+        notices.append(f"{shared.sentence()}; {wording.GAINED_AMONG_SHARED}")
     for side, run in (("A", a), ("B", b)):
         if run.manifest.limit is not None:
-            notices.append(f"{side} is a sample: the first {run.manifest.limit:,} documents of a role")
+            notices.append(f"{side} is {wording.first_of_role(run.manifest.limit)}")
     named: dict[str, list[str]] = {}
     for pair in summaries:
         for side, summary in zip("AB", pair, strict=True):
@@ -192,70 +204,59 @@ def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence
     return notices + [f"{', '.join(names)}: {remark}" for remark, names in named.items()]
 
 
-class _Sides:
-    """One selection in both runs: its documents, and what is counted on the way through them."""
+class _Change:
+    """One selection in both runs: what is counted and kept on the way through its documents."""
 
-    def __init__(
-        self, a: Summary, b: Summary, stack: contextlib.ExitStack, run_a: FinishedRun, run_b: FinishedRun
-    ) -> None:
-        self.a, self.b = a, b
-        common = [name for name in a.detectors if name in b.detectors]
-        self.pairs = [(name, name) for name in common] or [(a.detectors[0], b.detectors[0])]
-        self.rows: list[SortedRows] = []
-        for run, summary, side in ((run_a, a, 0), (run_b, b, 1)):
-            self.rows.append(sorted_documents(run, summary, [pair[side] for pair in self.pairs]))
-            stack.callback(self.rows[-1].close)
-        self.counts = dict.fromkeys(("kept", "gained", "lost", "neither"), 0)
+    def __init__(self, a: Summary, b: Summary, rows: JoinedRuns, pairs: Sequence[tuple[str, str]]) -> None:
+        self.a, self.b, self.rows, self.pairs = a, b, rows, pairs
+        self.counts: Counter[str] = Counter()
         self.listed = {change: CHANGES_SCHEMA.empty_table() for change in ("gained", "lost")}
+        self.scores: list[list[list[np.ndarray]]] = [[[np.empty(0)], [np.empty(0)]] for _ in pairs]
 
-    def changes(self) -> Iterator[pa.Table]:
-        """The gained and the lost, by id; all documents are counted."""
-        for part in side_by_side(self.rows):
+    def tables(self, share: float) -> Iterator[pa.Table]:
+        """The gained and the lost, by id; all documents are counted, and the scores of a share of them are kept."""
+        for part in self.rows.parts():
             one, other = part.shared
             before, after = (table["selected"].to_numpy() for table in (one, other))
-            self.counts["kept"] += int((before & after).sum())
-            self.counts["neither"] += int((~before & ~after).sum())
-            self.counts["gained"] += int((~before & after).sum())
-            self.counts["lost"] += int((before & ~after).sum())
-            changed = before != after
-            kind = np.where(after, "gained", "lost")[changed]
-            ids = one["doc_id"].filter(pa.array(changed))
-            p = [table["p_value"].filter(pa.array(changed)) for table in (one, other)]
-            table = pa.table([pa.array([self.a.name] * len(ids), pa.string()), ids, pa.array(kind), *p], CHANGES_SCHEMA)
+            kinds = np.where(after, np.where(before, "kept", "gained"), np.where(before, "lost", "neither"))
+            self.counts.update(kinds.tolist())
+            changed = pa.array(before != after)
+            ids, *p = (column.filter(changed) for column in (one["doc_id"], one["p_value"], other["p_value"]))
+            kind = pa.array(kinds, pa.string()).filter(changed)
+            table = pa.table([pa.array([self.a.name] * len(ids), pa.string()), ids, kind, *p], CHANGES_SCHEMA)
             for change, column in (("gained", "p_value_b"), ("lost", "p_value_a")):
                 some = pa.concat_tables([self.listed[change], table.filter(pc.equal(table["change"], change))])
                 ordered = some.sort_by([(column, "ascending"), ("doc_id", "ascending")])
                 self.listed[change] = ordered.slice(0, LISTED).combine_chunks()
+            self._keep_scores(one, other, share)
             yield table
 
-    def scores(self, n_shared: int) -> list[PairedScores]:
-        """The scores of documents that both runs scored, of at most about MOST_POINTS."""
-        share = min(1.0, MOST_POINTS / max(1, n_shared))
-        columns: list[list[list[np.ndarray]]] = [[[], []] for _ in self.pairs]
-        for part in side_by_side(self.rows):
-            one, other = part.shared
-            keep = one["scored"].to_numpy() & other["scored"].to_numpy()
-            if share < 1:
-                keys = mix(one["text_key"].to_numpy().view(np.uint64))
-                keep &= keys < np.uint64(share * 2.0**64)
-            for index, sides in enumerate(columns):
-                for values, table in zip(sides, (one, other), strict=True):
-                    values.append(table[f"score_{index}"].to_numpy()[keep])
+    def _keep_scores(self, one: pa.Table, other: pa.Table, share: float) -> None:
+        keep = ~(one["quarantined"].to_numpy() | other["quarantined"].to_numpy())
+        if share < 1:
+            keys = mix(one["text_key"].to_numpy().view(np.uint64))
+            keep &= keys < np.uint64(share * 2.0**64)
+        for index, sides in enumerate(self.scores):
+            for values, table in zip(sides, (one, other), strict=True):
+                values.append(table[f"score_{index}"].to_numpy()[keep])
+
+    def paired(self, sampled: bool) -> list[PairedScores]:
+        """The scores that were kept; after `tables`."""
         paired = []
-        for (detector_a, detector_b), sides in zip(self.pairs, columns, strict=True):
-            a, b = (np.concatenate(values) if values else np.empty(0) for values in sides)
+        for (detector_a, detector_b), sides in zip(self.pairs, self.scores, strict=True):
+            a, b = map(np.concatenate, sides)
             pair = ScorePair(
                 detector_a=detector_a,
                 detector_b=detector_b,
                 n_documents=a.size,
-                sampled=share < 1,
+                sampled=sampled,
                 spearman=rank_correlation(a, b),
             )
             paired.append(PairedScores(pair, a, b))
         return paired
 
     def record(self, scores: list[ScorePair]) -> SelectionChange:
-        """What became of the selection; after `changes`."""
+        """What became of the selection; after `tables`."""
         kept, gained, lost, neither = (self.counts[name] for name in ("kept", "gained", "lost", "neither"))
         listed = {
             change: [ChangedDocument(**row) for row in table.drop(["selection", "change"]).to_pylist()]
@@ -288,3 +289,61 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+
+
+# --- what the runs differ in besides
+
+
+def differences(a: FinishedRun, b: FinishedRun, selections: list[str]) -> list[Difference]:
+    """What two runs differ in, part by part, in the order of the keys.
+
+    Args:
+        a: the first run.
+        b: the second.
+        selections: those whose settings are compared, as they were asked for the last time.
+    """
+    parts = [
+        ("configuration", _settings(a), _settings(b)),
+        ("selection", _questions(a, selections), _questions(b, selections)),
+        ("fingerprint", a.manifest.fingerprint, b.manifest.fingerprint),
+        ("model", a.manifest.model.plain(), b.manifest.model.plain()),
+        ("version", a.manifest.versions, b.manifest.versions),
+        ("input", _inputs(a), _inputs(b)),
+    ]
+    return [
+        Difference(part=part, key=key, a=one, b=other) for part, x, y in parts for key, one, other in _differing(x, y)
+    ]
+
+
+def _settings(run: FinishedRun) -> dict[str, Any]:
+    plain = run.manifest.config.model_dump(mode="json", by_alias=True)
+    kept = {key: value for key, value in plain.items() if key not in _PLACES}
+    return {**kept, "limit": run.manifest.limit}
+
+
+def _questions(run: FinishedRun, selections: list[str]) -> dict[str, Any]:
+    return {name: run.settings(name) for name in selections}
+
+
+def _inputs(run: FinishedRun) -> dict[str, Any]:
+    """The input files by role and name within the role's folder, with what tells that their content changed."""
+    files: dict[str, Any] = {}
+    for role in ROLES:
+        entries = [entry for entry in run.manifest.inputs if entry.role == role]
+        folder = common_folder([entry.name for entry in entries])
+        files.update({f"{role}: {entry.name.removeprefix(folder)}": _content(entry) for entry in entries})
+    return files
+
+
+def _content(entry: InputRecord) -> dict[str, Any]:
+    return {"content": entry.content, "size": entry.size, "rows": entry.rows, "format": entry.format}
+
+
+def _differing(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted paths of values that differ; a mapping that only one side has is one value."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in dict.fromkeys([*a, *b]):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from _differing(a.get(key, ABSENT), b.get(key, ABSENT), inner)
+    elif a != b:
+        yield path, a, b

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.audit.digests import VerdictTables
+from pipeline.audit.digests import VerdictTables, verdicts_file
 from pipeline.audit.history import answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import Record
@@ -19,15 +19,13 @@ from pipeline.audit.status import read_status
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
-from pipeline.report.names import model_name
+from pipeline.report.names import common_folder, model_name
+from pipeline.report.wording.comparison import same_model
+from pipeline.report.wording.files import answered_by
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed
-
-JOINED = ("doc_id", "p_value", "selected", "scored", "text_key")
-"""What each row of `sorted_documents` holds before its scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +98,6 @@ def open_finished(run: str) -> FinishedRun:
     return FinishedRun(store, manifest, by_id, receipts, common_folder(names))
 
 
-def common_folder(names: Sequence[str]) -> str:
-    """The folder that holds all these files, with its last slash; empty where there is none in common."""
-    folders = [name.split("/")[:-1] for name in names]
-    common: list[str] = []
-    for parts in zip(*folders, strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return "".join(f"{part}/" for part in common)
-
-
 def chosen_selection(runs: Sequence[FinishedRun], selection: str | None) -> str:
     """The selection to be compared: the one that was named, or the only one that all runs have.
 
@@ -150,49 +137,47 @@ def shared_ids(run: FinishedRun, ids: pa.ChunkedArray | pa.Array) -> pa.ChunkedA
     return pc.if_else(inside, pc.utf8_slice_codeunits(ids, len(run.folder)), ids)
 
 
-def sorted_documents(run: FinishedRun, summary: Summary, scores: Sequence[str] = ()) -> SortedRows:
-    """All audited documents of a selection by shared id, with `scores` of its detectors; one row a document.
+def documents_of(run: FinishedRun, summary: Summary, scores: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """All audited documents of a selection, a table a shard.
 
-    Rows are on disk but for the last of them. Documents in quarantine have p = 1, text_key 0 and null scores.
+    Columns are doc_id and source (both without the folder of the corpus), row, p_value, selected, quarantined, text_key
+    and the scores, named score_0, score_1 and so on. Documents in quarantine have p = 1, text_key 0 and null scores.
 
     Args:
         run: whose selection it is.
         summary: of the selection.
-        scores: detectors of the selection, whose columns are named score_0, score_1 and so on.
+        scores: detectors of the selection.
 
     Raises:
         UserError: files of the selection are gone, or are not those of its summary.
     """
-    fields = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_()), ("scored", pa.bool_())]
-    columns = [(f"score_{index}", pa.float64()) for index in range(len(scores))]
-    rows = SortedRows(pa.schema([*fields, ("text_key", pa.int64()), *columns]), ["doc_id"])
-    remedy = f"make the selections anew with seenset select {run.store.url}"
-    verdicts = VerdictTables.of(run.store, summary.name, run.receipts)
+    verdicts, count = VerdictTables.of(run.store, summary.name, run.receipts), 0
     for receipt in run.receipts:
         table = verdicts.read(receipt.shard)
-        rows.add(_documents(run, receipt, table, summary, scores, rows.schema))
-    if len(rows) != summary.n_audit:
+        for column in ("doc_id", "p_value", "selected", *summary.detectors):
+            if column not in table.column_names:
+                name = f"{run.store.url}/{verdicts_file(summary.name, receipt.shard)}"
+                remedy = answered_by(run.store.url)
+                raise UserError(f"{name} has no column {column} and belongs to another selection: {remedy}")
+        filed = read_filed(run.store, receipt, ["row", "text_key"])
+        keys = filed["text_key"].take(pc.index_in(table["row"], value_set=filed["row"].combine_chunks()))
+        scored = pc.is_valid(table[summary.detectors[0]])
+        columns = {
+            "doc_id": shared_ids(run, table["doc_id"]),
+            "source": shared_ids(run, table["source"]),
+            "row": table["row"],
+            "p_value": table["p_value"],
+            "selected": table["selected"],
+            "quarantined": pc.invert(scored),
+            "text_key": pc.if_else(scored, keys, pa.scalar(0, pa.int64())),
+        }
+        yield pa.table({**columns, **{f"score_{index}": table[name] for index, name in enumerate(scores)}})
+        count += len(table)
+    if count != summary.n_audit:
         raise UserError(
-            f"{run.store.url}/selection/{summary.name}/documents holds {len(rows):,} documents, and the summary says "
-            f"{summary.n_audit:,}: {remedy}"
+            f"{run.store.url}/selection/{summary.name}/documents holds {count:,} documents, and the summary says "
+            f"{summary.n_audit:,}: {answered_by(run.store.url)}"
         )
-    return rows
-
-
-def _documents(
-    run: FinishedRun, receipt: Receipt, table: pa.Table, summary: Summary, scores: Sequence[str], schema: pa.Schema
-) -> pa.Table:
-    remedy = f"make the selections anew with seenset select {run.store.url}"
-    for column in ("doc_id", "p_value", "selected", *summary.detectors):
-        if column not in table.column_names:
-            name = f"{run.store.url}/selection/{summary.name}/documents/{receipt.shard}.parquet"
-            raise UserError(f"{name} has no column {column} and belongs to another selection: {remedy}")
-    scored = pc.is_valid(table[summary.detectors[0]])
-    filed = read_filed(run.store, receipt, ["row", "text_key"])
-    keys = filed["text_key"].take(pc.index_in(table["row"], value_set=filed["row"].combine_chunks()))
-    keys = pc.if_else(scored, keys, pa.scalar(0, pa.int64()))
-    columns = [shared_ids(run, table["doc_id"]), table["p_value"], table["selected"], scored, keys]
-    return pa.table([*columns, *(table[name] for name in scores)], schema=schema)
 
 
 class RunRecord(Record):
@@ -216,7 +201,5 @@ def same_models(runs: Sequence[FinishedRun]) -> list[str]:
     for run in runs:
         earlier = first.setdefault(run.fingerprint, run)
         if earlier is not run:
-            warnings.append(
-                f"same model twice: {earlier.store.url} and {run.store.url} have the fingerprint {run.fingerprint}"
-            )
+            warnings.append(same_model(earlier.store.url, run.store.url, run.fingerprint))
     return warnings

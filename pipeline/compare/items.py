@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -11,23 +11,21 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.conclusion import Concluded
+from pipeline.audit.summary import Summary
 from pipeline.compare.finished_runs import (
     FinishedRun,
     RunRecord,
     chosen_selection,
+    documents_of,
     run_record,
-    shared_ids,
-    sorted_documents,
 )
-from pipeline.compare.joining import side_by_side
 from pipeline.compare.joint import decide_jointly, joint_documents, untested_runs
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
+from pipeline.report.wording import comparison as wording
 from pipeline.selection.joint import joint_levels
-from pipeline.store.tables import read_filed
 
-NOTHING_CLEAN = "nothing is selected as clean, so no accuracy on clean items can be told"
 _LEAST_CHECKED = 5
 _LEAST_CHARACTERS = 12
 
@@ -80,37 +78,33 @@ def clean_items(
                 f"selection {name} of {run.store.url} has direction {direction}: only direction clean says which items "
                 "are clean; not to be selected as a member proves nothing"
             )
-    record, clean = _alone(runs[0], name, alpha) if len(runs) == 1 else _together(runs, name, alpha)
-    return record, _placed(runs[0], clean)
+    return _alone(runs[0], name, alpha) if len(runs) == 1 else _together(runs, name, alpha)
 
 
-def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems, set[str]]:
+def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems, list[Item]]:
     summary = run.summary(name)
     if alpha is not None:
         raise UserError(
             f"one run's selection has its own alpha, {summary.alpha:g}: ask it anew with seenset select {run.store.url}"
         )
-    rows = sorted_documents(run, summary)
-    try:
-        clean = {name for piece in rows.pieces() for name in piece.filter(piece["selected"])["doc_id"].to_pylist()}
-    finally:
-        rows.close()
-    limited = [] if run.manifest.limit is None else [f"a sample: the first {run.manifest.limit:,} documents of a role"]
+    items = _items(run, summary)
+    n_clean, limit = sum(item.clean for item in items), run.manifest.limit
+    limited = [] if limit is None else [wording.first_of_role(limit)]
     record = CleanItems(
         runs=[run_record(run)],
         selection=name,
-        n_clean=len(clean),
-        warnings=[*untested_runs([run], [summary]), *limited, *([] if clean else [NOTHING_CLEAN])],
+        n_clean=n_clean,
+        warnings=[*untested_runs([run], [summary]), *limited, *([] if n_clean else [wording.NOTHING_CLEAN])],
         **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
     )
-    return record, clean
+    return record, items
 
 
-def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tuple[CleanItems, set[str]]:
+def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tuple[CleanItems, list[Item]]:
     clean: set[str] = set()
     with joint_documents(runs, name, False) as (summaries, rows, shared):
         answer = decide_jointly(runs, summaries, rows, shared, alpha)
-        for part in side_by_side(rows):
+        for part in rows.parts():
             p = np.stack([table["p_value"].to_numpy() for table in part.shared])
             keep = joint_levels(answer.evidence, p) <= answer.proved.level
             clean.update(part.shared[0]["doc_id"].filter(pa.array(keep)).to_pylist())
@@ -118,41 +112,29 @@ def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tu
     record = CleanItems(
         runs=[run_record(run) for run in runs],
         selection=name,
-        alpha=report.alpha,
-        n_audit=report.n_audit,
         n_clean=len(clean),
         guarantee=report.proved.guarantee,
         promise=report.proved.promise,
-        supported=report.supported,
-        reasons=report.reasons,
-        warnings=[*report.warnings, *([] if clean else [f"{NOTHING_CLEAN}. {report.resolution()}"])],
+        warnings=[*report.warnings, *([] if clean else [f"{wording.NOTHING_CLEAN}. {report.resolution()}"])],
+        **report.model_dump(include={"alpha", "n_audit", "supported", "reasons"}),
     )
-    return record, clean
+    return record, _items(runs[0], summaries[0], clean)
 
 
-def model_warnings(runs: Sequence[FinishedRun]) -> list[str]:
-    """What the runs say nothing of: models that they did not audit."""
-    names = ", ".join(dict.fromkeys(run.model for run in runs))
-    each = "the audited model" if len(runs) == 1 else "every audited model"
-    return [
-        "an item that was not selected as clean is not shown to be contaminated",
-        f"clean is meant under {each} ({names}): whether another model was trained on an item, these runs cannot say",
+def _items(run: FinishedRun, summary: Summary, clean: Set[str] | None = None) -> list[Item]:
+    """Every audited document with its place, in the order of the inputs.
+
+    Args:
+        run: that judged them.
+        summary: of its selection.
+        clean: ids of the documents that are selected under several models; None: what the run itself selected.
+    """
+    columns = ("doc_id", "source", "row", "selected", "quarantined")
+    items = [
+        Item(name, source, row, selected if clean is None else name in clean and not quarantined)
+        for table in documents_of(run, summary)
+        for name, source, row, selected, quarantined in zip(*(table[c].to_pylist() for c in columns), strict=True)
     ]
-
-
-def _placed(run: FinishedRun, clean: set[str]) -> list[Item]:
-    """Every audited document with its place; of an id that repeats, only the first that was scored can be clean."""
-    items, judged = [], set()
-    for receipt in run.receipts:
-        source = run.shards[receipt.shard].name.removeprefix(run.folder)
-        table = read_filed(run.store, receipt, ["doc_id", "row"])
-        for name, row in zip(shared_ids(run, table["doc_id"]).to_pylist(), table["row"].to_pylist(), strict=True):
-            items.append(Item(name, source, row, name in clean and name not in judged))
-            judged.add(name)
-        if receipt.quarantine is not None:
-            table = read_filed(run.store, receipt, ["doc_id", "row"], receipt.quarantine)
-            ids = shared_ids(run, table["doc_id"]).to_pylist()
-            items += [Item(name, source, row, False) for name, row in zip(ids, table["row"].to_pylist(), strict=True)]
     return sorted(items, key=lambda item: (item.source, item.row))
 
 
@@ -178,9 +160,9 @@ def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inpu
         rows = {str(item.row) for item in of_task}
         if results.values.keys() != rows:
             extra = len(results.values.keys() - rows)
-            more = f", {extra:,} of them beyond its rows" if extra else ""
             raise UserError(
-                f"{results.path} has results of {len(results.values):,} items{more}, and the run audited {len(rows):,} "
+                f"{results.path} has results of {len(results.values):,} items"
+                f"{f', {extra:,} of them beyond its rows' if extra else ''}, and the run audited {len(rows):,} "
                 f"rows of {of_task[0].source}: they must be the same items; --id FIELD matches by an id"
             )
         _check_fields(results, of_task, run)

@@ -1,8 +1,9 @@
-"""The documents of several runs side by side: a merge of sorted rows, of which only pieces stand in memory."""
+"""The documents of several runs side by side: rows that are sorted by id, of which only pieces stand in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,18 +12,31 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline.audit.records import Record
+from pipeline.audit.summary import Summary
+from pipeline.compare.finished_runs import FinishedRun, documents_of
 from pipeline.errors import UserError
+from pipeline.report.wording.comparison import shared_documents
 from pipeline.store.pieces import SortedRows
 
+COLUMNS = (
+    ("doc_id", pa.string()),
+    ("run", pa.int32()),
+    ("quarantined", pa.bool_()),
+    ("p_value", pa.float64()),
+    ("selected", pa.bool_()),
+    ("text_key", pa.int64()),
+)
+"""Columns of joined rows before the scores."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class JoinedPart:
     """Some of the documents of several runs, all rows of an id together."""
 
     shared: list[pa.Table]  # of each run, rows of the same documents in the same order
-    only: list[pa.Table]  # of each run, rows whose id some other run lacks, or has with another text
-    n_other_text: int  # ids that all runs have, and not with the same text
-    n_repeated: list[int]  # of each run, rows that repeat an id
+    n_other_text: int  # ids that all runs have, with texts that differ
+    n_documents: np.ndarray  # int64, (runs,): different ids
+    n_repeated: np.ndarray  # int64, (runs,): rows that repeat an id
 
 
 class Shared(Record):
@@ -40,117 +54,102 @@ class Shared(Record):
 
     def sentence(self) -> str:
         """How many documents the runs share."""
-        each = " and ".join(f"{count:,}" for count in self.n_documents)
-        other = f"; {self.n_other_text:,} more have the same id and another text" if self.n_other_text else ""
-        return f"the runs audited {each} documents and share {self.n_shared:,}{other}"
+        return shared_documents(self.n_documents, self.n_shared, self.n_other_text)
 
 
-def side_by_side(runs: Sequence[SortedRows]) -> Iterator[JoinedPart]:
-    """The documents of several runs side by side, in the order of their ids; may be asked for several times.
+class JoinedRuns:
+    """The documents of several runs, sorted by id; rows beyond some thousands are on disk until `close`."""
+
+    def __init__(self, runs: int, scores: int = 0) -> None:
+        """Hold no documents yet.
+
+        Args:
+            runs: number of runs.
+            scores: number of score columns.
+        """
+        self.runs = runs
+        columns = [*COLUMNS, *((f"score_{index}", pa.float64()) for index in range(scores))]
+        self._rows = SortedRows(pa.schema(columns), ["doc_id"])
+
+    def add(self, run: int, documents: pa.Table) -> None:
+        """Add documents of a run, from `documents_of`."""
+        documents = documents.append_column("run", pa.array(np.full(len(documents), run, dtype=np.int32)))
+        self._rows.add(documents.select(self._rows.schema.names).cast(self._rows.schema))
+
+    def parts(self) -> Iterator[JoinedPart]:
+        """All documents in the order of their ids; may be read several times."""
+        waiting = self._rows.schema.empty_table()
+        for piece in self._rows.pieces():
+            waiting = pa.concat_tables([waiting, piece]).combine_chunks()
+            if len(waiting):  # more rows of the last id may follow
+                end = pc.index(waiting["doc_id"], waiting["doc_id"][-1]).as_py()
+                yield _part(waiting.slice(0, end), self.runs)
+                waiting = waiting.slice(end)
+        yield _part(waiting, self.runs)
+
+    def count(self) -> Shared:
+        """How many documents the runs have in common: one pass over their rows."""
+        shared = other = 0
+        documents, repeated = np.zeros((2, self.runs), dtype=np.int64)
+        for part in self.parts():
+            shared += len(part.shared[0])
+            other += part.n_other_text
+            documents += part.n_documents
+            repeated += part.n_repeated
+        return Shared(n_documents=documents.tolist(), n_repeated=repeated.tolist(), n_shared=shared, n_other_text=other)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self._rows.close()
+
+
+@contextmanager
+def joined_runs(
+    runs: Sequence[FinishedRun], summaries: Sequence[Summary], scores: Sequence[Sequence[str]] | None = None
+) -> Iterator[JoinedRuns]:
+    """The audited documents of several runs.
 
     Args:
-        runs: rows as `sorted_documents` gives them, sorted by doc_id.
+        runs: at least one.
+        summaries: of a selection of each.
+        scores: equally many detectors of each selection; None: no scores.
+
+    Raises:
+        UserError: as `documents_of`.
     """
-    heads = [_Head(rows.pieces(), rows.schema.empty_table()) for rows in runs]
-    while True:
-        for head in heads:
-            head.fill()
-        limits = [head.rows["doc_id"][-1].as_py() for head in heads if head.more is not None]
-        parts = [head.take_below(min(limits)) if limits else head.take_all() for head in heads]
-        if any(len(part) for part in parts):
-            yield _part(parts)
-        elif not limits:
-            return
-        else:  # one id fills a head: its other rows are still to come
-            for head in heads:
-                head.extend(min(limits))
+    scores = [()] * len(runs) if scores is None else scores
+    joined = JoinedRuns(len(runs), len(scores[0]))
+    try:
+        for place, (run, summary, columns) in enumerate(zip(runs, summaries, scores, strict=True)):
+            for table in documents_of(run, summary, columns):
+                joined.add(place, table)
+        yield joined
+    finally:
+        joined.close()
 
 
-@dataclass(slots=True)
-class _Head:
-    """The rows of a run that are next: some of them, sorted, and the piece behind them."""
-
-    pieces: Iterator[pa.Table]
-    rows: pa.Table
-    more: pa.Table | None = None  # the next piece; None at the end
-    begun: bool = False
-
-    def fill(self) -> None:
-        """Hold at least one row, and know whether there are more behind."""
-        if not self.begun:
-            self.begun, self.more = True, self._next()
-        if not len(self.rows) and self.more is not None:
-            self.rows, self.more = self.more, self._next()
-
-    def extend(self, last: str) -> None:
-        """Hold the next piece too, if the rows end with this id."""
-        if self.more is not None and self.rows["doc_id"][-1].as_py() == last:
-            self.rows, self.more = pa.concat_tables([self.rows, self.more]), self._next()
-
-    def take_below(self, limit: str) -> pa.Table:
-        """The rows whose id is less; they are no longer held."""
-        count = pc.sum(pc.less(self.rows["doc_id"], pa.scalar(limit, pa.string()))).as_py() or 0
-        taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
-        return taken
-
-    def take_all(self) -> pa.Table:
-        """All rows; they are no longer held."""
-        taken, self.rows = self.rows, self.rows.slice(len(self.rows))
-        return taken
-
-    def _next(self) -> pa.Table | None:
-        return next((piece for piece in self.pieces if len(piece)), None)
-
-
-def _part(parts: Sequence[pa.Table]) -> JoinedPart:
-    single = [_once(part) for part in parts]
-    ids = single[0]["doc_id"]
-    places = [pc.index_in(ids, value_set=_array(part["doc_id"])) for part in single]
-    common = np.ones(len(ids), dtype=bool)
-    for place in places:
-        common &= place.is_valid().to_numpy()
-    rows = [part.take(_array(place.filter(pa.array(common)))) for part, place in zip(single, places, strict=True)]
-    alike = _same_text(rows)
-    shared = [part.filter(pa.array(alike)) for part in rows]
-    known = _array(shared[0]["doc_id"])
-    only = [part.filter(pc.invert(pc.is_in(part["doc_id"], value_set=known))) for part in single]
-    repeated = [len(part) - len(one) for part, one in zip(parts, single, strict=True)]
-    return JoinedPart(shared, only, int((~alike).sum()), repeated)
-
-
-def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _once(part: pa.Table) -> pa.Table:
-    """One row an id: the one that was scored, if any; the others of an id are in quarantine."""
-    if pc.count_distinct(part["doc_id"]).as_py() == len(part):
-        return part
-    part = part.sort_by([("doc_id", "ascending"), ("scored", "descending")])
-    ids = _array(part["doc_id"])
-    first = np.ones(len(part), dtype=bool)
-    first[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    return part.filter(pa.array(first))
-
-
-def _same_text(rows: Sequence[pa.Table]) -> np.ndarray:
-    """Where the runs that scored a document read the same text: bool, (documents,)."""
-    keys = np.stack([part["text_key"].to_numpy() for part in rows])
-    scored = np.stack([part["scored"].to_numpy() for part in rows])
-    first = keys[np.argmax(scored, axis=0), np.arange(keys.shape[1])]
-    return np.asarray(((keys == first) | ~scored).all(axis=0))
-
-
-def count_shared(runs: Sequence[SortedRows]) -> Shared:
-    """How many documents runs have in common: one pass over their rows."""
-    shared = other = 0
-    repeated = np.zeros(len(runs), dtype=np.int64)
-    for part in side_by_side(runs):
-        shared += len(part.shared[0])
-        other += part.n_other_text
-        repeated += part.n_repeated
-    counts = [len(rows) - int(count) for rows, count in zip(runs, repeated, strict=True)]
-    return Shared(n_documents=counts, n_repeated=repeated.tolist(), n_shared=shared, n_other_text=other)
+def _part(rows: pa.Table, runs: int) -> JoinedPart:
+    """What sorted rows hold, with all rows of their ids."""
+    ids = rows["doc_id"].combine_chunks()
+    number = np.zeros(len(rows), dtype=np.int64)  # of the id
+    number[1:] = np.cumsum(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
+    order = np.lexsort((rows["quarantined"].to_numpy(), rows["run"].to_numpy(), number))
+    rows, number = rows.take(pa.array(order)), number[order]
+    places = rows["run"].to_numpy()
+    first = np.ones(len(rows), dtype=bool)  # of an id in a run: the row that was scored, if one was
+    first[1:] = (number[1:] != number[:-1]) | (places[1:] != places[:-1])
+    number = number[first]
+    common = rows.filter(pa.array(first)).filter(pa.array(np.bincount(number)[number] == runs))
+    keys, quarantined = (common[name].to_numpy().reshape(-1, runs) for name in ("text_key", "quarantined"))
+    scored_key = np.take_along_axis(keys, quarantined.argmin(axis=1)[:, None], axis=1)
+    alike = ((keys == scored_key) | quarantined).all(axis=1)  # the runs that scored a document read the same text
+    starts = np.flatnonzero(alike) * runs
+    return JoinedPart(
+        [common.take(pa.array(starts + run)) for run in range(runs)],
+        int((~alike).sum()),
+        np.bincount(places[first], minlength=runs),
+        np.bincount(places[~first], minlength=runs),
+    )
 
 
 def refuse_different(shared: Shared, on_shared: bool) -> None:

@@ -21,11 +21,11 @@ from pipeline.compare.finished_runs import (
     chosen_selection,
     run_record,
     same_models,
-    sorted_documents,
 )
-from pipeline.compare.joining import Shared, count_shared, refuse_different, side_by_side
+from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.calibrations import Calibration, calibration_of
 from pipeline.selection.joint import (
@@ -94,32 +94,21 @@ class JointReport(Concluded, VersionedRecord):
 
     def sentences(self) -> list[str]:
         """The answer in lines for a person; what contradicts the promise comes first."""
-        sought = "clean under" if self.direction == "clean" else "trained on by"
-        lines = [f"{WARNING}: {reason}" for reason in self.reasons]
-        lines.append(
-            f"{self.proved.n_selected:,} of {self.n_audit:,} documents are selected as {sought} every one of "
-            f"{len(self.models)} models at alpha {self.alpha:g} ({self.proved.guarantee}). {self.proved.promise}"
+        proved, other = self.proved, self.largest_p
+        selected = wording.jointly_selected(
+            proved.n_selected, self.n_audit, self.direction, len(self.models), self.alpha
         )
-        lines.append(self.resolution())
-        lines.append(
-            f"{self.largest_p.n_selected:,} have a small largest p-value (BH, {self.largest_p.guarantee}): "
-            f"{self.largest_p.promise}"
-        )
-        return lines
+        return [
+            *(f"{WARNING}: {reason}" for reason in self.reasons),
+            f"{selected} ({proved.guarantee}). {proved.promise}",
+            self.resolution(),
+            wording.largest_p_answer(other.n_selected, other.guarantee, other.promise),
+        ]
 
     def resolution(self) -> str:
         """How small the list can be, and what a smaller one takes."""
-        where = "in every group of every run" if self.grouped else "in every run"
-        if self.fewest > self.n_audit:
-            return (
-                f"Nothing can be selected at alpha {self.alpha:g}, whatever the scores: that takes alpha of at least "
-                f"{self.smallest_alpha:.4g}, or {self.needed_for_any:,} calibration documents {where}; a list of 1% "
-                f"takes {self.needed_for_1_percent:,}."
-            )
-        return (
-            f"The shortest possible list has {self.fewest:,} documents; one as short as 1% of the documents takes "
-            f"{self.needed_for_1_percent:,} calibration documents {where}."
-        )
+        small = JointResolution(self.fewest, self.smallest_alpha, self.needed_for_any, self.needed_for_1_percent)
+        return wording.joint_shortest(small, self.n_audit, self.alpha, self.grouped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +124,8 @@ class JointAnswer:
 @contextlib.contextmanager
 def joint_documents(
     runs: Sequence[FinishedRun], selection: str | None, on_shared: bool
-) -> Iterator[tuple[list[Summary], list[SortedRows], Shared]]:
-    """The documents of several runs that a joint selection judges: summaries, sorted rows, and what is shared.
+) -> Iterator[tuple[list[Summary], JoinedRuns, Shared]]:
+    """The documents of several runs that a joint selection judges: summaries, joined rows, and what is shared.
 
     Raises:
         UserError: fewer than 2 runs, selections that cannot be joined, or different documents without `on_shared`.
@@ -148,12 +137,8 @@ def joint_documents(
     name = chosen_selection(runs, selection)
     summaries = [run.summary(name) for run in runs]
     _check_selections(runs, summaries)
-    with contextlib.ExitStack() as stack:
-        rows = []
-        for run, summary in zip(runs, summaries, strict=True):
-            rows.append(sorted_documents(run, summary))
-            stack.callback(rows[-1].close)
-        shared = count_shared(rows)
+    with joined_runs(runs, summaries) as rows:
+        shared = rows.count()
         refuse_different(shared, on_shared)
         yield summaries, rows, shared
 
@@ -183,7 +168,7 @@ def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary])
 def decide_jointly(
     runs: Sequence[FinishedRun],
     summaries: Sequence[Summary],
-    rows: Sequence[SortedRows],
+    rows: JoinedRuns,
     shared: Shared,
     alpha: float | None,
 ) -> JointAnswer:
@@ -206,7 +191,7 @@ def decide_jointly(
     ]
     plain = [one.plain() for one in evidence]
     counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-    for part in side_by_side(rows):
+    for part in rows.parts():
         p = np.stack([table["p_value"].to_numpy() for table in part.shared])
         _check_places(p, runs, summaries)
         for total, kind in zip(counts, (evidence, plain), strict=True):
@@ -302,11 +287,11 @@ def _warnings(
     warnings = same_models(runs)
     warnings += untested_runs(runs, summaries)
     if not shared.alike:
-        warnings.append(f"{shared.sentence()}; only those are judged")
-    limits = [run for run in runs if run.manifest.limit is not None]
-    warnings += [f"{run.store.url} is a sample: the first {run.manifest.limit:,} documents of a role" for run in limits]
+        warnings.append(f"{shared.sentence()}; {wording.SHARED_JUDGED}")
+    limits = [(run.store.url, run.manifest.limit) for run in runs]
+    warnings += [f"{url} is {wording.first_of_role(limit)}" for url, limit in limits if limit is not None]
     if small.fewest > shared.n_shared:
-        warnings.append("nothing can be selected at this alpha with so few calibration documents")
+        warnings.append(wording.TOO_FEW_CALIBRATED)
     return warnings
 
 
@@ -318,7 +303,7 @@ def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> 
     ]
 
 
-def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -> None:
+def write_joint(store: Store, answer: JointAnswer, rows: JoinedRuns) -> None:
     """Write both lists, strongest evidence first, and joint.json last.
 
     Columns: doc_id, e_value (a lower limit of the smallest), largest_p, and p_value_1, p_value_2 and so on in the
@@ -338,7 +323,7 @@ def write_joint(store: Store, answer: JointAnswer, rows: Sequence[SortedRows]) -
         ):
             selected = SortedRows(_schema(len(evidence)), ["largest_p", "doc_id"])
             stack.callback(selected.close)
-            for part in side_by_side(rows):
+            for part in rows.parts():
                 p = np.stack([table["p_value"].to_numpy() for table in part.shared])
                 keep = joint_levels(kind, p) <= cut.level
                 e = e_values(joint_levels(evidence, p[:, keep]), evidence[0].m, evidence[0].alpha)

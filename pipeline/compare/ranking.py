@@ -15,6 +15,7 @@ from pipeline.compare.finished_runs import FinishedRun
 from pipeline.compare.items import CleanItems, Item, items_of
 from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
+from pipeline.report.wording import comparison as wording
 from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, share_interval
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
@@ -31,13 +32,6 @@ ITEMS_SCHEMA = pa.schema(
         ("model", pa.string()),
         ("correct", pa.float64()),
     ]
-)
-
-OF_INTERVALS = (
-    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items, for items like these that are drawn one by one: "
-    "of each accuracy, and of each difference between clean and all items, for itself; of the ranks of a task on one "
-    "set of items, and of the models that change places, for all pairs of models together. They do not count how the "
-    "clean items were chosen, and they are too short where items depend on one another, as questions on one passage do."
 )
 
 PairedDifferences = dict[tuple[int, int], tuple[float, float, float]]
@@ -85,12 +79,9 @@ class RankChange(Record):
 
     def sentence(self) -> str:
         """The change in one line."""
-        interval = f"{self.difference_clean:.3f} [{self.low:.3f}, {self.high:.3f}]"
-        chance = "" if self.shown else ", which may be chance"
-        return (
-            f"{self.first} is ahead of {self.second} by {self.difference_all:.3f} on all items; {self.second} is ahead "
-            f"by {interval} on the clean items{chance}. Of the items that were not selected as clean {self.n_for:,} "
-            f"speak for {self.first} and {self.n_against:,} against."
+        clean = (self.difference_clean, self.low, self.high)
+        return wording.places_changed(
+            (self.first, self.second), self.difference_all, clean, self.shown, (self.n_for, self.n_against)
         )
 
 
@@ -111,7 +102,7 @@ class RankingReport(VersionedRecord):
 
     clean: CleanItems = Field(description="Which items were selected as clean, and what that promises.")
     tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
-    intervals: str = Field(OF_INTERVALS, description="What the intervals are.")
+    intervals: str = Field(wording.RANKING_INTERVALS, description="What the intervals are.")
     notices: list[str] = Field(description="What a reader must know besides, a line each.")
 
 
@@ -119,10 +110,9 @@ def rank_models(
     clean: CleanItems,
     items: Sequence[Item],
     results: Sequence[ItemResults],
-    run: FinishedRun,
+    runs: Sequence[FinishedRun],
     inputs: Mapping[str, str],
     store: Store,
-    notices: Sequence[str],
 ) -> RankingReport:
     """Rank models on all items and on the clean ones, and write `items.parquet` and `ranking.json`.
 
@@ -130,10 +120,9 @@ def rank_models(
         clean: from `clean_items`.
         items: the audited documents.
         results: of all models and tasks.
-        run: the first of the runs that judged the items.
+        runs: that judged the items.
         inputs: task -> input, for tasks that are not named like their input.
         store: the folder, from `open_output`.
-        notices: to be told besides.
 
     Raises:
         UserError: results of other items, models with different items or tasks, or by different metrics.
@@ -144,7 +133,7 @@ def rank_models(
     _check_tasks(tasks)
     rankings, tables = [], []
     for task, of_task in tasks.items():
-        placed = [items_of(one, items, run, inputs) for one in of_task]
+        placed = [items_of(one, items, runs[0], inputs) for one in of_task]
         _check_alike(of_task)
         ordered = placed[0]
         keys = [item.doc_id if of_task[0].by_id else str(item.row) for item in ordered]
@@ -152,7 +141,7 @@ def rank_models(
         rankings.append(_task(task, of_task, ordered, values))
         tables += [_table(task, one.model, ordered, row) for one, row in zip(of_task, values, strict=True)]
     write_pieces(store, ITEMS_FILE, ITEMS_SCHEMA, tables)
-    ranking = RankingReport(clean=clean, tasks=rankings, notices=list(notices))
+    ranking = RankingReport(clean=clean, tasks=rankings, notices=wording.other_models([run.model for run in runs]))
     store.write_json(RANKING_FILE, ranking.plain())
     return ranking
 

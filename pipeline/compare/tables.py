@@ -10,6 +10,7 @@ from rich.text import Text
 from pipeline.compare.comparison import Comparison
 from pipeline.compare.joint import JointReport
 from pipeline.compare.ranking import TaskRanking
+from pipeline.report.wording import comparison as wording
 
 
 def joint_table(report: JointReport) -> Table:
@@ -33,8 +34,7 @@ def joint_table(report: JointReport) -> Table:
 
 def comparison_table(comparison: Comparison) -> Table:
     """What became of each selection, and how alike the scores are."""
-    title = f"{comparison.documents.n_shared:,} documents that both runs audited"
-    table = Table("selection", title=title)
+    table = Table("selection", title=wording.shared_title(comparison.documents.n_shared))
     for name in ("selected, A", "selected, B", "kept", "gained", "lost", "rank correlation"):
         table.add_column(name, justify="right")
     for change in comparison.selections:
@@ -50,7 +50,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def differences_table(comparison: Comparison) -> Table:
     """What the runs differ in."""
-    table = Table("part", "key", "A", "B", title="What differs between the runs")
+    table = Table("part", "key", "A", "B", title=wording.DIFFERENCES_TITLE)
     for one in comparison.differences:
         values = [
             value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in (one.a, one.b)
@@ -61,8 +61,7 @@ def differences_table(comparison: Comparison) -> Table:
 
 def ranking_table_of(task: TaskRanking) -> Table:
     """The models on one task: accuracy with its interval and rank, on all items and on the clean ones."""
-    title = f"{task.task}: {task.metric} on {task.n_items:,} items, {task.n_clean:,} of them selected as clean"
-    table = Table("model", title=title)
+    table = Table("model", title=wording.ranking_title(task.task, task.metric, task.n_items, task.n_clean))
     for name in ("all items", "rank", "clean items", "rank", "clean less all"):
         table.add_column(name, justify="right")
     for one in task.models:

@@ -14,12 +14,12 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline import __version__
-from pipeline.audit.conclusion import Conclusion
 from pipeline.audit.history import HistoryEntry, read_history, several_questions
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible
-from pipeline.export.request import FORMS, ExportQuestion
+from pipeline.export.request import ExportQuestion
+from pipeline.report.wording import export as wording
 from pipeline.report.wording.bounds import bound_sentence
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")
@@ -47,25 +47,6 @@ class ExportCounts:
     unwritten: int = 0  # documents that would be kept, and that the form cannot hold
 
 
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """What a card says."""
-
-    headline: str
-    sentences: list[str]
-    promise: list[str]
-    conclusion: Conclusion
-    standing: str
-    reasons: list[str]
-    guarantee: str
-    alpha: str
-    strict: str
-    counts: dict[str, str]
-    files: Sequence[ExportedFile]
-    settings: dict[str, str]
-    provenance: dict[str, str]
-
-
 def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[str], data_files: list[Any]) -> bytes:
     """The card of an export, in Markdown with Hugging Face's front matter.
 
@@ -88,13 +69,14 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
     if summary.series is not None:
         stated["schedule"] = summary.series.sentence
     others = {key: str(value) for key, value in _settings(history, summary.name).items() if key not in stated}
-    facts = CardFacts(
+    template = _environment().get_template("card.md")
+    text: str = template.render(
+        front=_front(question, counts, data_files),
+        title=f"{_kind(question)}: {summary.name}",
         headline=answer_sentence(question, counts),
         sentences=[quarantine_sentence(question, counts), *remarks],
         promise=_promise(question, history),
-        conclusion=summary.conclusion,
-        standing=summary.standing,
-        reasons=summary.reasons,
+        summary=summary,
         guarantee=summary.guarantee if summary.conclusion != "contradicted" else "none: see above",
         alpha=f"{summary.alpha:g}",
         strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
@@ -103,43 +85,24 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         settings=stated | others,
         provenance=_provenance(question),
     )
-    front = _front(question, counts, data_files)
-    title = f"{_kind(question)}: {summary.name}"
-    return _environment().get_template("card.md").render(front=front, title=title, facts=facts).encode()
+    return text.encode()
 
 
 def answer_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     """What the documents of an export are, in words that claim no more than the selection does."""
-    summary, model = question.summary, _model_name(question)
-    sample = "" if summary.limit is None else f" (a sample: the first {summary.limit:,}, not the whole corpus)"
-    audited = f"Of {counts.audited:,} audited documents{sample}"
-    training = f"the training data of {model}"
-    selected, kept = f"{counts.selected:,}", f"{counts.kept:,}"
-    if question.keeps_selected and summary.direction == "clean":
-        return f"{audited}, these {selected} were selected as not part of {training}; all others are left out."
-    if question.keeps_selected:
-        return f"{audited}, these {selected} were selected as part of {training}: this is the list to remove."
-    if summary.direction == "clean":
-        return (
-            f"{audited}, {selected} were selected as not part of {training} and are left out here; of these {kept} "
-            "that is not shown, nor that they are part of it."
-        )
-    return (
-        f"{audited}, {selected} were selected as part of {training} and removed. {kept} remain; that none of them is "
-        "part of it is not shown."
+    summary = question.summary
+    return wording.exported_documents(
+        wording.audited_sample(counts.audited, summary.limit),
+        _model_name(question),
+        (counts.selected, counts.kept),
+        summary.direction,
+        question.keeps_selected,
     )
 
 
 def quarantine_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     """What became of documents that could not be scored."""
-    if not counts.quarantined:
-        return "Every audited document was scored."
-    what = f"{counts.quarantined:,} audited document{'s' * (counts.quarantined != 1)} could not be scored (quarantined)"
-    if question.keeps_selected:
-        return f"{what}: never selected, so left out here."
-    if question.keeps_quarantined:
-        return f"{what}: nothing is known of them, and they are kept here (--without-quarantined leaves them out)."
-    return f"{what}: nothing is known of them, and they are left out here, as --without-quarantined says."
+    return wording.quarantined_documents(counts.quarantined, question.keeps_selected, question.keeps_quarantined)
 
 
 def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[str]:
@@ -148,9 +111,9 @@ def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[
     repeated = several_questions(history)
     lines = list(summary.remarks)
     if not question.keeps_selected:
-        lines.append("The guarantee covers only the selected documents, which are not here.")
+        lines.append(wording.SELECTED_NOT_HERE)
     if summary.conclusion != "contradicted":
-        lines += [f"With alpha = {summary.alpha:g}: {summary.promise}", f"It rests on this: {summary.assumption}"]
+        lines += wording.promised_terms(summary.alpha, summary.promise, summary.assumption)
     lines += [bound] if bound is not None else []
     return lines + ([repeated] if repeated is not None else [])
 
@@ -159,10 +122,10 @@ def _count_rows(question: ExportQuestion, counts: ExportCounts) -> dict[str, str
     rows = {
         "audited": counts.audited,
         "selected": counts.selected,
-        "quarantined: could not be scored": counts.quarantined,
+        wording.QUARANTINED_LABEL: counts.quarantined,
         "here": counts.kept - counts.unwritten,
         "left out": counts.audited - counts.kept + counts.unwritten,
-        "that calibrated the p-values": question.summary.n_calibration,
+        wording.CALIBRATED_LABEL: question.summary.n_calibration,
     }
     return {name: f"{count:,}" for name, count in rows.items()}
 
@@ -172,11 +135,11 @@ def _provenance(question: ExportQuestion) -> dict[str, str]:
     versions = {f"version of {name}": version for name, version in manifest.versions.items()}
     return {
         "model": _model_name(question),
-        "fingerprint of the scores": question.fingerprint_digest,
+        wording.FINGERPRINT_LABEL: question.fingerprint_digest,
         "seed": str(manifest.seed),
         **versions,
         "exported by": f"seenset {__version__}",
-        "export": f"{FORMS[question.form]}, keep {question.keep}",
+        "export": f"{wording.FORM_PHRASES[question.form]}, keep {question.keep}",
     }
 
 

@@ -30,6 +30,7 @@ from pipeline.export.place import CARD_FILE, ExportFolder, begin_folder, check_o
 from pipeline.export.request import ExportQuestion, ExportRequest, Form, settle_request
 from pipeline.export.sources import check_digest, check_names, check_unchanged, check_untouched, sources_of
 from pipeline.export.verdicts import AnsweredRun, RowMarks, read_answered
+from pipeline.report.wording import export as wording
 
 LIST_FILE = "list.jsonl"
 SAMPLES_FILE = "samples.json"
@@ -110,7 +111,7 @@ def write_export(request: ExportRequest) -> Exported:
     files = list(folder.names)
     counts, remarks = replace(counts, unwritten=unwritten), list(draft.remarks)
     if unwritten:
-        remarks.append(f"{unwritten:,} documents that would be kept can be no row of a table, and are left out.")
+        remarks.append(wording.no_table_rows(unwritten))
     folder.write(CARD_FILE, make_card(question, counts, remarks, draft.data_files))
     folder.finish()
     return Exported(question, counts, files, remarks)
@@ -169,17 +170,11 @@ def _draft_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
             _write_samples(samples, sink)
         return 0
 
-    remarks = []
-    if samples.empty:
-        remarks.append(
-            f"No item of {', '.join(samples.empty)} is kept: leave these out of --tasks, as lm-evaluation-harness "
-            "evaluates all items of a task without indices."
-        )
+    remarks = [wording.empty_tasks(samples.empty)] if samples.empty else []
     if samples.without:
-        remarks.append(f"{samples.without:,} documents name no task and are items of none.")
+        remarks.append(wording.without_task(samples.without))
     if len(sources) > 1:
-        order = ", ".join(source.name for source in sources)
-        remarks.append(f"Items are counted over {len(sources)} inputs in this order: {order}.")
+        remarks.append(wording.counted_over([source.name for source in sources]))
     return _Draft([SAMPLES_FILE], write, remarks)
 
 

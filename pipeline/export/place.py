@@ -17,13 +17,13 @@ from pipeline.corpus.formats import format_named
 from pipeline.errors import UserError
 from pipeline.export.request import ExportQuestion
 from pipeline.export.sources import source_place
+from pipeline.report.wording.export import UNFINISHED_NOTE
 from pipeline.store.files import Store
 
 MARKER_FILE = ".seenset-export.json"
 CARD_FILE = "README.md"
 UNFINISHED_FILE = "NOT_FINISHED"
 
-_UNFINISHED = b"This export is not finished: files are missing or old. The same seenset export goes on.\n"
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}")
 
 
@@ -84,7 +84,7 @@ def begin_folder(question: ExportQuestion, names: Sequence[str]) -> ExportFolder
         # what is there now may be there still when this is killed too
         known = planned.model_copy(update={"files": sorted({*planned.files, *(marker.files if marker else [])})})
         store.write_json(MARKER_FILE, known.plain())
-        store.write(UNFINISHED_FILE, _UNFINISHED)
+        store.write(UNFINISHED_FILE, f"{UNFINISHED_NOTE}\n".encode())
         for name in present:
             if name not in (MARKER_FILE, UNFINISHED_FILE):
                 store.remove(name)

@@ -19,12 +19,6 @@ from pipeline.store.files import Store
 
 Keep = Literal["selected", "rest"]
 Form = Literal["files", "list", "samples", "huggingface"]
-FORMS: dict[Form, str] = {
-    "files": "files in the format that came in",
-    "list": "a list of ids and rows",
-    "samples": "samples for lm-evaluation-harness",
-    "huggingface": "a Hugging Face dataset folder",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,6 @@ from pipeline.errors import UserError
 from pipeline.export.request import ExportQuestion
 from pipeline.store.receipts import Receipt
 
-_AGAIN = "seenset run on the data as they are now, in another run directory, judges them"
-
 
 def sources_of(question: ExportQuestion) -> list[ExportSource]:
     """The inputs of a run's audited documents, in their order."""
@@ -122,7 +120,7 @@ def check_untouched(inputs: Sequence[InputFile]) -> None:
 def _changed(name: str) -> UserError:
     return UserError(
         f"{name} was changed since the run: its documents are not those that were scored, so no verdict is about them; "
-        f"{_AGAIN}"
+        "seenset run on the data as they are now, in another run directory, judges them"
     )
 
 

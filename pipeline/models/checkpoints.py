@@ -18,8 +18,6 @@ from pipeline.models.fit import TYPES, stored_weights
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
 PICKLES = ("*.bin", "*.pt", "*.pth")
-NOT_CAUSAL = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
-NOT_SEQ2SEQ = ("EncoderModel", "Classification", "QuestionAnswering")
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 HUB_SECONDS = 10
@@ -214,6 +212,51 @@ Kind = Literal["causal", "rewriter", "pictures", "any"]
 """What a model must be: a causal language model; that or an encoder-decoder one; one that reads pictures with text."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """Models that one class of transformers opens."""
+
+    auto_class: str  # name of the class
+    mapping: str  # name of its table of classes by types of models
+    refused: tuple[str, ...] = ()  # parts of the names of architectures that it opens without their own head
+    task: str = "CAUSAL_LM"  # of adapters
+
+    def class_of(self, loaded: Any) -> str | None:
+        """Name of the class of a configuration, if this family has one."""
+        from transformers.models.auto import modeling_auto
+
+        if self is PICTURES and getattr(loaded, "vision_config", None) is None:
+            return None
+        name = getattr(modeling_auto, self.mapping).get(loaded.model_type)
+        return name if name is None or isinstance(name, str) else name[0]
+
+    def opens(self, loaded: Any) -> bool:
+        """Whether this family has a class for a configuration, and the configuration is not of another task."""
+        names = loaded.architectures or []
+        return self.class_of(loaded) is not None and not any(part in name for name in names for part in self.refused)
+
+
+CAUSAL = ModelFamily(
+    "AutoModelForCausalLM",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice"),
+)
+SEQ2SEQ = ModelFamily(
+    "AutoModelForSeq2SeqLM",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    ("EncoderModel", "Classification", "QuestionAnswering"),
+    "SEQ_2_SEQ_LM",
+)
+PICTURES = ModelFamily("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+
+
+def model_family(loaded: Any, kind: Kind) -> ModelFamily:
+    """The family by which a model of a kind is opened."""
+    if kind == "pictures" or (kind == "any" and PICTURES.class_of(loaded) in (loaded.architectures or [])):
+        return PICTURES
+    return SEQ2SEQ if kind in ("rewriter", "any") and loaded.is_encoder_decoder else CAUSAL
+
+
 def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "causal") -> Any:
     """Read the configuration of a model of a kind.
 
@@ -229,21 +272,16 @@ def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "cau
     with in_one_line(config, "config"):
         changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
         loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
-    names = loaded.architectures or []
-    shown = ", ".join(names) or loaded.model_type
-    if kind == "pictures" or (kind == "any" and picture_class(loaded) in names):
-        if picture_class(loaded) is None:
-            raise UserError(f"model {config.shown} reads texts alone, and the documents are pictures: {shown}")
+    shown, family = ", ".join(loaded.architectures or []) or loaded.model_type, model_family(loaded, kind)
+    has_code = config.trust_remote_code and family.auto_class in (getattr(loaded, "auto_map", None) or {})
+    if family.opens(loaded) or (family is CAUSAL and has_code):
         return loaded
-    if kind in ("rewriter", "any") and loaded.is_encoder_decoder:
-        if seq2seq_class(loaded) is None or any(end in name for name in names for end in NOT_SEQ2SEQ):
-            raise UserError(f"model {config.shown} writes no text: {shown}")
-        return loaded
-    has_code = config.trust_remote_code and "AutoModelForCausalLM" in (getattr(loaded, "auto_map", None) or {})
-    if not has_code and (causal_class(loaded) is None or any(end in name for name in names for end in NOT_CAUSAL)):
-        tail = "; it reads pictures with text, and no corpus.*.image is given" if picture_class(loaded) else ""
-        raise UserError(f"model {config.shown} is no causal language model: {shown}{tail}")
-    return loaded
+    if family is PICTURES:
+        raise UserError(f"model {config.shown} reads texts alone, and the documents are pictures: {shown}")
+    if family is SEQ2SEQ:
+        raise UserError(f"model {config.shown} writes no text: {shown}")
+    tail = "; it reads pictures with text, and no corpus.*.image is given" if PICTURES.class_of(loaded) else ""
+    raise UserError(f"model {config.shown} is no causal language model: {shown}{tail}")
 
 
 @lru_cache(maxsize=8)
@@ -258,32 +296,6 @@ def _known_type(model_type: str | None) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
-
-
-def causal_class(loaded: Any) -> str | None:
-    """Name of the causal language model class of a configuration, if it has one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(loaded.model_type)
-    return name if name is None or isinstance(name, str) else name[0]
-
-
-def picture_class(loaded: Any) -> str | None:
-    """Name of the class of a configuration that reads pictures with text and writes text, if it has one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-
-    if getattr(loaded, "vision_config", None) is None:
-        return None
-    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(loaded.model_type)
-    return name if name is None or isinstance(name, str) else name[0]
-
-
-def seq2seq_class(loaded: Any) -> str | None:
-    """Name of the sequence-to-sequence class of a configuration, if it has one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-
-    name = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(loaded.model_type)
-    return name if name is None or isinstance(name, str) else name[0]
 
 
 def max_positions(loaded: Any) -> int | None:

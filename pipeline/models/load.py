@@ -16,9 +16,9 @@ from pipeline.models.arithmetic import choose_model, processor_here, stored_byte
 from pipeline.models.attention import use_fused_attention
 from pipeline.models.checkpoints import (
     ADAPTER_CONFIG,
+    SEQ2SEQ,
     Checkpoint,
     Kind,
-    causal_class,
     check_adapter,
     check_files,
     check_weights,
@@ -29,9 +29,8 @@ from pipeline.models.checkpoints import (
     locate_adapter,
     matching,
     max_positions,
-    picture_class,
+    model_family,
     read_model_config,
-    seq2seq_class,
     weight_files,
 )
 from pipeline.models.fit import other_shapes, refuse_integers, refuse_misfit
@@ -99,15 +98,15 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
     model, tokenizer = _load(config, files, gpus, kind)
     if files is not source:
         model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.folder)
-    two_sided = kind == "rewriter" and model.config.is_encoder_decoder
+    family = model_family(model.config, kind)
     if config.adapter is not None:
-        model = _merge_adapter(config, model, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
+        model = _merge_adapter(config, model, family.task)
     model.eval().requires_grad_(False)
     device = model.get_input_embeddings().weight.device
     positions = max_positions(model.config)
     return (
         Seq2SeqModel(model, tokenizer, device, positions)
-        if two_sided
+        if family is SEQ2SEQ
         else LanguageModel(model, tokenizer, device, positions)
     )
 
@@ -151,16 +150,15 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
     quieten()
     files = _checked_files(config, source, kind)
     loaded = read_model_config(config, files, kind)
-    two_sided = kind == "rewriter" and loaded.is_encoder_decoder
+    family = model_family(loaded, kind)
     load_tokenizer(config, files)
     if config.adapter is not None:
-        check_adapter(config, "SEQ_2_SEQ_LM" if two_sided else "CAUSAL_LM")
+        check_adapter(config, family.task)
     if config.quantization is not None:
         _quantization(config, dtype_name(config, source, loaded))
     if kind == "pictures":
         load_processor(config, files, loaded)
-    class_name = _class_name(loaded, kind)
-    architecture = (loaded.architectures or [class_name or loaded.model_type])[0]
+    architecture = (loaded.architectures or [family.class_of(loaded) or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
     parameters = _count_parameters(config, loaded, kind)
     return {
@@ -179,18 +177,9 @@ def _checked_files(config: ModelConfig, source: Checkpoint, kind: Kind) -> Check
 
 
 def _auto_class(loaded: Any, kind: Kind) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    import transformers
 
-    if kind == "pictures" or (kind == "any" and picture_class(loaded) in (loaded.architectures or [])):
-        return AutoModelForImageTextToText
-    two_sided = kind != "causal" and loaded.is_encoder_decoder
-    return AutoModelForSeq2SeqLM if two_sided else AutoModelForCausalLM
-
-
-def _class_name(loaded: Any, kind: Kind) -> str | None:
-    if kind == "pictures":
-        return picture_class(loaded)
-    return seq2seq_class(loaded) if kind == "rewriter" and loaded.is_encoder_decoder else causal_class(loaded)
+    return getattr(transformers, model_family(loaded, kind).auto_class)
 
 
 def _count_parameters(config: ModelConfig, loaded: Any, kind: Kind) -> int | None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.errors import UserError
-from pipeline.models.embedding import embedding_rows, unknown_id
-from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.models.opened import LanguageModel, Seq2SeqModel, embedding_rows, unknown_id
 from pipeline.passes.generate import Continuation, Prompt, continuations
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling

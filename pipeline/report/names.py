@@ -73,11 +73,11 @@ class Folders:
 
 def _folders(names: list[str]) -> list[str]:
     """The folder that all of them share; where that is the root, the folder of each."""
-    common = _common_folder(names)
+    common = common_folder(names)
     return [f"{os.path.dirname(name)}/" for name in names] if common == "/" else [common]
 
 
-def _common_folder(names: Iterable[str]) -> str:
+def common_folder(names: Iterable[str]) -> str:
     """The longest folder of all of them, with a slash at its end; empty where there is none."""
     folders = [name.split("/")[:-1] for name in names]
     common = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.errors import UserError
@@ -27,16 +27,10 @@ def check_ledger_place(ledger: Store, run: Store) -> None:
             "beside the run directories"
         )
     if within is None and ledger.local:
-        within = next((folder for folder in _upwards(there) if os.path.exists(f"{folder}/{MANIFEST_FILE}")), None)
+        folders = (there, *map(str, Path(there).parents))
+        within = next((folder for folder in folders if Path(folder, MANIFEST_FILE).exists()), None)
     if within is not None:
         raise UserError(
             f"series.ledger {ledger.url} is in run directory {within}, and a run removes what is not its own: name a "
             "folder beside the run directories"
         )
-
-
-def _upwards(path: str) -> list[str]:
-    folders = [path]
-    while (above := os.path.dirname(folders[-1])) != folders[-1]:
-        folders.append(above)
-    return folders

@@ -13,8 +13,8 @@ from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import sampled_of
-from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import tokenize
 from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.parts import PassSizes

@@ -21,8 +21,8 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
-from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.switching import Adapters
 from pipeline.models.tokens import count_words, open_tokenizer, tokenize
 from pipeline.passes.copying import in_one_copy

@@ -22,8 +22,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, text_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
-from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.load import open_model
+from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.pieces import pieces_of
 from pipeline.models.tokens import tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.models.tail import Tail, agree, stated_tail
 
@@ -27,12 +28,8 @@ def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, 
 
     Padding is masked by length, because in many models the pad token occurs in texts too.
     """
-    longest = max(len(document) for document in documents)
-    ids = torch.zeros(len(documents), longest, dtype=torch.long)
-    mask = torch.zeros(len(documents), longest, dtype=torch.long)
-    for row, document in enumerate(documents):
-        ids[row, : len(document)] = torch.tensor(document)
-        mask[row, : len(document)] = 1
+    ids = pad_sequence([torch.tensor(document) for document in documents], batch_first=True)
+    mask = pad_sequence([torch.ones(len(document), dtype=torch.long) for document in documents], batch_first=True)
     return loss_of_tokens(model, {"input_ids": ids, "attention_mask": mask}, mask[:, 1:].bool())
 
 

@@ -16,7 +16,7 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
 from pipeline.models.arithmetic import choose_training, processor_here
 from pipeline.models.device_errors import check_lost, out_of_memory
-from pipeline.models.embedding import embedding_rows
+from pipeline.models.opened import embedding_rows
 from pipeline.training.loss import (
     attention_is_plain,
     batch_loss,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,16 @@ from torch import Tensor
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.pictures import open_picture
 from pipeline.errors import UserError
-from pipeline.models.embedding import embedding_rows, unknown_id
-from pipeline.models.opened import LanguageModel
+from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
-from pipeline.training.checkpoint import TrainingCheckpoint
 from pipeline.training.loss import loss_of_tokens
 from pipeline.training.memory import typed
-from pipeline.training.steps import ALONE
 from pipeline.training.train import (
-    CHECKPOINT_SECONDS,
+    PLAIN,
     Lesson,
     Training,
+    TrainingOptions,
     TrainingResult,
-    TrainingStep,
     carry_on,
     check_job,
 )
@@ -52,10 +49,7 @@ def train_pictures(
     pictures: Sequence[tuple[bytes, str]],
     config: FinetuneConfig,
     output_folder: str | Path,
-    on_step: Callable[[TrainingStep], None] | None = None,
-    *,
-    base: Mapping[str, str] | None = None,
-    checkpoint_seconds: float | None = None,
+    options: TrainingOptions = PLAIN,
 ) -> TrainingResult:
     """Train on pictures with captions and write the result to a folder that appears whole or not at all.
 
@@ -68,9 +62,7 @@ def train_pictures(
         pictures: encoded pictures that can be decoded, each with its caption; at least `config.batch_size`.
         config: how to train. `max_tokens` cuts the caption.
         output_folder: local folder that does not exist yet.
-        on_step: called after every step.
-        base: what the base model is (`models.fingerprint_model`), for the record.
-        checkpoint_seconds: work that a killed training loses at most, about; by default `CHECKPOINT_SECONDS`.
+        options: how it runs, in one process.
 
     Raises:
         UserError: as `train`; a model without a processor, no caption, or a picture that leaves no room for one.
@@ -95,11 +87,9 @@ def train_pictures(
         predicted = mask[:, 1:].bool() & (places >= firsts[:, None])
         return loss_of_tokens(model, {**batch, "attention_mask": mask}, predicted)
 
-    folder, seconds = Path(output_folder), CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     described = [[hashlib.sha256(one.picture).hexdigest(), one.ids, one.first] for one in documents]
-    checkpoint = TrainingCheckpoint(folder, [config.settings(), described], seconds)
     lesson = Lesson(loss, lambda one: len(one) - one.first, lm.processor, loss)
-    return carry_on(lm.model, Training(documents, lesson, config, folder, checkpoint, ALONE, None, base, on_step))
+    return carry_on(lm.model, Training.of(documents, described, lesson, config, output_folder, options))
 
 
 def _captioned(

@@ -28,8 +28,8 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import RECORD, adapter_record
 from pipeline.models.checkpoints import ADAPTER_CONFIG
-from pipeline.models.embedding import embedding_rows, unknown_id
 from pipeline.models.libraries import BUILDING
+from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.store.space import whole
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.checkpoint import TrainingCheckpoint
@@ -82,6 +82,17 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How a training runs, apart from what decides the weights of one process."""
+
+    on_step: Callable[[TrainingStep], None] | None = None  # called after every step
+    processes: ProcessGroup = ALONE  # share each batch, all with the same arguments; the first one writes
+    zero: Mapping[str, Any] | None = None  # DeepSpeed settings from `read_zero_settings`; None: no process shares state
+    base: Mapping[str, str] | None = None  # what the base model is (`models.fingerprint_model`), for the record
+    checkpoint_seconds: float | None = None  # work that a killed training loses at most; None: CHECKPOINT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """One training: its arguments, checked."""
 
@@ -89,15 +100,30 @@ class Training:
     lesson: Lesson
     config: FinetuneConfig
     folder: Path
+    options: TrainingOptions
     checkpoint: TrainingCheckpoint
-    processes: ProcessGroup
-    zero: Mapping[str, Any] | None
-    base: Mapping[str, str] | None
-    on_step: Callable[[TrainingStep], None] | None
+
+    @classmethod
+    def of(
+        cls,
+        documents: Sequence[Any],
+        described: Any,
+        lesson: Lesson,
+        config: FinetuneConfig,
+        folder: str | Path,
+        options: TrainingOptions,
+    ) -> Training:
+        """A training with its checkpoint beside the folder; `described`: the documents as JSON values."""
+        seconds = CHECKPOINT_SECONDS if options.checkpoint_seconds is None else options.checkpoint_seconds
+        checkpoint = TrainingCheckpoint(Path(folder), [config.settings(), described], seconds)
+        return cls(documents, lesson, config, Path(folder), options, checkpoint)
 
     def predicted(self, batch: Sequence[Any]) -> int:
         """Tokens of a batch whose loss counts."""
         return sum(map(self.lesson.predicted, batch))
+
+
+PLAIN = TrainingOptions()
 
 
 def train(
@@ -106,19 +132,14 @@ def train(
     texts: Sequence[str],
     config: FinetuneConfig,
     output_folder: str | Path,
-    on_step: Callable[[TrainingStep], None] | None = None,
-    *,
-    processes: ProcessGroup = ALONE,
-    zero: Mapping[str, Any] | None = None,
-    base: Mapping[str, str] | None = None,
-    checkpoint_seconds: float | None = None,
+    options: TrainingOptions = PLAIN,
 ) -> TrainingResult:
     """Train on `texts` and write the result, with `training.json`, to a folder that appears whole or not at all.
 
     The same model, texts, config and kind of device give the same weights, also where the training was killed and
     called again: it goes on from a checkpoint beside the folder. The loss of a step is the mean cross-entropy over
     the tokens of its batch. An adapter's method writes an adapter, and the model comes back without it, as it was
-    (not with `zero`, which takes the model over); `full` writes a model with its tokenizer, and the model comes back
+    (not with DeepSpeed, which takes the model over); `full` writes a model with its tokenizer, and the model comes back
     trained.
 
     Args:
@@ -127,11 +148,7 @@ def train(
         texts: documents, at least `config.batch_size` (copies counted), each of at least 2 tokens.
         config: how to train.
         output_folder: local folder that does not exist yet, the same one for all processes.
-        on_step: called after every step.
-        processes: those that share each batch, all with the same arguments; the first one writes.
-        zero: DeepSpeed settings from `zero.read_zero_settings`; by default every process holds everything.
-        base: what the base model is (`models.fingerprint_model`), for the record.
-        checkpoint_seconds: work that a killed training loses at most, about; by default `CHECKPOINT_SECONDS`.
+        options: how it runs.
 
     Raises:
         UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
@@ -140,16 +157,14 @@ def train(
         FullError: there is no space left for a checkpoint or the result.
     """
     config = typed(model, config)
-    check_job(output_folder, len(texts), config, zero)
+    check_job(output_folder, len(texts), config, options.zero)
     documents = encode(tokenizer, texts, config.max_tokens)
     for index, document in enumerate(documents):
         if (problem := unknown_id(document, embedding_rows(model))) is not None:
             raise UserError(f"fine-tuning text {index}: {problem}")
     documents *= config.copies
-    folder, seconds = Path(output_folder), CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
-    checkpoint = TrainingCheckpoint(folder, [config.settings(), documents], seconds)
     lesson = Lesson(batch_loss, lambda document: len(document) - 1, tokenizer)
-    return carry_on(model, Training(documents, lesson, config, folder, checkpoint, processes, zero, base, on_step))
+    return carry_on(model, Training.of(documents, documents, lesson, config, output_folder, options))
 
 
 def check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
@@ -168,7 +183,7 @@ def check_job(output_folder: str | Path, documents: int, config: FinetuneConfig,
 
 def carry_on(model: Any, work: Training) -> TrainingResult:
     """Train from the beginning or from where a checkpoint was written; the arguments have been checked."""
-    with torch.random.fork_rng(devices=_cuda_devices(model)):
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(work.config.seed)
         if work.config.method == "full":
             return _train_fully(model, work)
@@ -192,7 +207,7 @@ def _train_adapter(model: Any, work: Training) -> TrainingResult:
             adapted.eval()  # dropout would make the weights depend on how a batch is shared
             result = _train(adapted, batches, work, save)
         finally:
-            if work.zero is None:
+            if work.options.zero is None:
                 adapted.unload()
     return result
 
@@ -276,14 +291,14 @@ def _train(
 ) -> TrainingResult:
     config, steps = work.config, len(batches)
     size = PassSize(None, bool(config.recompute))
-    if work.zero is None:
+    if work.options.zero is None:
         size = pass_size(model, work.documents, config, work.lesson.probe)
     updates = _updates(model, work)
     progress = work.checkpoint.load(updates)
     start, before = time.monotonic(), progress.seconds
     for step in range(len(progress.losses) + 1, steps + 1):
         batch = [work.documents[index] for index in batches[step - 1]]
-        with recomputed(model, size.recomputes), explained(config, size, batch, work.processes.size == 1):
+        with recomputed(model, size.recomputes), explained(config, size, batch, work.options.processes.size == 1):
             loss = _accumulate(updates, batch, size, work)
         progress.losses.append(loss)
         progress.tokens += work.predicted(batch)
@@ -293,14 +308,14 @@ def _train(
         updates.apply(rate, step)
         progress.seconds = before + time.monotonic() - start
         work.checkpoint.save(updates, progress)
-        if work.on_step is not None:
-            work.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
+        if work.options.on_step is not None:
+            work.options.on_step(TrainingStep(step, steps, loss, progress.seconds, progress.tokens))
     finite = all(bool(torch.isfinite(weight).all()) for weight in updates.weights.values())
-    if work.processes.add_up(torch.tensor(float(not finite), device=updates.model.device)).item():
+    if work.options.processes.add_up(torch.tensor(float(not finite), device=updates.model.device)).item():
         raise _diverged(work, f"the fine-tuned weights are no finite numbers after step {steps} of {steps}")
     result = TrainingResult(steps, tuple(progress.losses), progress.tokens, progress.seconds)
     state = updates.whole_state()
-    if work.processes.rank == 0:
+    if work.options.processes.rank == 0:
         _write(save, state, result, progress.began_at, work)
     return result
 
@@ -312,15 +327,17 @@ def _diverged(work: Training, problem: str) -> UserError:
 
 
 def _updates(model: Any, work: Training) -> Updates | ZeroUpdates:
-    if work.zero is not None:
-        return ZeroUpdates(model, work.config.learning_rate, work.config.dtype, work.processes, work.zero)
+    if work.options.zero is not None:
+        return ZeroUpdates(
+            model, work.config.learning_rate, work.config.dtype, work.options.processes, work.options.zero
+        )
     adalora = model.base_model if work.config.method == "adalora" else None
-    return Updates(model, work.config.learning_rate, work.processes, adalora)
+    return Updates(model, work.config.learning_rate, work.options.processes, adalora)
 
 
 def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: PassSize, work: Training) -> float:
     """Add up the gradients of this process's part of a batch, pass by pass; the loss of the whole batch."""
-    processes = work.processes
+    processes = work.options.processes
     documents = batch[processes.rank :: processes.size]
     # A process without a document still takes part in the passes of the others, with no weight.
     passes = list(passes_of(documents or batch[:1], size.tokens))
@@ -334,10 +351,6 @@ def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: Pass
             part = part + orthogonality(updates.weights) / processes.size
         updates.accumulate(part)
     return processes.add_up(total).item()
-
-
-def _cuda_devices(model: Any) -> list[torch.device]:
-    return [model.device] if model.device.type == "cuda" else []
 
 
 def _write(
@@ -355,7 +368,7 @@ def _write(
         save(attempt, state)
         record = {
             "config": work.config.model_dump(),
-            "base": None if work.base is None else dict(work.base),
+            "base": None if work.options.base is None else dict(work.options.base),
             "versions": {"torch": torch.__version__, "peft": version("peft")},
             "result": asdict(result),
             "began_at": began_at,

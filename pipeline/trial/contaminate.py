@@ -18,7 +18,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.models.libraries import free_memory
 from pipeline.models.load import fingerprint_model, open_model, open_picture_model
 from pipeline.training.pictures import train_pictures
-from pipeline.training.train import FinetuneConfig, TrainingStep, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.documents import Documents
 from pipeline.trial.splits import choose_trained
@@ -86,12 +86,12 @@ def contaminate(
     try:
         opening = open_model if documents.pictures is None else open_picture_model
         opened = opening(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
-        base = _fingerprint(config.model.model_dump_json())
+        options = TrainingOptions(on_step, base=_fingerprint(config.model.model_dump_json()))
         if documents.pictures is None:
-            train(opened.model, opened.tokenizer, texts, training, planned.folder, on_step, base=base)
+            train(opened.model, opened.tokenizer, texts, training, planned.folder, options)
         else:
             captioned = [(documents.pictures[i], documents.texts[i]) for i in places]
-            train_pictures(opened, captioned, training, planned.folder, on_step, base=base)
+            train_pictures(opened, captioned, training, planned.folder, options)
     finally:
         torch.set_num_threads(threads)
         del opened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,16 +106,23 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
         check_files(model)
 
 
+def documents_in(corpus: CorpusConfig, config: TrialConfig, limit: int | None) -> Iterator[Document]:
+    """The documents of a corpus as a trial reads them, in the order of the files.
+
+    Raises:
+        UserError: a bad file or column, or a damaged file.
+    """
+    inputs = find_inputs(corpus, config.limits)
+    for shard in number_rows(plan_shards(corpus, inputs, config.resources, limit=limit, limits=config.limits)):
+        yield from read_shard(shard)
+
+
 def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
     """Read the documents of a trial. Bad ones, texts and captions of one word and repeated ids are left out, counted.
 
     Raises:
         UserError: a bad file or column, a damaged file, or no documents.
     """
-    corpus = CorpusConfig(audit=config.documents)
-    shards = plan_shards(
-        corpus, find_inputs(corpus, config.limits), config.resources, limit=limit, limits=config.limits
-    )
     ids: list[str] = []
     texts: list[str] = []
     groups: list[str | None] = []
@@ -123,23 +130,22 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
     sketches: list[bytes] = []
     earlier_ids: set[str] = set()
     left_out: Counter[str] = Counter()
-    for shard in number_rows(shards):
-        for document in read_shard(shard):
-            if document.problem is not None:
-                left_out[document.problem[0]] += 1
-            elif len(document.text.split()) < MIN_WORDS:
-                left_out["too_short"] += 1
-            elif document.doc_id in earlier_ids:
-                left_out["duplicate_id"] += 1
-            elif (content := _sketch(document, config.text_transform)) is None:
-                left_out["undecodable"] += 1
-            else:
-                earlier_ids.add(document.doc_id)
-                ids.append(document.doc_id)
-                texts.append(document.text)
-                pictures += [] if document.picture is None else [document.picture]
-                groups.append(document.group)
-                sketches.append(content)
+    for document in documents_in(CorpusConfig(audit=config.documents), config, limit):
+        if document.problem is not None:
+            left_out[document.problem[0]] += 1
+        elif len(document.text.split()) < MIN_WORDS:
+            left_out["too_short"] += 1
+        elif document.doc_id in earlier_ids:
+            left_out["duplicate_id"] += 1
+        elif (content := _sketch(document, config.text_transform)) is None:
+            left_out["undecodable"] += 1
+        else:
+            earlier_ids.add(document.doc_id)
+            ids.append(document.doc_id)
+            texts.append(document.text)
+            pictures += [] if document.picture is None else [document.picture]
+            groups.append(document.group)
+            sketches.append(content)
     if not ids:
         raise UserError(f"no documents to try on; left out: {dict(left_out)}")
     family = near_families(stack_sketches(sketches), config.near_copies)

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
 from pipeline.trial.checks import NO_CHECKS, WordChecks, weigh_repeat
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.splits import Split, draw_split
+from pipeline.trial.splits import Drawable, Split, draw_split
 
 ROWS_SCHEMA = pa.schema(
     [
@@ -79,10 +79,9 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
     """
     known, shift = config.roles(), config.split.shift
     lean = None if shift is None else shift.strength * pool.places[shift.by]
+    documents = Drawable(pool.trained, pool.family, pool.finetuned, lean)
     for number in range(config.repeats):
-        drawn = draw_split(
-            pool.trained, pool.family, known, config.split, config.seed, model, number, pool.finetuned, lean
-        )
+        drawn = draw_split(documents, known, config.split, config.seed, model, number)
         roles = {role: _scored(pool, drawn.of(role)) for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
         scores, checks, seed = pool.scores, NO_CHECKS, config.seed + number

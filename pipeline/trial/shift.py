@@ -11,12 +11,10 @@ from pipeline.audit.blind import Shown, blind_scores
 from pipeline.audit.blind_pictures import PictureLooks, picture_features
 from pipeline.audit.halvings import LEAST
 from pipeline.config.corpus import CorpusConfig
-from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.errors import UserError
 from pipeline.trial.config import BY_WORDS, Point, TrialConfig
-from pipeline.trial.documents import Documents
+from pipeline.trial.documents import Documents, documents_in
 
 
 def check_shifts(points: Sequence[Point]) -> None:
@@ -66,15 +64,10 @@ def _with_column(config: TrialConfig, column: str) -> CorpusConfig:
 
 
 def _by_column(config: TrialConfig, documents: Documents, column: str, limit: int | None) -> np.ndarray:
-    corpus = _with_column(config, column)
-    shards = plan_shards(
-        corpus, find_inputs(corpus, config.limits), config.resources, limit=limit, limits=config.limits
-    )
     values: dict[str, str] = {}
-    for shard in number_rows(shards):
-        for document in read_shard(shard):
-            if document.group is not None and document.group.strip():
-                values.setdefault(document.doc_id, document.group)
+    for document in documents_in(_with_column(config, column), config, limit):
+        if document.group is not None and document.group.strip():
+            values.setdefault(document.doc_id, document.group)
     missing = sum(doc_id not in values for doc_id in documents.ids)
     if missing:
         raise UserError(f"split.shift.by {column}: {missing} of {len(documents)} documents have no value there")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -72,16 +72,18 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
     return chosen
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawable:
+    """The documents of one contaminated model, as splits are drawn of them."""
+
+    trained: np.ndarray  # bool, (documents,)
+    family: np.ndarray  # int64, (documents,)
+    finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained the adapters
+    lean: np.ndarray | None = None  # float, (documents,), of a shift; None: all documents are alike
+
+
 def draw_split(
-    trained: np.ndarray,
-    family: np.ndarray,
-    known: Mapping[Role, Amount],
-    config: SplitConfig,
-    seed: int,
-    model: int,
-    repeat: int,
-    finetuned: Mapping[Role, np.ndarray] | None = None,
-    lean: np.ndarray | None = None,
+    documents: Drawable, known: Mapping[Role, Amount], config: SplitConfig, seed: int, model: int, repeat: int
 ) -> Split:
     """Draw the documents that calibrate and those that are audited, in one repeat over one contaminated model.
 
@@ -89,96 +91,83 @@ def draw_split(
     documents among the untrained (trained, for `seen`) is equally likely, so the audited nulls are exchangeable with
     them. That is the assumption of every finite-sample guarantee, made true by design, unless `label_noise` breaks it.
 
-    With `lean` it is broken: who calibrates is drawn with odds of exp(lean), and the audited documents lean the other
-    way, the trained and the untrained ones alike, because as large a share of either is taken away.
+    With `lean` it is broken: calibration documents are drawn with odds of exp(lean), and the audited documents lean the
+    other way, the trained and the untrained ones alike, because as large a share of either is taken away.
 
     Args:
-        trained: bool, (documents,).
-        family: int64, (documents,).
+        documents: of the model; those that trained the audit's adapters get no role in any repeat.
         known: how many documents calibrate in each known role.
         config: the other settings of the split.
         seed: of the trial.
         model: which contaminated model, from 0.
         repeat: which repeat, from 0.
-        finetuned: bool, (documents,), for each known role: its documents that the audit's adapters were trained on.
-            They are the same in every repeat and get no role in it.
-        lean: float, (documents,), of a shift; None for documents that are alike.
 
     Raises:
         UserError: too few trained or untrained documents: says how many are needed.
     """
-    rng = generator(seed, _REPEAT, model, repeat)
+    draw, trained = _Draw(documents, generator(seed, _REPEAT, model, repeat)), documents.trained
     free = np.ones(trained.size, dtype=bool)
-    for excluded in (finetuned or {}).values():
+    for excluded in documents.finetuned.values():
         free &= ~excluded
     offered = free.copy()
     roles: dict[str, np.ndarray] = {}
     rights: dict[Role, np.ndarray] = {"unseen": ~trained, "seen": trained}
     for role, right in rights.items():
         count = _number(known.get(role, 0), trained.size)
-        if finetuned is not None and role in finetuned:
-            count = max(0, count - int(finetuned[role].sum()))
+        if role in documents.finetuned:
+            count = max(0, count - int(documents.finetuned[role].sum()))
         wrong = round(config.label_noise * count)
-        chosen = _take(free & right, family, count - wrong, rng, f"split.{role}", _KIND[role], lean)
-        chosen |= _take(free & ~right, family, wrong, rng, f"split.{role} (label noise)", _OTHER_KIND[role], lean)
-        _check_drawn(chosen, free & (right if wrong < count else ~right), family, count, f"split.{role}")
+        chosen = draw.take(free & right, count - wrong, f"split.{role}", _KIND[role])
+        chosen |= draw.take(free & ~right, wrong, f"split.{role} (label noise)", _OTHER_KIND[role])
+        wanted = free & (right if wrong < count else ~right)
+        _check_drawn(chosen, wanted, documents.family, count, f"split.{role}")
         free &= ~chosen
         roles[role] = chosen
-    if lean is not None:
-        free &= ~_left_out(offered, free, trained, family, lean, rng)
-    audited = _audited(free, trained, family, config, rng)
+    if documents.lean is not None:
+        free &= ~draw.left_out(offered, free)
+    audited = replace(draw, documents=replace(documents, lean=None)).audited(free, config)
     return Split(*(np.flatnonzero(mask) for mask in (audited, roles["unseen"], roles["seen"])))
 
 
-def _left_out(
-    offered: np.ndarray,
-    free: np.ndarray,
-    trained: np.ndarray,
-    family: np.ndarray,
-    lean: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Who gets no role, so that the trained and the untrained that are left lean alike; bool, (documents,)."""
-    kinds = [kind for kind in (trained, ~trained) if (offered & kind).any()]
-    share = max((offered & ~free & kind).sum() / (offered & kind).sum() for kind in kinds)
-    left_out = np.zeros(free.size, dtype=bool)
-    for kind in kinds:
-        more = round(share * int((offered & kind).sum())) - int((offered & ~free & kind).sum())
-        left_out |= draw_families(free & kind, family, max(0, more), rng, lean)
-    return left_out
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draw:
+    """One draw, which goes on with the same random numbers."""
 
+    documents: Drawable
+    rng: np.random.Generator
 
-def _audited(
-    free: np.ndarray, trained: np.ndarray, family: np.ndarray, config: SplitConfig, rng: np.random.Generator
-) -> np.ndarray:
-    members, others = free & trained, free & ~trained
-    share = config.member_share
-    if share is None:
-        count = _number(config.audited, int(free.sum()))
-        return _take(free, family, count, rng, "split.audited", "other")
-    limits = [members.sum() / share] if share > 0 else []
-    limits += [others.sum() / (1 - share)] if share < 1 else []
-    count = config.audited if isinstance(config.audited, int) else math.floor(config.audited * min(limits) + 1e-9)
-    n_members = round(share * count)
-    where = f"split.audited {count} at split.member_share {share:g}"
-    chosen = _take(members, family, n_members, rng, where, "trained")
-    return chosen | _take(others, family, count - n_members, rng, where, "untrained")
+    def take(self, pool: np.ndarray, count: int, setting: str, kind: str) -> np.ndarray:
+        """So many documents of a pool, whole families of them; bool, (documents,)."""
+        if count > pool.sum():
+            raise UserError(
+                f"{setting} needs {count} {kind} documents that nothing else takes, {int(pool.sum())} are there"
+            )
+        return draw_families(pool, self.documents.family, count, self.rng, self.documents.lean)
 
+    def left_out(self, offered: np.ndarray, free: np.ndarray) -> np.ndarray:
+        """Documents without a role, so that the trained and the untrained that remain lean alike."""
+        trained = self.documents.trained
+        kinds = [kind for kind in (trained, ~trained) if (offered & kind).any()]
+        share = max((offered & ~free & kind).sum() / (offered & kind).sum() for kind in kinds)
+        left_out = np.zeros(free.size, dtype=bool)
+        for kind in kinds:
+            more = round(share * int((offered & kind).sum())) - int((offered & ~free & kind).sum())
+            left_out |= draw_families(free & kind, self.documents.family, max(0, more), self.rng, self.documents.lean)
+        return left_out
 
-def _take(
-    pool: np.ndarray,
-    family: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    setting: str,
-    kind: str,
-    lean: np.ndarray | None = None,
-) -> np.ndarray:
-    if count > pool.sum():
-        raise UserError(
-            f"{setting} needs {count} {kind} documents that nothing else takes, {int(pool.sum())} are there"
-        )
-    return draw_families(pool, family, count, rng, lean)
+    def audited(self, free: np.ndarray, config: SplitConfig) -> np.ndarray:
+        """The audited documents."""
+        members, others = free & self.documents.trained, free & ~self.documents.trained
+        share = config.member_share
+        if share is None:
+            return self.take(free, _number(config.audited, int(free.sum())), "split.audited", "other")
+        limits = [members.sum() / share] if share > 0 else []
+        limits += [others.sum() / (1 - share)] if share < 1 else []
+        count = config.audited if isinstance(config.audited, int) else math.floor(config.audited * min(limits) + 1e-9)
+        n_members = round(share * count)
+        where = f"split.audited {count} at split.member_share {share:g}"
+        chosen = self.take(members, n_members, where, "trained")
+        return chosen | self.take(others, count - n_members, where, "untrained")
 
 
 def _check_drawn(chosen: np.ndarray, pool: np.ndarray, family: np.ndarray, count: int, setting: str) -> None:

@@ -17,7 +17,6 @@ from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
 from pipeline.report.wording import trial as wording
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
-from pipeline.trial.bounds import audit_bounds, bound_cells, bound_headers, shown_audit_bounds, shown_bounds
 from pipeline.trial.intervals import by_model, contradicts, estimate_of
 
 
@@ -40,7 +39,7 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
         selections: of the point.
         repeats: `repeats.ROWS_SCHEMA`, of all its models.
     """
-    return [_selection_row(settings, s, repeats.filter(_mask_of(repeats, s.name))) for s in selections]
+    return [_selection_row(settings, s, repeats.filter(pc.equal(repeats["selection"], s.name))) for s in selections]
 
 
 def model_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
@@ -53,7 +52,7 @@ def model_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig
     """
     rows = []
     for selection in selections:
-        named = repeats.filter(_mask_of(repeats, selection.name))
+        named = repeats.filter(pc.equal(repeats["selection"], selection.name))
         for model in dict.fromkeys(named["model"].to_pylist()):
             one = named.filter(pc.equal(named["model"], model))
             rows.append({**_selection_row(settings, selection, one), "model": model + 1})
@@ -101,7 +100,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         **spread(
             "null_estimate", estimate_of(by_model(null_estimate, model)) if estimates_share(selection) else UNDEFINED
         ),
-        **bound_cells(selection, repeats),
+        **_bound_cells(selection, repeats),
     }
 
 
@@ -120,10 +119,6 @@ def _share_unsupported(repeats: pa.Table) -> float | None:
 def _between(samples: Sequence[np.ndarray]) -> float | None:
     """Standard deviation of the models' means; None of fewer than two."""
     return float(np.std([values.mean() for values in samples], ddof=1)) if len(samples) > 1 else None
-
-
-def _mask_of(repeats: pa.Table, name: str) -> pa.Array:
-    return pa.array([value == name for value in repeats["selection"].to_pylist()])
 
 
 def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
@@ -146,7 +141,7 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
         "true": right,
         "share_false": (len(selected) - right) / len(selected) if selected and sought < len(audited) else None,
         "power": right / sought if sought else None,
-        **audit_bounds(summary, sought),
+        **_audit_bounds(summary, sought),
     }
 
 
@@ -162,7 +157,7 @@ def audit_table(rows: Sequence[Row]) -> Table:
         "share false",
         "power",
         "wrong at most",
-        bound_headers(rows)[-1],
+        _bound_headers(rows)[-1],
     ):
         table.add_column(name, justify="right")
     for row in rows:
@@ -173,7 +168,7 @@ def audit_table(rows: Sequence[Row]) -> Table:
             f"{row['alpha']:g}",
             *counts,
             *shares,
-            *shown_audit_bounds(row),
+            *_shown_audit_bounds(row),
         )
     return table
 
@@ -199,7 +194,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     spreads = ("FDR between models", "power between models") if several else ()
     counts = ("selected", "audited", "null share", "its estimate")
-    for name in ("target", "FDR", "power", *spreads, *counts, *bound_headers(rows)):
+    for name in ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows)):
         table.add_column(name, justify="right")
     extra = [name for name in ("effective", "unsupported") if any(row[name] is not None for row in rows)]
     for name in extra:
@@ -219,7 +214,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             f"{row['audited']:.1f}",
             f"{row['null_share']:.3f}",
             cell(row, "null_estimate"),
-            *shown_bounds(row),
+            *_shown_bounds(row),
             *("" if row[name] is None else f"{row[name]:.{'1f' if name == 'effective' else '0%'}}" for name in extra),
         )
     if any(row["contradicted"] or row["bound_contradicted"] for row in rows):
@@ -247,3 +242,57 @@ def _deviation(value: float | None) -> str:
 def _detectors() -> Column:
     """One line a selection, however many detectors it reads."""
     return Column("detectors", no_wrap=True, overflow="ellipsis", max_width=28)
+
+
+# --- bounds
+
+
+def _bound_headers(rows: Sequence[Row]) -> tuple[str, str, str]:
+    """The headers of `_shown_bounds`; the last one names the kind of document that the rows' selections seek."""
+    kinds = dict.fromkeys("members" if row["direction"] == "members" else "clean" for row in rows)
+    return "bound", "bound fails", f"{' or '.join(kinds) or 'members'}, at least"
+
+
+def _bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
+    """What the bounds of one selection said, on average over repeats, and the share of repeats in which they fail.
+
+    A bound fails where more of the selected are wrong than it says, or fewer of the audited are members (clean).
+    `bound` is the mean of its share of the selected, 0 where none are, as for the share that is wrong; all None for a
+    selection without bounds. `bound_contradicted` says that the bounds fail more often than their confidence allows.
+    """
+    names = ("n_selected", "n_false", "n_sought", "wrong_at_most", "sought_at_least")
+    if repeats["wrong_at_most"].null_count:
+        cells = {"bound": None, "sought": None, "sought_at_least": None, **spread("bound_fails", UNDEFINED)}
+        return {**cells, "bound_contradicted": None}
+    selected, false, sought, wrong, least = (np.asarray(repeats[name].to_numpy(), dtype=np.float64) for name in names)
+    fails = ((false > wrong) | (sought < least)).astype(np.float64)
+    failing = by_model(fails, repeats["model"].to_numpy())
+    return {
+        "bound": float((wrong / np.maximum(selected, 1)).mean()),
+        "sought": float(sought.mean()),
+        "sought_at_least": float(least.mean()),
+        **spread("bound_fails", estimate_of(failing)),
+        "bound_contradicted": contradicts(failing, 1 - selection.confidence),
+    }
+
+
+def _shown_bounds(row: Row) -> list[str]:
+    """The cells of a row for a terminal, below `_bound_headers`."""
+    if row["bound"] is None:
+        return ["-", "-", "-"]
+    fails = cell(row, "bound_fails") + (" !" if row["bound_contradicted"] else "")
+    return [f"{row['bound']:.3f}", fails, f"{row['sought_at_least']:.1f} of {row['sought']:.1f}"]
+
+
+def _audit_bounds(summary: Summary, sought: int) -> dict[str, Any]:
+    """The bounds of one audit's selection, beside the number of members (of clean documents); None without bounds."""
+    bound = summary.bound
+    wrong, least = (None, None) if bound is None else (bound.wrong_at_most, bound.members_at_least)
+    return {"wrong_at_most": wrong, "sought": sought, "sought_at_least": least}
+
+
+def _shown_audit_bounds(row: Row) -> list[str]:
+    """The cells of an audit's row for a terminal: wrong at most, and sought at least of how many there are."""
+    if row["wrong_at_most"] is None:
+        return ["-", "-"]
+    return [str(row["wrong_at_most"]), f"{row['sought_at_least']} of {row['sought']}"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,7 @@ from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure, pool_of
 from pipeline.trial.shift import check_shifts, positions
-from pipeline.trial.splits import draw_split
+from pipeline.trial.splits import Drawable, draw_split
 
 LINE_SECONDS = 10.0
 """Without a line of a training, after which its next step is shown."""
@@ -135,30 +135,21 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
     return with_types(config, types.types)
 
 
+@dataclass(slots=True)
 class _Trial:
     """One driver's work on a trial: audits by key, so that points share them."""
 
-    def __init__(
-        self,
-        config: TrialConfig,
-        driver: Callable[[AuditConfig], Audited],
-        say: Callable[[str], None],
-        store: Store,
-        work: Store,
-        documents: Documents,
-        progress: TrialProgress,
-    ) -> None:
-        self.base = config
-        self.progress = progress
-        self.driver = driver
-        self.say = say
-        self.store = store
-        self.work = work
-        self.documents = documents
-        self.audits: dict[str, _Audit] = {}
-        self.shown = 0.0  # seconds of a training after which its last line was printed
-        self.places: dict[str, np.ndarray] = {}
-        self.words: dict[str, Any] = {}  # text transform -> words of the documents
+    base: TrialConfig
+    driver: Callable[[AuditConfig], Audited]
+    say: Callable[[str], None]
+    store: Store
+    work: Store
+    documents: Documents
+    progress: TrialProgress
+    audits: dict[str, _Audit] = field(default_factory=dict)
+    shown: float = 0.0  # seconds of a training after which its last line was printed
+    places: dict[str, np.ndarray] = field(default_factory=dict)
+    words: dict[str, Any] = field(default_factory=dict)  # text transform -> words of the documents
 
     def read_words(self, points: Sequence[Point], limit: int | None) -> None:
         """Count words and place the documents along the shifts, where a point needs that."""
@@ -184,13 +175,13 @@ class _Trial:
         for number, (point, audits) in enumerate(zip(points, audited, strict=True)):
             shown = ", ".join(f"{path}={value}" for path, value in point.settings.items())
             self.say(f"repeats: point {number + 1} of {len(points)} {shown}".rstrip())
-            repeats = pa.concat_tables(self.repeats(point.config, a, index) for index, a in enumerate(audits))
+            repeats = self.once("repeats", measure, point.config, audits)
             selections += table.selection_rows(point.settings, point.config.selections, repeats)
             if point.config.models > 1:
                 by_model += table.model_rows(point.settings, point.config.selections, repeats)
             if point.config.verdict:
-                measured = [self.collections(point.config, a, index) for index, a in enumerate(audits)]
-                collections += collection_rows(point.settings, pa.concat_tables(measured))
+                measured = self.once("collections", measure_collections, point.config, audits)
+                collections += collection_rows(point.settings, measured)
             if item_results is not None:
                 rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
             self.progress.end_point()
@@ -268,8 +259,8 @@ class _Trial:
         if not self.work.exists(f"{folder}/audit.parquet"):
             shift = self.base.split.shift
             lean = None if shift is None else shift.strength * self.places[shift.by]
-            split, seed = self.base.split, self.base.seed
-            drawn = draw_split(trained, self.documents.family, known, split, seed, index, 0, lean=lean)
+            documents = Drawable(trained, self.documents.family, lean=lean)
+            drawn = draw_split(documents, known, self.base.split, self.base.seed, index, 0)
             rest = np.ones(len(self.documents), dtype=bool)
             for role in known:
                 rest[drawn.of(role)] = False
@@ -279,29 +270,23 @@ class _Trial:
 
     # --- many splits over its scores
 
-    def repeats(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
-        """The repeats over one model's scores, computed once for the same question."""
-        return self.once("repeats", measure, config, audit, index)
-
-    def collections(self, config: TrialConfig, audit: _Audit, index: int) -> pa.Table:
-        """The verdicts of the repeats over one model's scores, computed once for the same question."""
-        return self.once("collections", measure_collections, config, audit, index)
-
     def once(
         self,
         folder: str,
         measured: Callable[[Pool, TrialConfig, int], pa.Table],
         config: TrialConfig,
-        audit: _Audit,
-        index: int,
+        audits: Sequence[_Audit],
     ) -> pa.Table:
-        """A table of the repeats over one model's scores, computed unless it is there."""
+        """What is measured of the repeats over each model's scores, computed once for the same question."""
         settings = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
         roles = {str(role): amount for role, amount in config.roles().items()}
-        name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
-        if not self.store.exists(name):
-            self.store.write_table(name, measured(audit.pool, config, index))
-        return self.store.read_table(name)
+        tables = []
+        for index, audit in enumerate(audits):
+            name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
+            if not self.store.exists(name):
+                self.store.write_table(name, measured(audit.pool, config, index))
+            tables.append(self.store.read_table(name))
+        return pa.concat_tables(tables)
 
     # --- what it comes to
 

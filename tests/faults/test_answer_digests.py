@@ -25,7 +25,7 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.status import Counts, StatusFile, run_status
-from pipeline.compare.finished_runs import open_finished, sorted_documents
+from pipeline.compare.finished_runs import documents_of, open_finished
 from pipeline.compare.items import clean_items
 from pipeline.errors import UserError
 from pipeline.export.export import write_export
@@ -115,8 +115,8 @@ def said_by_export(run: Path) -> str:
 def said_by_compare(run: Path) -> str:
     """All that a comparison says of one of its runs."""
     opened = open_finished(str(run))
-    rows = sorted_documents(opened, opened.summary("first"), ["loss"])
-    return repr((opened.model, opened.fingerprint, opened.settings("first"), [p.to_pylist() for p in rows.pieces()]))
+    rows = documents_of(opened, opened.summary("first"), ["loss"])
+    return repr((opened.model, opened.fingerprint, opened.settings("first"), [table.to_pylist() for table in rows]))
 
 
 def said_by_rank(run: Path) -> str:

@@ -24,7 +24,7 @@ from pipeline.store import lock as lock_module
 from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
-from pipeline.training.train import FinetuneConfig, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, train
 from ray_jobs.audit import run_audit
 from ray_jobs.finetune import AdapterJob, train_adapters
 from ray_jobs.progress import Reporter
@@ -217,10 +217,24 @@ def test_a_training_on_a_full_disk_leaves_no_half_of_a_checkpoint_or_an_adapter(
     texts = [sentence(i) for i in range(12)]
     disk.fill(left)
     with pytest.raises(FullError, match="no space left for"):
-        train(opened.model, opened.tokenizer, texts, TRAINING, disk.folder / "adapter", checkpoint_seconds=0.0)
+        train(
+            opened.model,
+            opened.tokenizer,
+            texts,
+            TRAINING,
+            disk.folder / "adapter",
+            TrainingOptions(checkpoint_seconds=0.0),
+        )
     assert all(name == ".adapter.checkpoint" for name in disk.files())
     disk.empty()
-    result = train(opened.model, opened.tokenizer, texts, TRAINING, disk.folder / "adapter", checkpoint_seconds=0.0)
+    result = train(
+        opened.model,
+        opened.tokenizer,
+        texts,
+        TRAINING,
+        disk.folder / "adapter",
+        TrainingOptions(checkpoint_seconds=0.0),
+    )
     assert result.steps == 6
     assert all(name.startswith("adapter/") for name in disk.files())
 

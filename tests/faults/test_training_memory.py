@@ -25,7 +25,7 @@ from pipeline.training import memory as memory_module
 from pipeline.training.loss import batch_loss, hidden_states
 from pipeline.training.memory import PassSize, bytes_of_token, explained, layers_of, pass_size, recomputed
 from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import train
+from pipeline.training.train import TrainingOptions, train
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(12)]
 CONFIG = FinetuneConfig(epochs=1, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4)
@@ -223,7 +223,7 @@ def run_short_of_memory(model_folder: Path, folder: Path, error: Exception, size
         raise error
 
     lm.model.register_forward_pre_hook(refuse, with_kwargs=True)
-    train(lm.model, lm.tokenizer, TEXTS, CONFIG, folder, processes=ProcessGroup(0, size))
+    train(lm.model, lm.tokenizer, TEXTS, CONFIG, folder, TrainingOptions(processes=ProcessGroup(0, size)))
 
 
 def test_memory_that_ends_in_training_is_said_in_a_line_that_names_what_to_set(

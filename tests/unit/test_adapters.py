@@ -24,7 +24,7 @@ from pipeline.models.load import LanguageModel, fingerprint_model, open_model
 from pipeline.training.adapter import linear_modules
 from pipeline.training.loss import batch_loss
 from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import FinetuneConfig, TrainingStep, encode, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 from pipeline.training.zero import read_zero_settings, zero_stage
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
@@ -64,13 +64,13 @@ def test_weights_that_the_last_step_spoils_are_not_kept(opened: LanguageModel, t
             weights[next(name for name in weights if "lora_B" in name)].data[0, 0] = float("nan")
 
     with pytest.raises(UserError, match=r"^the fine-tuned weights are no finite numbers after step 18 of 18; a lower"):
-        train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", spoil)
+        train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(spoil))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_of_deepspeed_does_not_stop_a_training_without_it(opened: LanguageModel, tmp_path: Path) -> None:
     (tmp_path / ".a.checkpoint").mkdir()
-    train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", checkpoint_seconds=0.0)
+    train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(checkpoint_seconds=0.0))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -120,9 +120,9 @@ def test_a_killed_training_of_every_kind_ends_with_the_same_bytes(
     train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "whole")
     arguments = (opened.model, opened.tokenizer, TEXTS, config, tmp_path / "cut")
     with pytest.raises(KeyboardInterrupt):
-        train(*arguments, kill, checkpoint_seconds=0.0)
+        train(*arguments, TrainingOptions(kill, checkpoint_seconds=0.0))
     seen: list[TrainingStep] = []
-    train(*arguments, seen.append, checkpoint_seconds=0.0)
+    train(*arguments, TrainingOptions(seen.append, checkpoint_seconds=0.0))
     assert seen[0].step == 9
     assert json.loads((tmp_path / "cut" / RECORD).read_text())["began_at"] == [0, 8]
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -183,7 +183,7 @@ def test_an_adapter_for_another_base_model_is_refused(
     opened: LanguageModel, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     base = fingerprint_model(ModelConfig(path=str(tiny_model_folder)))
-    train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", base=base)
+    train(opened.model, opened.tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(base=base))
     own = ModelConfig(path=str(tiny_model_folder), adapter=str(tmp_path / "a"))
     assert fingerprint_model(own)["model"] != base["model"]
     save_small_model(tmp_path / "wide", hidden=64)
@@ -211,7 +211,14 @@ def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     for method in SHARED:
         opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
         group = ProcessGroup.joined()
-        train(opened.model, opened.tokenizer, ODD, config_of(method=method), root / method, processes=group)
+        train(
+            opened.model,
+            opened.tokenizer,
+            ODD,
+            config_of(method=method),
+            root / method,
+            TrainingOptions(processes=group),
+        )
     distributed.destroy_process_group()
 
 

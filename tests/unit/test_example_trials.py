@@ -29,7 +29,7 @@ from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import columns_of
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
-from pipeline.trial.splits import choose_trained, draw_split
+from pipeline.trial.splits import Drawable, choose_trained, draw_split
 
 SHARING = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion")
 FOLDER = Path(__file__).parents[2] / "examples/trials"
@@ -64,7 +64,7 @@ def test_the_documents_suffice_for_every_point(name: str) -> None:
     family = np.arange({"ranking": ITEMS, "pictures": run.PICTURES}.get(name, run.PASSAGES))
     for point in points:
         trained = choose_trained(family, point.config.contaminate.share, config.roles(), 0)
-        draw_split(trained, family, point.config.roles(), point.config.split, 0, 0, 0)
+        draw_split(Drawable(trained, family), point.config.roles(), point.config.split, 0, 0, 0)
 
 
 def test_48_of_the_pictures_are_trained_in() -> None:

@@ -22,6 +22,7 @@ from pipeline.training.memory import passes_of
 from pipeline.training.train import (
     RECORD,
     FinetuneConfig,
+    TrainingOptions,
     TrainingStep,
     batches_of_an_epoch,
     encode,
@@ -71,7 +72,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def test_the_loss_goes_down_and_every_step_is_reported(tmp_path: Path, tokenizer: Any) -> None:
     seen: list[TrainingStep] = []
-    result = train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", seen.append)
+    result = train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(seen.append))
     assert result.steps == len(result.losses) == len(seen) == 24
     assert [s.step for s in seen] == list(range(1, 25))
     assert sum(result.losses[-6:]) < 0.8 * sum(result.losses[:6])
@@ -138,7 +139,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, tokenizer: Any) -
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", interrupt)
+        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(interrupt))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -155,9 +156,9 @@ def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(build_model(), tokenizer, TEXTS, config, tmp_path / "cut", kill)
+        train(build_model(), tokenizer, TEXTS, config, tmp_path / "cut", TrainingOptions(kill))
     seen: list[TrainingStep] = []
-    result = train(build_model(), tokenizer, TEXTS, config, tmp_path / "cut", seen.append)
+    result = train(build_model(), tokenizer, TEXTS, config, tmp_path / "cut", TrainingOptions(seen.append))
     assert [step.step for step in seen] == list(range(10, 25))
     assert len(result.losses) == 24
     (name,) = (path.name for path in (tmp_path / "whole").glob("*.safetensors"))
@@ -174,9 +175,9 @@ def test_a_checkpoint_of_other_work_is_not_taken_up(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", kill)
+        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(kill))
     seen: list[TrainingStep] = []
-    train(build_model(), tokenizer, TEXTS[::-1], CONFIG, tmp_path / "a", seen.append)
+    train(build_model(), tokenizer, TEXTS[::-1], CONFIG, tmp_path / "a", TrainingOptions(seen.append))
     assert seen[0].step == 1
 
 

@@ -18,7 +18,7 @@ from pipeline.models.switching import Adapters
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
-from pipeline.training.train import train
+from pipeline.training.train import TrainingOptions, train
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(12)]
 KINDS = {"lora": {}, "ia3": {}, "adalora": {}, "narrow": {"method": "lora", "target_modules": ["q_proj", "down_proj"]}}
@@ -32,7 +32,9 @@ def adapters(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     base = fingerprint_model(ModelConfig(path=str(tiny_model_folder)))
     for name, own in KINDS.items():
         settings = {"method": name, "epochs": 2, "batch_size": 4, "learning_rate": 5e-2, "dtype": "float32", **own}
-        train(opened.model, opened.tokenizer, TEXTS, FinetuneConfig(**settings), folder / name, base=base)
+        train(
+            opened.model, opened.tokenizer, TEXTS, FinetuneConfig(**settings), folder / name, TrainingOptions(base=base)
+        )
     return {name: folder / name for name in KINDS}
 
 

@@ -10,32 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.compare.finished_runs import common_folder
-from pipeline.compare.joining import count_shared, refuse_different, side_by_side
+from pipeline.compare.joining import JoinedRuns, refuse_different
 from pipeline.errors import UserError
+from pipeline.report.names import common_folder
 from pipeline.store import pieces
-from pipeline.store.pieces import SortedRows
-
-SCHEMA = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        ("p_value", pa.float64()),
-        ("selected", pa.bool_()),
-        ("scored", pa.bool_()),
-        ("text_key", pa.int64()),
-    ]
-)
 
 
-def rows_of(documents: Sequence[tuple[str, int]], chunk: int = 7) -> SortedRows:
-    """Rows of (id, key of the text); key 0 stands for a document in quarantine."""
-    rows = SortedRows(SCHEMA, ["doc_id"])
-    entries = [
-        {"doc_id": name, "p_value": 0.5 if key else 1.0, "selected": False, "scored": key != 0, "text_key": key}
-        for name, key in documents
-    ]
-    for start in range(0, len(entries), chunk):
-        rows.add(pa.Table.from_pylist(entries[start : start + chunk], schema=SCHEMA))
+def joined(runs: Sequence[Sequence[tuple[str, int]]], chunk: int = 7) -> JoinedRuns:
+    """Runs of documents (id, key of the text); key 0 stands for a document in quarantine."""
+    rows = JoinedRuns(len(runs))
+    for place, documents in enumerate(runs):
+        entries = [
+            {
+                "doc_id": name,
+                "p_value": 0.5 if key else 1.0,
+                "selected": False,
+                "quarantined": key == 0,
+                "text_key": key,
+            }
+            for name, key in documents
+        ]
+        for start in range(0, len(entries), chunk):
+            rows.add(place, pa.Table.from_pylist(entries[start : start + chunk]))
     return rows
 
 
@@ -59,14 +55,13 @@ def test_runs_share_the_documents_whose_id_and_text_are_the_same(runs: list[list
     keys = [of_id(run) for run in runs]
     common = set.intersection(*map(set, keys))
     shared = {name for name in common if len({one[name] for one in keys if one[name]}) <= 1}
-    parts = list(side_by_side([rows_of(run) for run in runs]))
+    parts = list(joined(runs).parts())
     met = [name for part in parts for name in part.shared[0]["doc_id"].to_pylist()]
     assert met == sorted(shared)
-    for index, one in enumerate(keys):
+    for index in range(len(keys)):
         assert all(part.shared[index]["doc_id"].equals(part.shared[0]["doc_id"]) for part in parts)
-        alone = [name for part in parts for name in part.only[index]["doc_id"].to_pylist()]
-        assert sorted(alone) == sorted(set(one) - shared)
-    counts = count_shared([rows_of(run) for run in runs])
+        assert all(set(part.shared[index]["run"].to_pylist()) <= {index} for part in parts)
+    counts = joined(runs).count()
     assert counts.n_shared == len(shared)
     assert counts.n_other_text == len(common) - len(shared)
     assert counts.n_documents == [len(one) for one in keys]
@@ -82,24 +77,24 @@ def test_rows_that_are_sorted_on_disk_are_joined_as_in_memory(monkeypatch: pytes
     second = [(f"d{i:04}", 1) for i in range(300, 1200)] + [("d1199", 0)] * 50
     for one in (first, second):
         rng.shuffle(one)
-    runs = [rows_of(first), rows_of(second)]
-    parts = list(side_by_side(runs))
+    rows = joined([first, second])
+    parts = list(rows.parts())
     assert len(parts) > 10
     assert max(len(table) for part in parts for table in part.shared) < 700
     assert [name for part in parts for name in part.shared[1]["doc_id"].to_pylist()] == [
         f"d{i:04}" for i in range(300, 900)
     ]
-    assert all(all(part.shared[0]["scored"].to_pylist()) for part in parts)
-    counts = count_shared(runs)
+    assert not any(any(part.shared[0]["quarantined"].to_pylist()) for part in parts)
+    counts = rows.count()
     assert (counts.n_documents, counts.n_repeated, counts.n_shared) == ([900, 900], [100, 50], 600)
 
 
 def test_runs_of_different_documents_are_refused_with_the_number_that_they_share() -> None:
-    counts = count_shared([rows_of([("a", 1), ("b", 1), ("c", 1)]), rows_of([("a", 1), ("b", 2)])])
+    counts = joined([[("a", 1), ("b", 1), ("c", 1)], [("a", 1), ("b", 2)]]).count()
     with pytest.raises(UserError, match=r"audited 3 and 2 documents and share 1; 1 more have the same id and another"):
         refuse_different(counts, False)
     refuse_different(counts, True)
-    none = count_shared([rows_of([("a", 1)]), rows_of([("b", 1)])])
+    none = joined([[("a", 1)], [("b", 1)]]).count()
     with pytest.raises(UserError, match="share 0: nothing can be compared; give both corpora an id column"):
         refuse_different(none, True)
 

@@ -30,7 +30,7 @@ from pipeline.training import pictures as pictures_module
 from pipeline.training import train as train_module
 from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
 from pipeline.training.pictures import train_pictures
-from pipeline.training.train import TrainingStep
+from pipeline.training.train import TrainingOptions, TrainingStep
 
 SIZES = [(40, 30), (64, 64), (33, 70)]
 CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]
@@ -113,7 +113,7 @@ def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alon
 ) -> None:
     lm = open_base()
     steps: list[TrainingStep] = []
-    result = train_pictures(lm, captioned, config_of(epochs=10), tmp_path / "a", steps.append)
+    result = train_pictures(lm, captioned, config_of(epochs=10), tmp_path / "a", TrainingOptions(steps.append))
     assert result.steps == len(steps) == 30
     opened = open_picture_model(ModelConfig(path=str(tmp_path / "a"), dtype="float32"))
     learnt, _ = caption_losses(opened, captioned)
@@ -149,9 +149,11 @@ def test_a_killed_training_on_pictures_ends_with_the_same_bytes(
 
     train_pictures(open_base(), captioned, config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train_pictures(open_base(), captioned, config, tmp_path / "cut", kill, checkpoint_seconds=0.0)
+        train_pictures(open_base(), captioned, config, tmp_path / "cut", TrainingOptions(kill, checkpoint_seconds=0.0))
     steps: list[TrainingStep] = []
-    train_pictures(open_base(), captioned, config, tmp_path / "cut", steps.append, checkpoint_seconds=0.0)
+    train_pictures(
+        open_base(), captioned, config, tmp_path / "cut", TrainingOptions(steps.append, checkpoint_seconds=0.0)
+    )
     assert steps[0].step == 5
     (name,) = (path.name for path in (tmp_path / "whole").glob("*.safetensors"))
     assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -164,10 +166,10 @@ def test_a_checkpoint_of_other_pictures_is_not_taken_up(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_pictures(open_base(), captioned, CONFIG, tmp_path / "a", kill, checkpoint_seconds=0.0)
+        train_pictures(open_base(), captioned, CONFIG, tmp_path / "a", TrainingOptions(kill, checkpoint_seconds=0.0))
     swapped = [(captioned[1][0], captioned[0][1]), *captioned[1:]]
     steps: list[TrainingStep] = []
-    train_pictures(open_base(), swapped, CONFIG, tmp_path / "a", steps.append)
+    train_pictures(open_base(), swapped, CONFIG, tmp_path / "a", TrainingOptions(steps.append))
     assert steps[0].step == 1
 
 

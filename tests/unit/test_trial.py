@@ -32,7 +32,7 @@ from pipeline.trial.intervals import mean_interval
 from pipeline.trial.page import trial_page
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
-from pipeline.trial.splits import Split, choose_trained, draw_split
+from pipeline.trial.splits import Drawable, Split, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
 
 
@@ -104,7 +104,7 @@ def test_no_document_has_two_roles_and_noise_is_as_asked(
     trained = choose_trained(np.arange(400), share, known, seed=3)
     assert trained.sum() == 30 + round(share * 310)
     config = SplitConfig(label_noise=noise, member_share=member_share, audited=audited)
-    drawn = draw_split(trained, np.arange(400), known, config, seed=1, model=0, repeat=repeat)
+    drawn = draw_split(Drawable(trained, np.arange(400)), known, config, seed=1, model=0, repeat=repeat)
     together = np.concatenate([drawn.audit, drawn.unseen, drawn.seen])
     assert np.unique(together).size == together.size
     assert (drawn.unseen.size, drawn.seen.size) == (60, 30)
@@ -126,7 +126,7 @@ def test_a_licence_on_every_document_does_not_make_them_one(tmp_path: Any) -> No
     config, _ = build_trial(trial(documents={"path": str(tmp_path / "documents.parquet"), "id": "id"}))
     documents = read_documents(config)
     trained = choose_trained(documents.family, 0.5, config.roles(), seed=0)
-    drawn = draw_split(trained, documents.family, config.roles(), config.split, 0, 0, 0)
+    drawn = draw_split(Drawable(trained, documents.family), config.roles(), config.split, 0, 0, 0)
     assert (trained.sum(), drawn.unseen.size, drawn.audit.size) == (50, 50, 100)
 
 
@@ -157,7 +157,7 @@ def test_a_part_that_would_be_empty_is_one_line_in_the_words_of_the_trial(
 ) -> None:
     def draw() -> Split:
         trained = choose_trained(family, 0.5, known, seed=0)
-        return draw_split(trained, family, known, SplitConfig(), seed=0, model=0, repeat=0)
+        return draw_split(Drawable(trained, family), known, SplitConfig(), seed=0, model=0, repeat=0)
 
     with pytest.raises(UserError, match=line):
         draw()
@@ -166,7 +166,7 @@ def test_a_part_that_would_be_empty_is_one_line_in_the_words_of_the_trial(
 def test_families_stay_together_in_every_part() -> None:
     family = np.repeat(np.arange(40), 5)
     trained = choose_trained(family, 0.5, {"unseen": 1 / 3}, seed=0)
-    drawn = draw_split(trained, family, {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    drawn = draw_split(Drawable(trained, family), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
     parts = [set(family[part]) for part in (drawn.audit, drawn.unseen)]
     assert not parts[0] & parts[1]
     assert not set(family[trained]) & set(family[~trained])
@@ -176,7 +176,7 @@ def test_families_stay_together_in_every_part() -> None:
 @pytest.mark.parametrize(("share", "members", "others"), [(0.0, 0, 200), (1.0, 200, 0), (0.25, 50, 150)])
 def test_the_share_is_of_the_documents_that_do_not_calibrate(share: float, members: int, others: int) -> None:
     trained = choose_trained(np.arange(300), share, {"unseen": 1 / 3}, seed=0)
-    drawn = draw_split(trained, np.arange(300), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    drawn = draw_split(Drawable(trained, np.arange(300)), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
     assert drawn.unseen.size == 100
     assert (trained[drawn.audit].sum(), (~trained[drawn.audit]).sum()) == (members, others)
 
@@ -186,9 +186,11 @@ def test_too_few_documents_say_how_many_are_needed() -> None:
         choose_trained(np.arange(50), 0.5, {"unseen": 40, "seen": 20}, seed=0)
     trained = np.arange(100) < 50
     with pytest.raises(UserError, match=r"split.unseen needs 60 untrained documents .*, 50 are there"):
-        draw_split(trained, np.arange(100), {"unseen": 60}, SplitConfig(), 0, 0, 0)
+        draw_split(Drawable(trained, np.arange(100)), {"unseen": 60}, SplitConfig(), 0, 0, 0)
     with pytest.raises(UserError, match=r"split.audited 90 at split.member_share 0.5 needs 45 untrained .*, 40 are"):
-        draw_split(trained, np.arange(100), {"unseen": 10}, SplitConfig(audited=90, member_share=0.5), 0, 0, 0)
+        draw_split(
+            Drawable(trained, np.arange(100)), {"unseen": 10}, SplitConfig(audited=90, member_share=0.5), 0, 0, 0
+        )
 
 
 # --- the configuration and its sweep

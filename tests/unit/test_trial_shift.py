@@ -20,7 +20,7 @@ from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import Documents, read_documents
 from pipeline.trial.repeats import Pool, measure
 from pipeline.trial.shift import check_shifts, positions
-from pipeline.trial.splits import draw_split
+from pipeline.trial.splits import Drawable, draw_split
 from pipeline.trial.table import selection_rows, selection_table
 
 PROCEDURES = ("bh", "storey")
@@ -118,7 +118,9 @@ def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_
     place, trained = rng.normal(size=3_000), rng.random(3_000) < 0.4
     means = []
     for repeat in range(20):
-        drawn = draw_split(trained, np.arange(3_000), {"unseen": 600}, SplitConfig(), 0, 0, repeat, lean=1.5 * place)
+        drawn = draw_split(
+            Drawable(trained, np.arange(3_000), lean=1.5 * place), {"unseen": 600}, SplitConfig(), 0, 0, repeat
+        )
         assert drawn.unseen.size == 600
         assert not trained[drawn.unseen].any()
         members = trained[drawn.audit]

@@ -1,0 +1,165 @@
+"""What finished runs have in common, what several models select together, and what a repaired ranking states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.selection.joint import JointResolution
+from pipeline.selection.shares import CONFIDENCE_OF_SHARES
+
+NO_TESTED_CHANGE = (
+    "A document that was gained or lost is no tested claim of change. Each list is right on average only, up to its "
+    "own alpha; a document near a threshold changes sides with the documents that calibrated, and no error rate is "
+    "stated for the difference of two lists."
+)
+"""What a difference of two lists is not."""
+
+RANKING_INTERVALS = (
+    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items, for items like these that are drawn one by one: "
+    "of each accuracy, and of each difference between clean and all items, for itself; of the ranks of a task on one "
+    "set of items, and of the models that change places, for all pairs of models together. They do not count how the "
+    "clean items were chosen, and they are too short where items depend on one another, as questions on one passage do."
+)
+"""What the intervals of a ranking are."""
+
+NOTHING_CLEAN = "nothing is selected as clean, so no accuracy on clean items can be told"
+TOO_FEW_CALIBRATED = "nothing can be selected at this alpha with so few calibration documents"
+
+GAINED_AMONG_SHARED = "documents are gained and lost among the shared ones alone"
+SHARED_JUDGED = "only those are judged"
+"""What follows, after `shared_documents`, where runs audited different documents."""
+
+DIFFERENCES_TITLE = "What differs between the runs"
+
+
+SCORES_CAPTION = "Higher scores look more like training data."
+
+
+# --- the documents and the models of several runs
+
+
+def shared_documents(audited: Sequence[int], shared: int, other_text: int) -> str:
+    """How many documents runs share.
+
+    Args:
+        audited: documents of each run.
+        shared: documents that all runs audited.
+        other_text: ids that all runs audited, with texts that differ.
+    """
+    each = " and ".join(f"{count:,}" for count in audited)
+    other = f"; {other_text:,} more have the same id and another text" if other_text else ""
+    return f"the runs audited {each} documents and share {shared:,}{other}"
+
+
+def shared_title(shared: int) -> str:
+    """Above a table of what the lists have in common."""
+    return f"{shared:,} documents that both runs audited"
+
+
+def same_model(first: str, second: str, fingerprint: str) -> str:
+    """That two runs audited one model."""
+    return f"same model twice: {first} and {second} have the fingerprint {fingerprint}"
+
+
+def first_of_role(limit: int) -> str:
+    """That a run read no more than the first documents of each role."""
+    return f"a sample: the first {limit:,} documents of a role"
+
+
+def scores_title(documents: int, sampled: bool) -> str:
+    """Above the figure of the scores in both runs."""
+    return f"Scores of {documents:,} documents{_some(sampled)} in both runs; darker: more documents"
+
+
+def scores_alt(detectors: tuple[str, str], documents: int, sampled: bool, correlation: float) -> str:
+    """The figure of the scores in words."""
+    return (
+        f"{detectors[0]} in A against {detectors[1]} in B, {documents:,} documents{_some(sampled)}; "
+        f"rank correlation {correlation:.3f}."
+    )
+
+
+def _some(sampled: bool) -> str:
+    return " (a sample)" if sampled else ""
+
+
+# --- joint selections
+
+
+def jointly_selected(selected: int, audited: int, direction: str, models: int, alpha: float) -> str:
+    """How many documents several models select together, of those that all runs audited."""
+    kind = "clean under" if direction == "clean" else "trained on by"
+    return (
+        f"{selected:,} of {audited:,} documents are selected as {kind} every one of {models} models at alpha {alpha:g}"
+    )
+
+
+def largest_p_answer(selected: int, guarantee: str, promise: str) -> str:
+    """How many documents the largest p-value selects, which is not proved."""
+    return f"{selected:,} have a small largest p-value (BH, {guarantee}): {promise}"
+
+
+def joint_shortest(small: JointResolution, audited: int, alpha: float, grouped: bool) -> str:
+    """How small a joint list can be, and how many calibration documents a smaller one needs.
+
+    Args:
+        small: the least numbers.
+        audited: documents that all runs audited.
+        alpha: of the joint selection.
+        grouped: whether a run calibrates by group.
+    """
+    where = "in every group of every run" if grouped else "in every run"
+    if small.fewest > audited:
+        return (
+            f"Nothing can be selected at alpha {alpha:g}, whatever the scores: that takes alpha of at least "
+            f"{small.smallest_alpha:.4g}, or {small.needed_for_any:,} calibration documents {where}; a list of 1% "
+            f"takes {small.needed_for_1_percent:,}."
+        )
+    return (
+        f"The shortest possible list has {small.fewest:,} documents; one as short as 1% of the documents takes "
+        f"{small.needed_for_1_percent:,} calibration documents {where}."
+    )
+
+
+# --- rankings
+
+
+def other_models(names: Sequence[str]) -> list[str]:
+    """What the runs do not state: models that they did not audit."""
+    each = "the audited model" if len(names) == 1 else "every audited model"
+    shown = ", ".join(dict.fromkeys(names))
+    return [
+        "an item that was not selected as clean is not shown to be contaminated",
+        f"clean is meant under {each} ({shown}): whether another model was trained on an item, these runs cannot say",
+    ]
+
+
+def ranking_title(task: str, metric: str, items: int, clean: int) -> str:
+    """Above the table of a task."""
+    return f"{task}: {metric} on {items:,} items, {clean:,} of them selected as clean"
+
+
+def places_changed(
+    models: tuple[str, str],
+    ahead: float,
+    ahead_on_clean: tuple[float, float, float],
+    shown: bool,
+    items: tuple[int, int],
+) -> str:
+    """That two models change places.
+
+    Args:
+        models: the one that is ahead on all items, and the one that is ahead on the clean items.
+        ahead: difference of their accuracies on all items.
+        ahead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
+        shown: whether the interval lies above 0.
+        items: not selected as clean, on which the first model does better, and on which the second one does.
+    """
+    first, second = models
+    difference, low, high = ahead_on_clean
+    chance = "" if shown else ", which may be chance"
+    return (
+        f"{first} is ahead of {second} by {ahead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "
+        f"{high:.3f}] on the clean items{chance}. Of the items that were not selected as clean {items[0]:,} speak for "
+        f"{first} and {items[1]:,} against."
+    )
