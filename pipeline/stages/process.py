@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -216,18 +216,20 @@ def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 def _quarantine_table(stage: Stage, shard: Shard, output: Output) -> pa.Table:
-    entries: Sequence[tuple[Document, str, str]] = [output.refused[number] for number in sorted(output.refused)]
-    columns: dict[str, list[Any]] = {
-        "doc_id": [document.doc_id for document, _, _ in entries],
-        "role": [shard.role] * len(entries),
-        "source": [shard.name] * len(entries),
-        "row": [document.row for document, _, _ in entries],
-        "stage": [stage.name] * len(entries),
-        "reason": [reason for _, reason, _ in entries],
-        "message": [message for _, _, message in entries],
-        "id_key": [id_key(document.doc_id) for document, _, _ in entries],
-    }
-    return pa.table(columns, schema=QUARANTINE_SCHEMA)
+    rows = [
+        {
+            "doc_id": document.doc_id,
+            "role": shard.role,
+            "source": shard.name,
+            "row": number,
+            "stage": stage.name,
+            "reason": reason,
+            "message": message,
+            "id_key": id_key(document.doc_id),
+        }
+        for number, (document, reason, message) in sorted(output.refused.items())
+    ]
+    return pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)
 
 
 # --- rows that grow: a table holds only what is new, and goes on from the tables of earlier receipts

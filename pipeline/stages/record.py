@@ -66,15 +66,6 @@ class Wanted:
         return Stage(name, digest=self.digest, **shared, **parts)
 
 
-def _nothing_to_check(config: AuditConfig) -> None:
-    """Nothing can be wrong that the configuration's own checks do not find."""
-
-
-def _no_questions(config: AuditConfig, text_bytes: float) -> Sequence[Questions]:
-    """No endpoint is asked."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class StageKind:
     """A kind of stage. A module of `pipeline.stages` holds one in its variable `KIND`; nothing else names it.
@@ -86,8 +77,10 @@ class StageKind:
     folder: str  # of their files, or what that begins with
     serves: Callable[[Pass, AuditConfig], bool]  # whether its rows hold a pass, or what a pass reads
     stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # wanted stages, of which it may read the earlier ones
-    check: Callable[[AuditConfig], None] = _nothing_to_check  # before weights are read; raises UserError
-    questions: Callable[[AuditConfig, float], Sequence[Questions]] = _no_questions  # for texts of so many bytes
+    check: Callable[[AuditConfig], None] = lambda config: None  # before weights are read; raises UserError
+    questions: Callable[[AuditConfig, float], Sequence[Questions]] = (
+        lambda config, text_bytes: ()
+    )  # for texts of so many bytes
     asks: bool = False  # whether endpoints may be asked, so that answers lie in the folder
     costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
     """Kind of pass -> the cost of a pass of `Plan.passes`, in forward passes over the whole text."""

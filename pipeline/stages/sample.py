@@ -1,41 +1,136 @@
-"""Continuations of documents by the model at hand."""
+"""Continuations of documents: a document is cut into what is given and what is compared, and a model draws the rest.
+
+Whoever draws them, the model at hand or an endpoint, a shard comes to one file: for each document the rest of its text
+and what the model wrote instead, or why there is nothing. A draw that is in a file is never made again, nor stored
+again: a run that asks for more draws makes those that are missing, and its file holds them alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
+
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
+from pipeline.corpus.content import text_digest
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import Pass
+from pipeline.detectors.base import Continued, Pass
 from pipeline.detectors.registry import sampled_of
+from pipeline.detectors.samia import prefix_and_reference
+from pipeline.endpoint.answers import Answers
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.tokens import tokenize
+from pipeline.models.tokens import count_words, tokenize
 from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.sampling import Sampling
-from pipeline.stages.ask_samples import EndpointSampler
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
-from pipeline.stages.continuations import (
-    MAX_NEW_TOKENS,
-    SCHEMA,
-    SampleSettings,
-    Task,
-    draws_of_row,
-    keep_draws,
-    keep_earlier_draws,
-    task_of,
-    token_limit,
-)
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
+from pipeline.stages.process import earlier_rows
 from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
+MAX_NEW_TOKENS = 1024
+SCHEMA = rows_schema(("reference", pa.string()), ("continuations", pa.list_(pa.string())))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSettings:
+    """All that continuations depend on."""
+
+    model: AnyModel
+    continued: Continued
+    draws: int
+    max_tokens: int
+    device: str = "endpoint"  # `Device.mark`
+    cache_positions: int = 0  # at a time; 0: an endpoint's own affair
+
+    @property
+    def folder(self) -> str:
+        """A folder's name: samples/ratio0.5_t1_k50_p1_reference."""
+        c = self.continued
+        shape = f"ratio{c.prefix_ratio:g}_t{c.temperature:g}_k{c.top_k or 'all'}_p{c.top_p:g}_{c.candidate_words}"
+        return f"samples/{shape}"
+
+    @property
+    def stage(self) -> str:
+        """The stage whose receipts say that a shard has so many draws."""
+        return f"sample/{self.folder.removeprefix('samples/')}/{self.draws}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A document cut in two: what the model is given, and what it is compared with."""
+
+    document: Document
+    prefix: str
+    reference: str
+    words: int | None  # a draw is done with so many words; None: as the model likes
+    max_new_tokens: int
+
+
+def token_limit(reference_bytes: int, continued: Continued) -> int:
+    """Most new tokens of a draw: a third more than the reference's own, at four bytes a token, and 16."""
+    if continued.candidate_words == "all":
+        return MAX_NEW_TOKENS
+    return min(MAX_NEW_TOKENS, 16 + reference_bytes // 3)
+
+
+def keep_earlier_draws(stage: Stage, shard: Shard, store: Store, output: Output) -> None:
+    """Put the draws that were filed with another number of draws into the output."""
+    for row in earlier_rows(stage, shard, store, output):
+        output.rows[row["row"]] = {**row, "continuations": row["continuations"] or [], "reason": None, "problem": None}
+
+
+def draws_of_row(number: int, output: Output) -> list[str]:
+    """The draws of a document so far, the first ones first."""
+    texts: list[str] = output.rows[number]["continuations"] if number in output.rows else []
+    return texts
+
+
+def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task | None:
+    """What is to be drawn of a document; None where nothing is, or where it has too few words, which is refused.
+
+    Args:
+        stage: of the continuations.
+        document: to be continued.
+        kept: characters of it that max_tokens keeps.
+        output: of the shard.
+    """
+    settings: SampleSettings = stage.settings
+    if len(draws_of_row(document.row, output)) >= settings.draws:
+        return None
+    task = cut_in_two(document, kept, settings.continued)
+    if task is None:
+        count, ratio = len(document.text.split()), settings.continued.prefix_ratio
+        words = f"{count} word{'' if count == 1 else 's'}"
+        output.refuse(document, "too_short", f"{words}: a prefix of {ratio:g} of them leaves no two parts")
+    return task
+
+
+def cut_in_two(document: Document, kept: int, continued: Continued) -> Task | None:
+    """Cut the first `kept` characters of a document in two; None where it has too few words."""
+    prefix, reference = prefix_and_reference(document.text[:kept], continued.prefix_ratio)
+    if not prefix or not reference:
+        return None
+    words = None if continued.candidate_words == "all" else len(reference.split())
+    return Task(document, prefix, reference, words, token_limit(len(reference.encode()), continued))
+
+
+def keep_draws(task: Task, texts: Sequence[str], output: Output) -> None:
+    """Note the draws of a document."""
+    output.keep(task.document, reference=task.reference, continuations=list(texts))
+
+
+# --- by the model at hand
 
 
 class Sampler:
@@ -110,6 +205,115 @@ class Sampler:
         key = (id_key(task.document.doc_id), round(self.settings.continued.prefix_ratio * 1e6))
         ids = self.lm.tokenizer(task.prefix, verbose=False)["input_ids"]
         return Prompt(key, ids, range(first, self.settings.draws), task.words, task.max_new_tokens)
+
+
+# --- by an endpoint
+
+
+class EndpointSampler:
+    """Asks for what is missing of a shard's draws. An empty answer is asked for again: it continues nothing."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Prepare."""
+        self.stage = stage
+        self.settings: SampleSettings = stage.settings
+        assert stage.endpoint is not None
+        self.model: EndpointConfig = stage.endpoint
+
+    async def begin(self, endpoint: Endpoint, answers: Answers) -> None:
+        """Nothing must be known before the first document."""
+
+    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[str]]:
+        """The draws of files and of answers that no file holds yet, by number of the row and digest of the text."""
+        keep_earlier_draws(self.stage, shard, store, output)
+        draws: dict[tuple[int, str], list[str]] = {}
+        for line in answers.before():
+            texts = draws.setdefault((line["row"], line["text"]), list(draws_of_row(line["row"], output)))
+            if line["draw"] == len(texts):
+                texts += line["texts"]
+        return draws
+
+    def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
+        """The draws of a filed row, an answer each: a file that it goes on from may hold the first of them."""
+        for draw, continuation in enumerate(row["continuations"] or ()):
+            yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation]}
+
+    def prepare(
+        self, document: Document, inputs: dict[tuple[int, str], list[str]], output: Output
+    ) -> tuple[Task, list[str]] | None:
+        """A document cut in two, and the draws that there are."""
+        kept = count_words([document.text], self.settings.max_tokens)[0].kept
+        filed = draws_of_row(document.row, output)
+        texts = inputs.get((document.row, text_digest(document.text))) or filed
+        if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later
+            output.rows[document.row]["continuations"] = texts
+        task = task_of(self.stage, document, kept, output)
+        return None if task is None else (task, texts)
+
+    async def ask(self, missing: tuple[Task, list[str]], output: Output, answers: Answers, endpoint: Endpoint) -> None:
+        """Ask until the document has its draws: endpoints may give fewer than were asked for."""
+        task, texts = missing
+        while len(texts) < self.settings.draws:
+            question, more = answers.ask(), list[str]()
+            number = min(self.settings.draws - len(texts), self.model.choices)
+            path, body = self._request(task, len(texts), number)
+            most = prompt_tokens(task.prefix + self.model.instruction) + number * task.max_new_tokens
+            try:
+                texts_of = self._texts
+                more = (await endpoint.ask(path, body, most, texts_of, question.spent, question.book))[:number]
+            except (Fault, Refusal) as error:
+                keep_draws(task, texts, output)
+                output.refuse(task.document, "model_error", f"endpoint: {error}")
+                return
+            finally:  # whatever ends it: what it cost is known
+                output.tokens += question.spent.tokens
+                place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": len(texts)}
+                question.settle(**({**place, "texts": more} if more else {}))
+            texts = [*texts, *more]
+        keep_draws(task, texts, output)
+
+    def _request(self, task: Task, first: int, number: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of a request. Its seed follows from that of the run, the document and the first draw."""
+        continued = self.settings.continued
+        stream = repr((self.stage.seed, id_key(task.document.doc_id), continued.prefix_ratio, first))
+        body: dict[str, Any] = {
+            "model": self.model.name,
+            "max_tokens": task.max_new_tokens,
+            "temperature": continued.temperature,
+            "top_p": continued.top_p,
+            "n": number,
+            "seed": int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little") >> 1,
+        }
+        if continued.top_k is not None:
+            body["top_k"] = continued.top_k
+        if self.model.api == "completions":
+            return "/completions", {**body, "prompt": task.prefix}
+        content = f"{self.model.instruction}\n\n{task.prefix}"
+        return "/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
+
+    def _texts(self, value: dict[str, Any]) -> list[str]:
+        """The usable texts of an answer, at least one.
+
+        Raises:
+            Fault: it has none.
+        """
+        choices = value.get("choices")
+        if not isinstance(choices, list):
+            raise Fault("answer has no choices")
+        texts = []
+        for choice in choices:
+            choice = choice if isinstance(choice, dict) else {}
+            holder = choice if self.model.api == "completions" else choice.get("message") or {}
+            text = holder.get("text" if self.model.api == "completions" else "content")
+            if choice.get("finish_reason") != "content_filter" and isinstance(text, str) and text.strip():
+                texts.append(text.encode("utf-8", "replace").decode())
+        if not texts:
+            filtered = any(isinstance(c, dict) and c.get("finish_reason") == "content_filter" for c in choices)
+            raise Fault("its filter lets nothing through" if filtered else "empty completion")
+        return texts
+
+
+# --- what a configuration asks for
 
 
 def _serves(needed: Pass, config: AuditConfig) -> bool:

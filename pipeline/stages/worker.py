@@ -1,11 +1,11 @@
-"""A worker and its shards: one producer thread reads the next documents while these are computed."""
+"""A worker and its shards: a thread reads the next documents while these are computed."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,12 +50,16 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What the producer hands over."""
+    """What the reader hands over; without entries and an end, it reads on only when this is handled."""
 
     attempt: _Attempt | None = None
-    entries: list[Entry] | None = None  # of a window; None: the shard is read, if the producer does not wait
-    waits: bool = False  # whether the producer waits until this is handled; of a shard: until it is isolated
+    entries: list[Entry] | None = None  # of a window; None: the shard is isolated before it is read
     ended: Ended | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is read while this is handled."""
+        return self.entries is None and self.ended is None
 
 
 class ShardStream:
@@ -101,8 +105,6 @@ class ShardStream:
         self.kept = kept
         self.waited = self.worked = 0.0
         self.filed = False
-        self._idle = threading.Event()
-        self._stop = threading.Event()
         self._open: list[_Attempt] = []
 
     def finish(self, take: Take) -> Iterator[Ended]:
@@ -115,81 +117,55 @@ class ShardStream:
             LostDeviceError: the device refuses all further work of this process.
         """
         at: _Attempt | None = None
-        self._stop = threading.Event()
+        items = self._items(take)
+        ahead = _read_ahead(items)
         try:
-            for item in self._received(take):
+            while True:
+                item = self._received(ahead)
+                if item is not None and not item.waits:
+                    ahead = _read_ahead(items)
+                if at is not None and (item is None or item.attempt is not at):
+                    yield from self._handle(at, None)
+                if item is None:
+                    return
                 at = item.attempt
-                began = time.monotonic()
-                ended = item.ended or self._handle(item)
-                self.worked += time.monotonic() - began
-                if ended is not None:
-                    self.filed = item.ended is None and self.filed
-                    yield ended
+                if item.ended is not None:
+                    self.filed = False
+                    yield item.ended
+                elif at is not None:
+                    yield from self._handle(at, item)
+                if item.waits:
+                    ahead = _read_ahead(items)
         except LostDeviceError as error:  # as if the process had been killed: the log keeps what was in flight
             if at is None:
                 raise
             self._open.remove(at)
             raise LostDeviceError(f"shard {at.shard.id} of {at.shard.name}: {error}") from error
         finally:
+            wait([ahead])
             while self._open:
                 self._open.pop().log.abandon()
 
-    # --- the producer
+    def _received(self, ahead: Future[_Item | None]) -> _Item | None:
+        """What was read ahead, when it is there; None: there is no more."""
+        began = time.monotonic()
+        item = ahead.result()
+        seconds = time.monotonic() - began
+        self.waited += seconds
+        if item is not None and item.attempt is not None:
+            item.attempt.seconds += seconds
+        return item
 
-    def _received(self, take: Take) -> Iterator[_Item]:
-        """What the producer thread makes, at most one item ahead."""
-        waiting: queue.Queue[_Item | BaseException | None] = queue.Queue(maxsize=1)
-
-        def put(item: _Item | BaseException | None) -> bool:
-            while not self._stop.is_set():
-                with suppress(queue.Full):
-                    waiting.put(item, timeout=0.5)
-                    return True
-            return False
-
-        def produce() -> None:
-            try:
-                for item in self._items(take):
-                    if not put(item):
-                        return
-                put(None)
-            except BaseException as error:  # raised by the thread of the worker
-                put(error)
-
-        thread = threading.Thread(target=produce, name="seenset-reader", daemon=True)
-        thread.start()
-        try:
-            while True:
-                began = time.monotonic()
-                item = waiting.get()
-                seconds = time.monotonic() - began
-                self.waited += seconds
-                if item is None:
-                    return
-                if isinstance(item, BaseException):
-                    raise item
-                if item.attempt is not None:
-                    item.attempt.seconds += seconds
-                yield item
-        finally:
-            self._stop.set()
-            self._idle.set()
-            thread.join()
+    # --- the reader: each item is made in a thread of its own, one at a time
 
     def _items(self, take: Take) -> Iterator[_Item]:
-        while not self._stop.is_set():
+        while True:
             shard = take(True)
             if shard is None:
-                yield from self._waits(None)
+                yield _Item()  # until the worker has filed the shard before
                 if (shard := take(False)) is None:
                     return
             yield from self._items_of(shard)
-
-    def _waits(self, attempt: _Attempt | None) -> Iterator[_Item]:
-        """Wait until the worker has computed all that was read, and isolated the shard of an attempt."""
-        self._idle.clear()
-        yield _Item(attempt, waits=True)
-        self._idle.wait()
 
     def _items_of(self, shard: Shard) -> Iterator[_Item]:
         try:
@@ -203,16 +179,19 @@ class ShardStream:
             return
         try:
             if attempt.log.isolates:
-                yield from self._waits(attempt)
+                yield _Item(attempt)
             if not attempt.over:
+                empty = True
                 for entries in self._prepared(attempt):
+                    empty = False
                     yield _Item(attempt, entries)
                     if attempt.over:
                         return
+                if empty:
+                    yield _Item(attempt, [])
         except (Exception, SystemExit) as error:
             attempt.error = error
-        if not attempt.over:
-            yield _Item(attempt)
+            yield _Item(attempt, [])
 
     def _begin(self, shard: Shard) -> _Attempt:
         name = f"{self.stage.name}/{shard.id}"
@@ -235,33 +214,32 @@ class ShardStream:
 
     # --- the worker's own thread
 
-    def _handle(self, item: _Item) -> Ended | None:
-        """Compute a window, file a shard or isolate one; how a shard ended, if it has."""
-        attempt = item.attempt
-        if attempt is None or attempt.over:
-            if item.waits:
-                self._idle.set()
-            return None
+    def _handle(self, attempt: _Attempt, item: _Item | None) -> Iterator[Ended]:
+        """Compute a window of a shard, isolate it, or without an item file it; how the shard ended, if it has."""
+        if attempt.over:
+            return
         began = time.monotonic()
+        result: Receipt | Exception | SystemExit | None = None
         try:
-            if item.waits:
-                self._isolate(attempt)
-            elif item.entries is not None:
-                self._compute(attempt, item.entries)
-            elif attempt.error is not None:
+            if attempt.error is not None:
                 raise attempt.error
-            else:
+            if item is None:
                 self._report(attempt)
-                return self._end(attempt, self._file(attempt))
+                result = file_rows(self.stage, attempt.shard, self.store, attempt.output, attempt.seconds)
+            elif item.entries is None:
+                self._isolate(attempt)
+            else:
+                self._compute(attempt, item.entries)
         except LostDeviceError:
             raise
         except (Exception, SystemExit) as error:
-            return self._end(attempt, error)
+            result = error
         finally:
-            attempt.seconds += time.monotonic() - began
-            if item.waits:
-                self._idle.set()
-        return None
+            seconds = time.monotonic() - began
+            attempt.seconds += seconds
+            self.worked += seconds
+        if result is not None:
+            yield self._end(attempt, result)
 
     def _report(self, attempt: _Attempt) -> None:
         output = attempt.output
@@ -297,9 +275,6 @@ class ShardStream:
             self._report(attempt)
         log.passed()
 
-    def _file(self, attempt: _Attempt) -> Receipt:
-        return file_rows(self.stage, attempt.shard, self.store, attempt.output, attempt.seconds)
-
     def _end(self, attempt: _Attempt, result: Receipt | Exception | SystemExit) -> Ended:
         """How a shard ended; one that another attempt has filed has not failed."""
         attempt.over = True
@@ -312,6 +287,20 @@ class ShardStream:
                 attempt.log.abandon()
                 result = read_receipt(self.store, self.stage.name, attempt.shard.id) or result
         return attempt.shard, result
+
+
+def _read_ahead(items: Iterator[_Item]) -> Future[_Item | None]:
+    """Make the next item in a thread, which does not outlive the process; None: there is no more."""
+    future: Future[_Item | None] = Future()
+
+    def read() -> None:
+        try:
+            future.set_result(next(items, None))
+        except BaseException as error:  # raised by the thread of the worker
+            future.set_exception(error)
+
+    threading.Thread(target=read, name="seenset-reader", daemon=True).start()
+    return future
 
 
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:

@@ -9,10 +9,8 @@ import io
 import json
 import os
 import tempfile
-import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,7 +26,7 @@ SIDE_BY_SIDE = 16
 """Requests to an object store that are under way together."""
 
 KEPT_BYTES = 1 << 28
-"""Of files that a process keeps of what it read."""
+"""Of files that a process keeps of what it read first."""
 
 LONGEST_NAME = 255
 LONGEST_PATH = 4095
@@ -39,31 +37,15 @@ _OPTIONS = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
 """Else s3fs asks for the size of a file before it reads it, to read a large one in parts."""
 
 
-class _Kept:
-    """Files that never change under their names, those that were read last."""
+class _Kept(dict[tuple[str, str], bytes]):
+    """Files that never change under their names, by address and name, as long as there is room."""
 
-    def __init__(self) -> None:
-        self._files: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-        self._size = 0
-        self._lock = threading.Lock()
+    size = 0
 
-    def get(self, key: tuple[str, str], read: Callable[[], bytes]) -> bytes:
-        with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-                return self._files[key]
-        data = read()
-        with self._lock:
-            self._size += len(data) - len(self._files.pop(key, b""))
-            self._files[key] = data
-            while self._size > KEPT_BYTES:
-                self._size -= len(self._files.popitem(last=False)[1])
-        return data
-
-    def clear(self) -> None:
-        with self._lock:
-            self._files.clear()
-            self._size = 0
+    def add(self, key: tuple[str, str], data: bytes) -> None:
+        if self.size + len(data) <= KEPT_BYTES:
+            self[key] = data
+            self.size += len(data)
 
 
 _kept = _Kept()
@@ -239,12 +221,14 @@ class Store:
             return list(pool.map(read, names))
 
     def read_fixed(self, name: str) -> bytes:
-        """The bytes of a file that never changes under its name, kept by this process while there is room.
-
-        Raises:
-            FileNotFoundError: it is not there.
-        """
-        return self.read(name) if self.local else _kept.get((self.url, name), lambda: self.read(name))
+        """The bytes of a file that never changes under its name, kept while there is room. Raises FileNotFoundError."""
+        if self.local:
+            return self.read(name)
+        data = _kept.get((self.url, name))
+        if data is None:
+            data = self.read(name)
+            _kept.add((self.url, name), data)
+        return data
 
     def fetch(self, sizes: Mapping[str, int]) -> None:
         """Read files ahead, side by side, that never change under their names, if there is room to keep all of them.
@@ -258,6 +242,7 @@ class Store:
     def begin(self) -> None:
         """A command begins: what an earlier one of this process kept is forgotten."""
         _kept.clear()
+        _kept.size = 0
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all, replacing what was there."""

@@ -51,7 +51,7 @@ BUDGETS = {
     "pipeline.endpoint": 770,
     "pipeline.passes": 2_810,
     "pipeline.detectors": 1_410,
-    "pipeline.stages": 3_380,
+    "pipeline.stages": 3_320,
     "pipeline.selection": 6_070,
     "pipeline.audit": 10_730,
     "pipeline.report": 4_690,

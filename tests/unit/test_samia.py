@@ -13,7 +13,7 @@ from pipeline.detectors.base import Continuations, Continued, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words
-from pipeline.stages.continuations import cut_in_two
+from pipeline.stages.sample import cut_in_two
 
 REFERENCE = "the cat sat on the mat"
 

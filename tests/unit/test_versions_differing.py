@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.passes.forward import TokenStatistics, restricted
-from pipeline.stages.differing import differing_spans, tokens_in
+from pipeline.stages.score_versions import differing_spans, tokens_in
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main

@@ -89,6 +89,13 @@ def test_a_shard_that_fails_ends_no_other(tmp_path: Path) -> None:
     assert sum(isinstance(event, Receipt) for event in events) == 2
 
 
+@pytest.mark.parametrize("finish", WAYS)
+def test_a_shard_without_a_readable_document_has_a_receipt(finish: Way, tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, letters("a", 2), ["", " "], letters("c", 2))
+    finish(stage_of(), shards, store)
+    assert {row: values["reason"] for row, values in read_rows(stage_of(), shards[1], store).items()} == {}
+
+
 def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
     meeting = threading.Barrier(3)
