@@ -53,6 +53,8 @@ def plan_shards(
         files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
         labels = (label for entry in files for label in read_labels(whole_shard(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
+    if corpus.audit is not None and corpus.audit.window and limit is not None:  # of documents, not of rows
+        limit *= corpus.audit.window
     if corpus.audit is not None and corpus.audit.beside:  # an answer rests on every index
         for entry in inputs:
             for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
@@ -146,6 +148,7 @@ def whole_shard(
         delimiter=entry.dialect.delimiter,
         beside=source.beside,
         template=source.template,
+        window=source.window,
         differing=source.differing,
     )
 
@@ -154,6 +157,9 @@ def _split_input(
     entry: InputFile, source: SourceConfig, whole: Shard, shard_bytes: int, shard_documents: int
 ) -> Iterator[Shard]:
     if entry.rows == 0:
+        return
+    if whole.window:  # bytes would cut the rows at places that depend on their order
+        yield replace(whole, stop=entry.size) if by_bytes(whole) else whole
         return
     if ranges := by_bytes(whole):
         step, total = shard_bytes, entry.size
@@ -173,7 +179,7 @@ def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
     if by_bytes(shard) and shard.label_column is None:
         rows = sum(1 for _ in lines(replace(shard, max_rows=remaining)))
     elif shard.stop is None or shard.label_column is not None:
-        rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining)))
+        rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining, window=0)))
     else:
         rows = min(remaining, shard.stop - shard.start)
         return replace(shard, stop=shard.start + rows, files=shard.files[:rows]), rows

@@ -43,8 +43,8 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_710,
-    "pipeline.corpus": 5_630,
+    "pipeline.config": 1_730,
+    "pipeline.corpus": 5_710,
     "pipeline.store": 1_980,
     "pipeline.models": 2_670,
     "pipeline.training": 1_490,
@@ -53,8 +53,8 @@ BUDGETS = {
     "pipeline.detectors": 1_410,
     "pipeline.stages": 3_380,
     "pipeline.selection": 6_070,
-    "pipeline.audit": 11_000,
-    "pipeline.report": 4_500,
+    "pipeline.audit": 11_010,
+    "pipeline.report": 4_520,
     "pipeline.compare": 2_180,
     "pipeline.export": 1_320,
     "pipeline.mark": 1_110,
