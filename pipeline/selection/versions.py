@@ -340,7 +340,7 @@ def preference_residuals(scores: VersionScores) -> VersionScores:
     from scipy.sparse import csr_array
 
     centred, squares = _centred(scores.scores, scores.offsets)
-    forms = csr_array(scores.forms)
+    forms = csr_array(scores.forms, dtype=np.float64)  # small integers would overflow in products
     of_document = csr_array(
         (np.ones(centred.size), np.arange(centred.size), scores.offsets), shape=(scores.sizes.size, centred.size)
     )
