@@ -160,6 +160,8 @@ def print_plan(facts: dict[str, Any]) -> None:
         from pipeline.report.wording.versions import expected_text
 
         screen.lines(expected_text(expected))
+    if "window" in facts:
+        screen.lines(facts["window"])
 
 
 def print_starter(facts: dict[str, Any], command: str) -> None:

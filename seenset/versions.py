@@ -118,8 +118,9 @@ def read_versions(path: str | PathLike[str]) -> Versions:
             f"versions: {path} has no column {missing[0]} (columns: {', '.join(table.column_names)}); seenset mark "
             "writes private/versions.parquet, and its public files hold no versions"
         )
-    columns = table.to_pydict()
-    forms = form_counts(columns["kinds"], columns["forms"]) if {"kinds", "forms"} <= columns.keys() else None
+    columns, forms = table.select(["id", "versions", "index"]).to_pydict(), None
+    if {"kinds", "forms"} <= set(table.column_names):
+        forms = form_counts(*(table[name].combine_chunks() for name in ("kinds", "forms")))
     texts = tuple(map(tuple, columns["versions"]))
     return Versions(tuple(columns["id"]), texts, tuple(columns["index"]), forms)
 

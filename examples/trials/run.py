@@ -23,6 +23,7 @@ from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_i
 from examples.trials.family import make_family
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import run_systems
+from examples.trials.versions import TRIALS, run_trial_of_versions
 from examples.trials.wikimia import make_wikimia
 from pipeline.errors import ExitCode, UserError
 from pipeline.trial.config import TrialConfig, load_trial
@@ -48,6 +49,7 @@ NAMES = (
     SYSTEMS,
 )
 PASSAGES = 600
+DOCUMENTS = 100  # of a trial of documents with versions
 PICTURES = 96
 
 console = Console()
@@ -118,12 +120,15 @@ def answer(config: TrialConfig) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run; an error that the user can mend is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*NAMES, "all"], help=f"all, {', '.join(NAMES)}")
-    names = parser.parse_args(arguments).names
-    for name in NAMES if "all" in names else names:
+    known = (*NAMES, *TRIALS)
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*known, "all"], help=f"all, {', '.join(known)}")
+    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
+    given = parser.parse_args(arguments)
+    for name in known if "all" in given.names else given.names:
         start = time.monotonic()
         try:
-            code = run_trial(name)
+            of_versions = name in TRIALS
+            code = run_trial_of_versions(name, WORK, smollm2(), given.documents) if of_versions else run_trial(name)
         except UserError as error:
             print(f"trials: {error}", file=sys.stderr)
             return int(ExitCode.USER_ERROR)

@@ -18,12 +18,14 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.formats import extent_of
+from pipeline.corpus.options import orders_of_rows
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.endpoint.client import Usage
 from pipeline.models.load import LanguageModel, open_made_up
 from pipeline.passes.forward import forward
 from pipeline.report.wording import resolution as wording
 from pipeline.report.wording.setup import MATRIX_PRODUCT, some_layers
+from pipeline.report.wording.versions import rows_that_fit
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import PLAIN, Basis
@@ -52,7 +54,8 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     total = sum(entry["documents"] for entry in roles.values())
     everything = sum(extent_of(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
-    tokens = round(total * min(average, config.max_tokens))
+    window = config.corpus.audit.window if config.corpus.audit is not None else 0
+    tokens = round(total * min(average * max(1, window), config.max_tokens) * orders_of_rows(window))
     passes = plan.passes()
     seconds = source = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
@@ -76,6 +79,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "estimated_from": source,
         "selections": _outlooks(config, roles, adapters, calibration),
+        **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
     }
 
 

@@ -47,7 +47,9 @@ class Plan:
     def documents(self, role: Role) -> tuple[int, bool]:
         """Number of documents of a role, and whether it is exact; it is an estimate where only reading would tell."""
         extents = [extent_of(entry) for entry in self.inputs if entry.role == role]
-        count, exact = sum(extent.rows for extent in extents), all(extent.exact for extent in extents)
+        source = self.config.corpus.source(role)
+        window = max(1, 0 if source is None else source.window)  # rows of a document
+        count, exact = sum(-(-extent.rows // window) for extent in extents), all(extent.exact for extent in extents)
         if self.limit is not None and self.limit <= count:
             return self.limit, exact
         return count, exact

@@ -43,7 +43,7 @@ def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) ->
     each = [replace(scores, scores=np.ascontiguousarray(matrix[:, columns.index(column)])) for column in wanted]
     if len(each) > 1:
         each = [replace(scores, scores=np.sum([one.standardised() for one in each], axis=0))]
-    return VersionPart(each[0], held["kinds"].to_pylist(), held["forms"].to_pylist())
+    return VersionPart(each[0], held["kinds"], held["forms"])
 
 
 NO_BLIND_TEST = BlindTest(

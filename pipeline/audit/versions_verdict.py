@@ -16,7 +16,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording import versions as wording
-from pipeline.selection.versions import VersionPart, joined_versions, preference_residuals, version_ranks
+from pipeline.selection.versions import VersionPart, residuals_of, version_ranks
 from pipeline.selection.versions_collection import REDRAWS, EProcess, redraw_p_value
 from pipeline.stages.score_versions import VERSIONS
 from pipeline.store.receipts import Receipt
@@ -56,7 +56,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVer
         parts: scores by all detectors of the run together; at least one document in all.
         setting: of the run.
     """
-    scores = preference_residuals(joined_versions(parts))
+    scores = residuals_of(parts)
     process = EProcess().extend(version_ranks(scores, setting.seed, "against"), scores.sizes)
     above = float(scores.standardised()[scores.offsets[:-1] + scores.published].mean())
     test = VersionsTest(

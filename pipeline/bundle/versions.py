@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import fsspec
@@ -23,11 +24,11 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.mark.commitment import (
     CommittedDocument,
-    ProofStep,
+    Proof,
     leaf_digest,
     merkle_proofs,
     read_committed,
-    root_of,
+    roots_of,
     text_digests,
     version_digest,
 )
@@ -56,7 +57,7 @@ class Committed:
     """Documents of one private file of `seenset mark`, by row."""
 
     documents: list[CommittedDocument]
-    proofs: list[list[ProofStep]]
+    proofs: list[Proof]
 
     @classmethod
     def of(cls, shard: Shard) -> Committed | None:
@@ -68,7 +69,7 @@ class Committed:
         if documents is None:
             return None
         order = sorted(range(len(documents)), key=lambda row: documents[row].id)
-        proofs: list[list[ProofStep]] = [[]] * len(documents)
+        proofs: list[Proof] = [[]] * len(documents)
         for row, proof in zip(order, merkle_proofs([documents[row].leaf for row in order]), strict=True):
             proofs[row] = proof
         return cls(documents, proofs)
@@ -92,8 +93,8 @@ class Committed:
             chosen.append((held, self.proofs[row]))
         values: dict[str, list[Any]] = {
             "salt": [document.salt for document, _ in chosen],
-            "commitments": [b"".join(document.digests) for document, _ in chosen],
-            "proof": [[bytes([step.left]) + step.digest for step in proof] for _, proof in chosen],
+            "commitments": [document.digests for document, _ in chosen],
+            "proof": [proof for _, proof in chosen],
         }
         return {field.name: pa.array(values[field.name], field.type) for field in FIELDS[1:]}
 
@@ -104,6 +105,7 @@ class BundledVersions:
 
     table: pa.Table  # of `documents.parquet`
     config: AuditConfig
+    parts: dict[tuple[str, ...], VersionPart] = field(default_factory=dict)  # of detectors that were read before
 
     @classmethod
     def of(cls, documents: pa.Table, config: AuditConfig) -> BundledVersions:
@@ -136,7 +138,9 @@ class BundledVersions:
     def part(self, columns: list[str]) -> VersionPart:
         """The scores of all versions by these detectors, as `version_part` reads them of a run."""
         renamed = self.table.select(["id", VERSIONS]).rename_columns(["doc_id", VERSIONS])
-        return version_part(renamed, self.config, columns)
+        if tuple(columns) not in self.parts:
+            self.parts[tuple(columns)] = version_part(renamed, self.config, columns)
+        return self.parts[tuple(columns)]
 
     def answer(self, selection: SelectionConfig, quarantined: int) -> Verdict:
         """Answer a selection of the run. Raises UserError as `answer_versions`."""
@@ -151,16 +155,11 @@ class BundledVersions:
 
     def roots(self) -> dict[bytes, int]:
         """Roots to which documents with salts lead, and the number of documents that lead to each."""
-        counts: dict[bytes, int] = {}
-        published = pc.struct_field(self.table[VERSIONS].combine_chunks(), "published").to_pylist()
-        columns = (self.table[name].to_pylist() for name in ("id", "commitments", "proof"))
-        for index, name, commitments, proof in zip(published, *columns, strict=True):
-            if commitments is None or proof is None:
-                continue
-            steps = (ProofStep(step[1:], left=step[0] == 1) for step in proof)
-            root = root_of(leaf_digest(name, index, _split(commitments)), steps)
-            counts[root] = counts.get(root, 0) + 1
-        return counts
+        with_salt = self.table.filter(pc.and_(self.table["commitments"].is_valid(), self.table["proof"].is_valid()))
+        published = pc.struct_field(with_salt[VERSIONS].combine_chunks(), "published")
+        columns = (one.to_pylist() for one in (with_salt["id"], published, with_salt["commitments"]))
+        leaves = list(map(leaf_digest, *columns))
+        return Counter(roots_of(leaves, with_salt["proof"].to_pylist()))
 
     def changed_texts(self) -> Iterator[str]:
         """Ids of documents whose texts, where the bundle has them, are not those of the digests and commitments."""
@@ -198,7 +197,3 @@ def _private_documents(path: str) -> list[CommittedDocument] | None:
             return None
         types = {field.name: field.type for field in parquet.schema_arrow}
         return list(read_committed(parquet)) if _PRIVATE.items() <= types.items() else None
-
-
-def _split(digests: bytes) -> list[bytes]:
-    return [digests[place : place + 32] for place in range(0, len(digests), 32)]

@@ -72,7 +72,13 @@ class VersionsConfig(Section):
     permute: str | None = Field(
         None,
         description="In the place of `column`: the column with the options of multiple-choice items, a list of texts "
-        "in their published order. The versions are the orders of the options.",
+        "in their published order. The versions are the orders of the options. With `window`: `order`, the order of "
+        "the rows of a file.",
+    )
+    window: Annotated[int, Field(ge=2, le=1000)] | None = Field(
+        None,
+        description="With `permute: order`: a document is a run of so many consecutive rows of a file whose order was "
+        "random, and its versions are orders of their texts.",
     )
     template: str | None = Field(
         None,
@@ -82,13 +88,19 @@ class VersionsConfig(Section):
 
     @model_validator(mode="after")
     def _orders_of_options(self) -> VersionsConfig:
-        if (self.permute is None) != (self.template is None):
+        if self.window is not None and self.permute != "order":
+            raise ValueError("window goes with permute: order, the order of the rows of a file")
+        if self.window is None and self.permute == "order" and self.template is None:
+            raise ValueError("permute: order needs window, the number of consecutive rows of a document")
+        if self.window is None and (self.permute is None) != (self.template is None):
             raise ValueError("permute and template go together: give the column of the options and the text of an item")
-        if self.permute is None or self.template is None:
+        if self.permute is None:
             return self
-        defaults = {name: type(self).model_fields[name].default for name in ("column", "index", "kinds", "forms")}
-        if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
+        made = ("column", "index", "kinds", "forms", *(["template"] if self.window is not None else []))
+        if given := [name for name in made if getattr(self, name) != type(self).model_fields[name].default]:
             raise ValueError(f"permute makes the versions: leave out {', '.join(given)}")
+        if self.template is None:
+            return self
         names = template_columns(self.template)
         if self.permute not in names:
             raise ValueError(f"template does not name the options: put {{{self.permute}}} where they stand")
@@ -104,7 +116,12 @@ class VersionsConfig(Section):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside versions or options: of the index and sites, or those of the template."""
+        """The columns that are read beside versions or options: of the index and sites, or those of the template.
+
+        Empty where the rows of a file are permuted.
+        """
+        if self.window is not None:
+            return ()
         if self.template is not None:
             return tuple(name for name in template_columns(self.template) if name != self.permute)
         return tuple(name for name in (self.index, self.kinds, self.forms) if name is not None)
@@ -162,7 +179,9 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _versions_alone(self) -> SourceConfig:
-        if self.versions is not None and (self.image is not None or self.text != "text"):
+        if self.window and (self.image is not None or self.id is not None or self.group is not None):
+            raise ValueError("versions.window: a document is a run of rows: leave out image, id and group")
+        if self.versions is not None and not self.window and (self.image is not None or self.text != "text"):
             raise ValueError("versions take the place of text and of image: give them alone")
         return self
 
@@ -177,7 +196,7 @@ class SourceConfig(Section):
     @property
     def content(self) -> str:
         """The column that holds the documents themselves: versions, texts or pictures."""
-        if self.versions is not None:
+        if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
         return self.text if self.image is None else self.image
 
@@ -195,6 +214,11 @@ class SourceConfig(Section):
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside a column of versions; empty where there are none."""
         return () if self.versions is None else self.versions.beside
+
+    @property
+    def window(self) -> int:
+        """How many rows of a file a document is a run of, whose orders are its versions; 0 where it is one row."""
+        return 0 if self.versions is None else self.versions.window or 0
 
     @property
     def differing(self) -> bool:

@@ -17,7 +17,7 @@ from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
 from pipeline.corpus.labels import role_of_label
 from pipeline.corpus.lines import Overlong
-from pipeline.corpus.options import orders_of
+from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.transforms import transform
@@ -71,14 +71,14 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
             if content is not None and text is DEADLY:
                 content.skip()
             elif content is not None:
-                value = "" if shard.pictures else (text, caption) if shard.beside else text
+                value = "" if shard.pictures else (text, caption) if shard.versioned else text
                 content.add(row, (text.reason,) if isinstance(text, Unreadable) else value, identity, group)
             if shard.pictures:
                 text = _picture(shard, text)
                 if content is not None:
                     content.add_picture(text if isinstance(text, bytes) else None, caption)
             yield _checked(shard, row, text, identity, group, caption)
-            if watch(row + 1, True):
+            if watch(row + max(1, shard.window), True):
                 raise UserError(f"{shard.name} cannot be read beyond row {row}: that killed its reader again and again")
     except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
@@ -87,7 +87,18 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
 def _rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
     """The rows of a shard that are of its role. Raises what the library of the format does."""
     rows = format_named(shard.format).rows(shard, watch) if shard.label_column is None else _rows_of_role(shard, watch)
-    return itertools.islice(rows, shard.max_rows)
+    rows = itertools.islice(rows, shard.max_rows)
+    return _windows(rows, shard.window) if shard.window else rows
+
+
+def _windows(rows: Iterator[Row], size: int) -> Iterator[Row]:
+    """Runs of consecutive rows, the last one perhaps shorter: the number of the first, and the texts of all."""
+    while window := list(itertools.islice(rows, size)):
+        texts = [text for _, text, *_ in window]
+        unreadable = [text for text in texts if isinstance(text, Unreadable)]
+        deadly = [text for text in unreadable if text is DEADLY]
+        value = (deadly or unreadable)[0] if unreadable else texts
+        yield window[0][0], value, None, None, None, ()
 
 
 def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
@@ -148,6 +159,11 @@ def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions |
     if isinstance(value, Unreadable):
         return value
     where, change = f"row {row} of {shard.name}", shard.transform
+    if shard.window:
+        permuted = window_orders(value, row, problem_of)
+        if isinstance(permuted, Unreadable):
+            return permuted
+        value, *beside = permuted
     if shard.template:
         orders = orders_of(value, shard.text, dict(zip(shard.beside, beside, strict=True)), shard.template)
         if isinstance(orders, Unreadable):
@@ -182,7 +198,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         picture, text = text, _caption(shard, caption)
         if not isinstance(text, Unreadable):
             return Document(row, doc_id, text, label, picture=picture)
-    if shard.beside:
+    if shard.versioned:
         versions = _versions(shard, row, text, caption)
         if isinstance(versions, Unreadable):
             return Document(row, doc_id, "", label, (versions.reason, versions.message))

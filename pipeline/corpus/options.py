@@ -1,15 +1,17 @@
-"""Multiple-choice items as documents with versions: the orders of their options, if any order was as likely.
+"""Orders as versions: those of the options of multiple-choice items, or of the rows of a file, if any was as likely.
 
-Whether an item is left out, and which orders are its versions, depends on the unordered options alone: a rule that
-reads the published order would break the guarantee.
+Whether a document is left out, and which orders are its versions, depends on the unordered options or rows alone: a
+rule that reads the published order would break the guarantee.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -19,8 +21,11 @@ MOST_OPTIONS = 7
 MOST_ORDERS = 24
 """Versions of an item at most, the orders of four options; those of more options are split into equal parts."""
 
-LEFT_OUT = frozenset({"options_number", "options_equal", "options_ordered", "options_refer"})
-"""Reasons why an item is left out by rule, which is no error of its row."""
+COLUMNS = 4
+"""Sets of places whose orders are the versions of a run of rows."""
+
+LEFT_OUT = frozenset({"options_number", "options_equal", "options_ordered", "options_refer", "rows_equal"})
+"""Reasons why a document is left out by rule, which is no error of its rows."""
 
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -101,3 +106,42 @@ def why_left_out(options: Sequence[str]) -> Unreadable | None:
     if all(numbers) and (measures or len(set(others)) == 1):
         return Unreadable("options_ordered", "all options are numbers, dates or measures, which have an order")
     return None
+
+
+def orders_of_rows(window: int) -> int:
+    """Versions of a document that is a run of `window` rows; 1 of a document that is one row."""
+    return math.factorial(min(COLUMNS, window))
+
+
+def window_orders(
+    texts: Sequence[Any], first: int, problem_of: Callable[[Any], Unreadable | None]
+) -> tuple[list[str], int] | Unreadable:
+    """Orders of consecutive rows as versions: texts, a line break between rows, and the index of the published one.
+
+    The places, shuffled by SHA-256 of their numbers, fill a grid of 4 columns row by row; those that fill no row keep
+    their texts. The versions are the at most 24 orders of the columns. These are a group of permutations, so the
+    published order is uniform among them if it was uniform among all.
+
+    Args:
+        texts: of the rows, in their published order.
+        first: number of the first row.
+        problem_of: why a text cannot be scored.
+    """
+    for place, text in enumerate(texts):
+        if (problem := problem_of(text)) is not None:
+            return Unreadable(problem.reason, f"row {first + place}: {problem.message}")
+    columns = min(COLUMNS, len(texts))
+    places = sorted(range(len(texts)), key=lambda place: sha256(f"{first} {place}".encode()).digest())
+    whole = len(texts) // columns * columns
+    versions = Counter[str]()
+    for order in itertools.permutations(range(columns)):
+        version = list(texts)
+        for cell, place in enumerate(places[:whole]):
+            version[place] = texts[places[cell - cell % columns + order[cell % columns]]]
+        versions["\n".join(version)] += 1
+    # Of equal rows each text stands for equally many orders; rows with line breaks may break that.
+    if len(versions) < 2 or len(set(versions.values())) > 1:
+        return Unreadable("rows_equal", f"orders of {len(texts)} row{'s' * (len(texts) != 1)} give the same text")
+    published, *_ = versions  # permutations begin with the order as it stands
+    ordered = sorted(versions, key=lambda text: sha256(text.encode(errors="surrogatepass")).digest())
+    return ordered, ordered.index(published)

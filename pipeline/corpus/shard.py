@@ -59,6 +59,7 @@ class Shard:
     delimiter: str = PLAIN.delimiter
     beside: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.beside`
     template: str = ""  # of the text of items whose options are `text`; empty where there are none
+    window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,6 +88,11 @@ class Shard:
             "beside": tuple(value.get("beside", ())),
         }
         return cls(**{**value, **shared, **given})
+
+    @property
+    def versioned(self) -> bool:
+        """Whether its documents have versions."""
+        return bool(self.beside or self.window)
 
     @property
     def dialect(self) -> Dialect:
@@ -124,6 +130,7 @@ def whole_shard(
         delimiter=entry.dialect.delimiter,
         beside=source.beside,
         template=source.template,
+        window=source.window,
         differing=source.differing,
     )
 
@@ -142,7 +149,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
-_OF_VERSIONS = ("beside", "template", "differing")
+_OF_VERSIONS = ("beside", "template", "window", "differing")
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
@@ -162,6 +169,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         limited |= {"pixels": shard.limits.picture_pixels}
     if shard.beside:
         columns += ["versions", *shard.beside, *([shard.template] if shard.template else [])]
+    if shard.window:
+        columns += ["window", str(shard.window)]
     if shard.differing:
         limited |= {"differing": True}
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

@@ -53,6 +53,8 @@ def plan_shards(
         files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
         labels = (label for entry in files for label in read_labels(whole_shard(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
+    if corpus.audit is not None and corpus.audit.window and limit is not None:  # of documents, not of rows
+        limit *= corpus.audit.window
     if corpus.audit is not None and corpus.audit.beside:  # an answer rests on every index
         for entry in inputs:
             for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
@@ -121,6 +123,9 @@ def _split_input(
 ) -> Iterator[Shard]:
     if entry.rows == 0:
         return
+    if whole.window:  # bytes would cut the rows at places that depend on their order
+        yield replace(whole, stop=entry.size) if by_bytes(whole) else whole
+        return
     if ranges := by_bytes(whole):
         step, total = shard_bytes, entry.size
     elif entry.rows is None:  # nobody can begin inside the file without reading what stands before
@@ -139,7 +144,7 @@ def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
     if by_bytes(shard) and shard.label_column is None:
         rows = sum(1 for _ in lines(replace(shard, max_rows=remaining)))
     elif shard.stop is None or shard.label_column is not None:
-        rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining)))
+        rows = sum(1 for _ in read_shard(replace(shard, max_rows=remaining, window=0)))
     else:
         rows = min(remaining, shard.stop - shard.start)
         return replace(shard, stop=shard.start + rows, files=shard.files[:rows]), rows

@@ -12,12 +12,8 @@ import pyarrow.parquet as pq
 _BATCH = 256  # documents, with all their versions
 
 
-@dataclass(frozen=True, slots=True)
-class ProofStep:
-    """A node beside the path from a leaf to the root."""
-
-    digest: bytes  # 32
-    left: bool  # whether it stands to the left of the path
+Proof = Sequence[bytes]
+"""The nodes by which a leaf leads to the root, from below: a byte that is 1 if the node stands left, and 32 bytes."""
 
 
 def version_digest(salt: bytes, text: str) -> bytes:
@@ -30,7 +26,7 @@ def text_digests(texts: Iterable[str]) -> bytes:
     return b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
 
 
-def leaf_digest(doc_id: str, index: int, digests: Iterable[bytes]) -> bytes:
+def leaf_digest(doc_id: str, index: int, digests: bytes) -> bytes:
     """Leaf of a document: SHA-256(0x00 || canonical JSON of {id, index, versions: [d_1, ..., d_k]}).
 
     Canonical JSON is that of RFC 8785: keys in order, no blanks, UTF-8; digests are lower-case hexadecimal.
@@ -38,11 +34,11 @@ def leaf_digest(doc_id: str, index: int, digests: Iterable[bytes]) -> bytes:
     Args:
         doc_id: of the document.
         index: of the published version, from 0.
-        digests: of all versions, in their order.
+        digests: of all versions, side by side in their order.
     """
-    value = {"id": doc_id, "index": index, "versions": [digest.hex() for digest in digests]}
-    data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return hashlib.sha256(b"\x00" + data).digest()
+    listed = digests.hex(",", 32).replace(",", '","')
+    data = f'{{"id":{json.dumps(doc_id, ensure_ascii=False)},"index":{index},"versions":["{listed}"]}}'
+    return hashlib.sha256(b"\x00" + data.encode()).digest()
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
@@ -53,25 +49,32 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
     return _levels(leaves)[-1][0] if leaves else hashlib.sha256(b"").digest()
 
 
-def merkle_proofs(leaves: Sequence[bytes]) -> list[list[ProofStep]]:
-    """The nodes by which each leaf leads to the root, from below."""
-    levels, proofs = _levels(leaves), []
+def merkle_proofs(leaves: Sequence[bytes]) -> list[Proof]:
+    """The proof of each leaf."""
+    levels, proofs = _levels(leaves), list[Proof]()
     for position in range(len(leaves)):
         steps = []
         for level in levels[:-1]:
             beside = position ^ 1
             if beside < len(level):
-                steps.append(ProofStep(level[beside], left=beside < position))
+                steps.append(bytes([beside < position]) + level[beside])
             position //= 2
         proofs.append(steps)
     return proofs
 
 
-def root_of(leaf: bytes, proof: Iterable[ProofStep]) -> bytes:
-    """The root that a proof leads to from a leaf."""
-    for step in proof:
-        leaf = _node(step.digest, leaf) if step.left else _node(leaf, step.digest)
-    return leaf
+def roots_of(leaves: Sequence[bytes], proofs: Sequence[Proof]) -> list[bytes]:
+    """The root that each proof leads to from its leaf; nodes that several paths share are computed once."""
+    made: dict[bytes, bytes] = {}
+    roots = []
+    for node, proof in zip(leaves, proofs, strict=True):
+        for step in proof:
+            pair = step[1:] + node if step[0] == 1 else node + step[1:]
+            if (above := made.get(pair)) is None:
+                above = made[pair] = _node(pair)
+            node = above
+        roots.append(node)
+    return roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class CommittedDocument:
     id: str
     index: int  # of the published version
     salt: bytes  # 32
-    digests: list[bytes]  # d_i of each version
+    digests: bytes  # d_i of each version, side by side
     texts: bytes  # SHA-256 of each version without the salt, side by side
 
     @property
@@ -97,7 +100,7 @@ def read_committed(parquet: pq.ParquetFile) -> Iterator[CommittedDocument]:
     """
     for batch in parquet.iter_batches(_BATCH, columns=["id", "index", "salt", "versions"]):
         for row in batch.to_pylist():
-            digests = [version_digest(row["salt"], text) for text in row["versions"]]
+            digests = b"".join(version_digest(row["salt"], text) for text in row["versions"])
             yield CommittedDocument(row["id"], row["index"], row["salt"], digests, text_digests(row["versions"]))
 
 
@@ -110,9 +113,9 @@ def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
 
 
 def _above(level: Sequence[bytes]) -> list[bytes]:
-    pairs = [_node(left, right) for left, right in zip(level[::2], level[1::2], strict=False)]
+    pairs = [_node(left + right) for left, right in zip(level[::2], level[1::2], strict=False)]
     return pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
 
 
-def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(b"\x01" + left + right).digest()
+def _node(pair: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + pair).digest()

@@ -135,7 +135,7 @@ class _Archive:
             self.unmarked.append((doc_id, versions))
             return None
         index, salt = drawn_index(self.seed, doc_id, len(versions.texts)), derived(self.seed, "salt", doc_id)
-        digests = [version_digest(salt, one) for one in versions.texts]
+        digests = b"".join(version_digest(salt, one) for one in versions.texts)
         self.leaves.append((doc_id, leaf_digest(doc_id, index, digests)))
         self.sites.append(len(versions.kinds))
         values = (doc_id, versions.texts, index, len(versions.kinds), salt, versions.kinds, versions.choices)

@@ -18,6 +18,7 @@ from pipeline.models.device_errors import out_of_memory
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.gradient import gradient_norms
+from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -136,6 +137,27 @@ def forward_in_parts(
         parts: Of forward passes of this model.
     """
     return joined_statistics(parts.run(lambda some: forward(lm, some, statistics), ids, [len(one) for one in ids]))
+
+
+def versions_in_parts(
+    lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], parts: PassSizes
+) -> TokenStatistics:
+    """`forward_of_versions` where that is worthwhile and the model allows it, else `forward_in_parts`.
+
+    Args:
+        lm: The model.
+        ids: Token ids of each version of one document.
+        statistics: As of `forward`.
+        parts: Of forward passes of this model.
+    """
+
+    def work(some: Sequence[Sequence[int]]) -> TokenStatistics:
+        common = common_beginning(some)
+        return forward_of_versions(lm, some, statistics, common) if common else forward(lm, some, statistics)
+
+    if not common_beginning(ids) or not shares_beginnings(lm):
+        return forward_in_parts(lm, ids, statistics, parts)
+    return joined_statistics(parts.run(work, ids, [len(one) for one in ids]))
 
 
 def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:

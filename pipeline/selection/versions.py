@@ -9,13 +9,16 @@ do not enter: scores and texts of all versions, and the groups of documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import UserError
 
@@ -28,7 +31,6 @@ MIRROR = 4
 LEAST_DOCUMENTS = 20  # of one k to shrink variances within, and in which a form varies to fit its preference
 _FLOOR = 1e-6  # of the median variance
 _ROUNDING = 1e-12  # of a sum of squares: less is rounding
-_CELLS = 1 << 22  # of a block of form counts in memory
 
 MaskedOrder = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """(scores, offsets, groups) -> statistic of each document; larger ones come first. See `gap_statistic`."""
@@ -76,13 +78,23 @@ class VersionScores:
         return np.asarray(centred / np.repeat(np.where(sd > 0, sd, 1.0), self.sizes))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class VersionPart:
     """Scores of some documents, and the edited sites of their versions."""
 
     scores: VersionScores  # without forms
-    kinds: Sequence[Sequence[str]]  # of the sites of each document; empty where they are not known
-    forms: Sequence[Sequence[bytes]]  # of each version of each document, a byte for each site
+    kinds: pa.Array  # lists of text: of the sites of each document; empty where they are not known
+    forms: pa.Array  # lists of bytes: of each version of each document, a byte for each site
+
+    @cached_property
+    def residuals(self) -> VersionScores:
+        """As `residuals_of` this part alone; computed once."""
+        return preference_residuals(joined_versions([self]))
+
+
+def residuals_of(parts: Sequence[VersionPart]) -> VersionScores:
+    """The documents of all parts as they are ranked: `preference_residuals` of `joined_versions`."""
+    return parts[0].residuals if len(parts) == 1 else preference_residuals(joined_versions(parts))
 
 
 def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
@@ -98,40 +110,52 @@ def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
     ids = [name for part in parts for name in part.scores.ids]
     starts = np.concatenate(([0], np.cumsum(sizes)))
     digests = np.concatenate([part.scores.digests for part in parts])
-    sets: dict[bytes, int] = {}
+    sums = np.add.reduceat(digests.view(np.uint64), starts[:-1])  # equal for equal sets
+    _, place, count = np.unique(sums.view("V32").ravel(), return_inverse=True, return_counts=True)
+    alike = (count > 1)[place.ravel()].tolist()
+    sets: dict[bytes | int, int] = {}
     for j in sorted(range(len(ids)), key=ids.__getitem__):
-        held = sorted(digests[starts[j] : starts[j + 1]].view("V32").ravel().tolist())
-        sets.setdefault(b"".join(held), j)
-    order = list(sets.values())
-    rows = np.concatenate([np.arange(starts[j], starts[j + 1]) for j in order])
-    kinds = [one for part in parts for one in part.kinds]
-    forms = [one for part in parts for one in part.forms]
+        held = sorted(digests[starts[j] : starts[j + 1]].view("V32").ravel().tolist()) if alike[j] else []
+        sets.setdefault(b"".join(held) if alike[j] else j, j)
+    order = np.fromiter(sets.values(), dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(sizes[order]))).astype(np.int64)
+    rows = np.arange(offsets[-1]) + np.repeat(starts[order] - offsets[:-1], sizes[order])
+    kinds = pa.concat_arrays([part.kinds for part in parts])
+    counts = form_counts(kinds, pa.concat_arrays([part.forms for part in parts])) if len(kinds.flatten()) else None
     return VersionScores(
         np.concatenate([part.scores.scores for part in parts])[rows],
-        np.concatenate(([0], np.cumsum(sizes[order]))).astype(np.int64),
+        offsets,
         np.concatenate([part.scores.published for part in parts])[order],
         tuple(ids[j] for j in order),
         digests[rows],
-        form_counts([kinds[j] for j in order], [forms[j] for j in order]) if any(kinds) else None,
+        None if counts is None else counts[rows],
     )
 
 
-def form_counts(kinds: Sequence[Sequence[str]], forms: Sequence[Sequence[bytes]]) -> csr_array:
+def form_counts(kinds: pa.Array, forms: pa.Array) -> csr_array:
     """How often each form of each kind of site stands in each version: (versions, pairs of kind and form).
 
     Args:
-        kinds: of the sites of each document.
-        forms: of each version of each document, a byte for each site.
+        kinds: lists of text, of the sites of each document.
+        forms: lists of bytes, of each version of each document, a byte for each site.
     """
     from scipy.sparse import csr_array
 
-    sites, sizes = (np.array([len(one) for one in each], dtype=np.int64) for each in (kinds, forms))
-    numbers = {name: number for number, name in enumerate(sorted({name for one in kinds for name in one}))}
-    kind = [np.tile([numbers[name] for name in one], k) for one, k in zip(kinds, sizes.tolist(), strict=True)]
-    form = np.frombuffer(b"".join(version for one in forms for version in one), dtype=np.uint8)
-    pairs, places = np.unique(np.concatenate([[], *kind]).astype(np.int64) * 256 + form, return_inverse=True)
-    rows = np.repeat(np.arange(sizes.sum()), np.repeat(sites, sizes))
-    counts = csr_array((np.ones(form.size), (rows, places.ravel())), shape=(int(sizes.sum()), pairs.size))
+    sites, sizes = (
+        pc.list_value_length(each).to_numpy(zero_copy_only=False).astype(np.int64) for each in (kinds, forms)
+    )
+    encoded = kinds.flatten().dictionary_encode()
+    number = np.argsort(np.argsort(np.array(encoded.dictionary.to_pylist(), dtype=object)))  # by name
+    kind = number[encoded.indices.to_numpy(zero_copy_only=False)]
+    of_version, first = np.repeat(sites, sizes), np.repeat(np.cumsum(sites) - sites, sizes)
+    ends = np.cumsum(of_version)
+    pairs = kind[np.arange(of_version.sum()) + np.repeat(first - ends + of_version, of_version)] * 256
+    pairs += np.frombuffer(b"".join(forms.flatten().to_pylist()), dtype=np.uint8)
+    stands = np.zeros(256 * number.size, dtype=bool)
+    stands[pairs] = True
+    columns = (np.cumsum(stands) - 1)[pairs]
+    starts = np.concatenate(([0], ends))
+    counts = csr_array((np.ones(pairs.size), columns, starts), shape=(of_version.size, int(stands.sum())))
     counts.sum_duplicates()
     return counts
 
@@ -313,39 +337,26 @@ def preference_residuals(scores: VersionScores) -> VersionScores:
     """
     if scores.forms is None or not scores.sizes.size or not scores.forms.shape[1]:
         return scores
+    from scipy.sparse import csr_array
+
     centred, squares = _centred(scores.scores, scores.offsets)
-    columns = scores.forms.shape[1]
-    gram, cross, varying = np.zeros((columns, columns)), np.zeros(columns), np.zeros(columns, dtype=np.int64)
-    for rows, block, count in _form_blocks(scores):
-        gram += block.T @ block
-        cross += block.T @ centred[rows]
-        varying += count
-    kept = np.flatnonzero(varying >= LEAST_DOCUMENTS)
+    forms = csr_array(scores.forms, dtype=np.float64)  # small integers would overflow in products
+    of_document = csr_array(
+        (np.ones(centred.size), np.arange(centred.size), scores.offsets), shape=(scores.sizes.size, centred.size)
+    )
+    sums = of_document @ forms
+    varies = (of_document @ forms.multiply(forms)).multiply(scores.sizes[:, None]) - sums.multiply(sums)
+    kept = np.flatnonzero((varies > 0).sum(axis=0) >= LEAST_DOCUMENTS)
     if not kept.size or not squares.any():
         return scores
-    sd = np.sqrt(gram[kept, kept] / centred.size)
-    penalised = gram[np.ix_(kept, kept)] / np.outer(sd, sd) + np.eye(kept.size)
-    weights = np.linalg.solve(penalised, cross[kept] / sd) / sd
-    residuals = centred.copy()
-    for rows, block, _ in _form_blocks(scores):
-        residuals[rows] -= block[:, kept] @ weights
+    forms, sums = forms[:, kept], sums[:, kept]
+    gram = (forms.T @ forms).toarray() - (sums.T @ sums.multiply(1 / scores.sizes[:, None])).toarray()
+    sd = np.sqrt(np.diag(gram) / centred.size)
+    penalised = gram / np.outer(sd, sd) + np.eye(kept.size)
+    weights = np.linalg.solve(penalised, (forms.T @ centred) / sd) / sd
+    explained, _ = _centred(forms @ weights, scores.offsets)
     pooled = math.sqrt(squares.sum() / int((scores.sizes - 1).sum()))
-    return replace(scores, scores=np.round(residuals / pooled, 10))
-
-
-def _form_blocks(scores: VersionScores) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Rows, form counts centred within documents, and in how many documents each column varies, in bounded memory."""
-    forms, sizes = scores.forms, scores.sizes
-    assert forms is not None
-    step = max(1, _CELLS // (forms.shape[1] * int(sizes.max())))
-    for first in range(0, sizes.size, step):
-        offsets, k = scores.offsets[first : first + step + 1], sizes[first : first + step]
-        rows, starts = slice(int(offsets[0]), int(offsets[-1])), offsets[:-1] - offsets[0]
-        part = forms[rows]
-        block = np.asarray(part if isinstance(part, np.ndarray) else part.toarray(), dtype=np.float64)
-        varies = np.maximum.reduceat(block, starts, axis=0) > np.minimum.reduceat(block, starts, axis=0)
-        means = np.add.reduceat(block, starts, axis=0) / k[:, None]
-        yield rows, block - np.repeat(means, k, axis=0), varies.sum(axis=0)
+    return replace(scores, scores=np.round((centred - explained) / pooled, 10))
 
 
 def rank_step_up(ranks: np.ndarray, sizes: np.ndarray, q: Fraction) -> np.ndarray:

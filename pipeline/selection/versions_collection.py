@@ -19,6 +19,9 @@ LEAST_IN_CELL = 5
 _ROUNDING = 1e-12
 """Of a sum of standardised scores, for each version: a redrawn sum this close to the observed one is a tie."""
 
+_COMBINATIONS = 1 << 13
+"""Of versions of some documents, drawn together, at most: their sums fit a processor's cache."""
+
 _REDRAW = int.from_bytes(b"redraw", "big")
 """Keeps the redraws apart from all else that is drawn by the same seed, the published indices among it."""
 
@@ -37,14 +40,18 @@ def redraw_p_value(scores: VersionScores, seed: int, redraws: int = REDRAWS) -> 
         redraws: >= 1.
     """
     values, rng = scores.standardised(), np.random.default_rng([seed, _REDRAW])
-    observed, redrawn, size = 0.0, np.zeros(redraws), 0
-    rows = np.stack([scores.offsets[:-1], scores.sizes, scores.published], axis=1)
-    for start, k, index in rows.tolist():
+    observed, redrawn, sums, size = 0.0, np.zeros(redraws), np.zeros(1), 0
+    for start, k, index in np.stack([scores.offsets[:-1], scores.sizes, scores.published], axis=1).tolist():
         versions = values[start : start + k]
-        if versions.any():
-            observed += float(versions[index])
-            redrawn += versions[rng.integers(k, size=redraws, dtype=np.min_scalar_type(k))]
-            size += k
+        if not versions.any():
+            continue
+        if sums.size * k > _COMBINATIONS:
+            redrawn += sums[rng.integers(sums.size, size=redraws, dtype=np.min_scalar_type(sums.size))]
+            sums = np.zeros(1)
+        sums = np.add.outer(sums, versions).ravel()
+        observed += float(versions[index])
+        size += k
+    redrawn += sums[rng.integers(sums.size, size=redraws)]
     return float((1 + int((redrawn >= observed - _ROUNDING * size).sum())) / (1 + redraws))
 
 

@@ -28,7 +28,7 @@ from pipeline.models.tokens import count_words, open_tokenizer, tokenize
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage
-from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
+from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts, versions_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
@@ -254,8 +254,13 @@ class Scorer:
                 ids[same] = [entry.ids for entry in tokens]
             ids[needed] = ids[same]
 
-    def scores(self, batch: Sequence[_Prepared]) -> torch.Tensor:
-        """Scores of a batch: float64, (documents, detectors)."""
+    def scores(self, batch: Sequence[_Prepared], versions: bool = False) -> torch.Tensor:
+        """Scores of a batch: float64, (documents, detectors).
+
+        Args:
+            batch: of documents.
+            versions: whether these are versions of one, whose common beginning is computed once.
+        """
         assert self.adapters is not None
         statistics: dict[Pass, TokenStatistics] = {}
         norms: dict[Pass, torch.Tensor] = {}
@@ -269,7 +274,8 @@ class Scorer:
                 if needed.kind == "gradient":
                     norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
                 else:
-                    statistics[needed] = forward_in_parts(model, ids, names, parts)
+                    in_parts = versions_in_parts if versions else forward_in_parts
+                    statistics[needed] = in_parts(model, ids, names, parts)
                     if keep := [entry.keep[needed] for entry in batch if entry.keep is not None]:
                         statistics[needed] = restricted(statistics[needed], keep)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))

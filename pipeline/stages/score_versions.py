@@ -18,6 +18,7 @@ from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.versions import TextVersions
 from pipeline.errors import UserError
+from pipeline.passes.shared import common_beginning, shares_beginnings
 from pipeline.stages.base import Entry, Output, Placement, Stage
 from pipeline.stages.score import Scorer, score_schema
 from pipeline.stages.worker import longest_first
@@ -100,17 +101,36 @@ class VersionScorer:
         return made
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Score all versions of some documents, versions of like length together."""
-        versions = [entry for document in batch for entry in document.work.entries]
+        """Score all versions of some documents: those of a long common beginning by themselves, others by length."""
+        apart = []
+        for document in batch:
+            if not self._shares(document):
+                apart.append(document)
+                continue
+            each, longest = document.work.entries, max(entry.tokens for entry in document.work.entries)
+            step = len(each) if self.batch_size is None else max(1, self.batch_size.tokens // longest)
+            parts = [[entry.work for entry in each[start : start + step]] for start in range(0, len(each), step)]
+            of_parts = [self.scorer.scores(part, versions=True).numpy() for part in parts]
+            self._keep(document, np.concatenate(of_parts), output)
+        versions = [entry for document in apart for entry in document.work.entries]
         scores = np.zeros((len(versions), len(self.columns)))
         numbered = [replace(entry, document=replace(entry.document, row=row)) for row, entry in enumerate(versions)]
         for part in longest_first(numbered, self.batch_size):
             scores[[entry.document.row for entry in part]] = self.scorer.scores([entry.work for entry in part]).numpy()
         start = 0
-        for entry in batch:
+        for entry in apart:
             stop = start + len(entry.work.entries)
             self._keep(entry, scores[start:stop], output)
             start = stop
+
+    def _shares(self, document: Entry) -> bool:
+        """Whether some pass computes a common beginning of the versions once."""
+        return any(
+            needed.kind == "forward"
+            and shares_beginnings(self.scorer.models[needed.model])
+            and common_beginning([entry.work.ids[needed] for entry in document.work.entries])
+            for needed in self.scorer.passes
+        )
 
     def _keep(self, entry: Entry, scores: np.ndarray, output: Output) -> None:
         """Note the scores of a document, float64, (versions, detectors), or that one is no finite number."""

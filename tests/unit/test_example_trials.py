@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from io import BytesIO
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from examples.trials.benchmark import (
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import columns_of
+from examples.trials.versions import make_options
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
@@ -161,3 +163,12 @@ def test_the_small_vision_language_model_has_its_pictures_in_16_tokens(tmp_path:
     assert int((batch["input_ids"] == model.config.image_token_id).sum()) == 16
     assert torch.isfinite(model(**batch).logits).all()
     assert row["caption"] in processor.tokenizer.decode(batch["input_ids"][0])
+
+
+def test_an_item_of_the_trial_of_options_has_the_next_words_among_its_options() -> None:
+    texts = [[f"{number}-{place}" for place in range(30)] for number in range(6)]
+    items = make_options(texts, random.Random(0))
+    assert [one["id"] for one in items] == [f"i{number}" for number in range(6)]
+    for words, one in zip(texts, items, strict=True):
+        assert one["question"].endswith(" ".join(words[:20]))
+        assert (len(set(one["choices"])), " ".join(words[20:28]) in one["choices"]) == (4, True)

@@ -16,7 +16,7 @@ from scipy.special import polygamma
 from scipy.stats import chisquare
 
 from pipeline.errors import UserError
-from pipeline.selection import RankCounts, step_up, versions
+from pipeline.selection import RankCounts, step_up
 from pipeline.selection.versions import (
     VersionScores,
     fewest_versions,
@@ -348,13 +348,11 @@ def test_residuals_do_not_read_the_published_index_and_follow_the_versions() -> 
     np.testing.assert_allclose(preference_residuals(other).scores, found[moved], atol=2e-10)
 
 
-def test_residuals_are_the_same_in_blocks_and_of_sparse_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residuals_are_the_same_of_sparse_forms() -> None:
     scores, _ = preferring()
     found = preference_residuals(scores).scores
     sparse = replace(scores, forms=csr_array(scores.forms))
     np.testing.assert_allclose(preference_residuals(sparse).scores, found, atol=2e-10)
-    monkeypatch.setattr(versions, "_CELLS", 200)
-    np.testing.assert_allclose(preference_residuals(scores).scores, found, atol=2e-10)
 
 
 def test_a_form_that_varies_in_few_documents_is_left_out() -> None:

@@ -32,6 +32,21 @@ def expected_text(expected: Sequence[Mapping[str, float]]) -> str:
     return EXPECTED.format(shares=", ".join(shares))
 
 
+def rows_that_fit(window: int, average: float, most: int) -> str:
+    """Whether a run of consecutive rows has room in what a model reads of a text.
+
+    Args:
+        window: rows of a document.
+        average: tokens of a row, about.
+        most: `max_tokens`.
+    """
+    line = f"a document is {window:,} rows of about {average:,.0f} tokens each; max_tokens is {most:,}"
+    if window * average <= most:
+        return line
+    fit = int(most / average)
+    return f"warning: {line}, " + (f"so that window: {fit} fits" if fit > 1 else "so that no two rows fit")
+
+
 def _times(copies: int) -> str:
     return "once" if copies == 1 else f"{copies} times"
 

@@ -21,10 +21,9 @@ from pipeline.selection.versions import (
     VersionChoice,
     VersionScores,
     fewest_versions,
-    joined_versions,
     mirrored_list,
-    preference_residuals,
     rank_step_up,
+    residuals_of,
     version_ranks,
 )
 from pipeline.selection.versions_collection import uniformity_p_value
@@ -58,7 +57,7 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
     assert by is not None
     if not sum(len(part.scores.ids) for part in parts):
         raise UserError("no audit document has scores of all its versions" if quarantined else "no audit documents")
-    scores = preference_residuals(joined_versions(parts))
+    scores = residuals_of(parts)
     m = sum(len(part.scores.ids) for part in parts) + quarantined
     chosen = by.choose(scores, selection.exact_alpha, seed, m - scores.sizes.size)
     most = int(scores.sizes.max())

@@ -1,0 +1,109 @@
+"""A long common beginning of versions is computed once: the same scores as apart, and bytes that no batch changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from benchmarks.small_model import WORDS
+from pipeline.config.models import ModelConfig
+from pipeline.models.load import open_model
+from pipeline.passes.forward import forward
+from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
+from pipeline.passes.statistics import STATISTICS
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.cli import main
+from seenset import score
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_folder: Path) -> Any:
+    return open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+
+
+def versions_of(rng: np.random.Generator, common: int, lengths: list[int]) -> list[list[int]]:
+    beginning = rng.integers(2, 20, size=common).tolist()
+    return [[*beginning, version, *rng.integers(2, 20, size=rest).tolist()] for version, rest in enumerate(lengths)]
+
+
+def test_statistics_are_those_of_versions_apart(tiny: Any) -> None:
+    ids = versions_of(np.random.default_rng(0), 9, [3, 0, 5, 4, 2, 3])
+    assert shares_beginnings(tiny)
+    together = forward_of_versions(tiny, ids, frozenset(STATISTICS), 9)
+    apart = forward(tiny, ids, frozenset(STATISTICS))
+    assert torch.equal(together.mask, apart.mask)
+    for name in ("log_prob", "mean", "variance", "m_entropy"):
+        torch.testing.assert_close(getattr(together, name), getattr(apart, name), atol=1e-4, rtol=0)
+    for order, values in apart.renyi.items():
+        torch.testing.assert_close(together.renyi[order], values, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("k", [5, 20])
+def test_a_common_half_costs_at_most_six_tenths_of_the_tokens(tiny: Any, k: int) -> None:
+    ids = versions_of(np.random.default_rng(1), 20, [19] * k)
+    seen = []
+
+    def count(module: Any, args: Any, kwargs: Any) -> None:
+        seen.append(kwargs["input_ids"].numel())
+
+    shares_beginnings(tiny)
+    handle = tiny.model.model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        forward_of_versions(tiny, ids, frozenset({"log_prob"}), common_beginning(ids))
+    finally:
+        handle.remove()
+    assert sum(seen) <= 0.6 * sum(map(len, ids))
+
+
+def test_a_beginning_ends_before_the_shortest_version_and_must_save_enough() -> None:
+    assert common_beginning([[1, 2, 3, 4], [1, 2, 3, 4, 5]]) == 3
+    assert common_beginning([[1, 2, 3, 4], [1, 2, 9, 4]]) == 0
+    assert common_beginning([[1, 2, 3, 4]] * 1) == 0
+    assert common_beginning([[1], [1, 2]]) == 0
+
+
+def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **resources: Any) -> list[list[float]]:
+    path = folder / "versions.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    audit = {
+        "run": str(folder / name),
+        "model": {"path": str(model), "dtype": "float32"},
+        "corpus": {"audit": {"path": str(path), "id": "id", "versions": {}}},
+        "detectors": ["loss", "min_k"],
+        "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
+        "resources": {"cluster": "local", **resources},
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(audit))
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(folder / f"{name}.yaml")])
+    assert not end.value.code
+    store = Store(audit["run"])
+    tables = [store.read_table(one.data) for one in read_receipts(store, "score")]
+    held = {row["doc_id"]: row["versions"]["scores"] for table in tables for row in table.to_pylist()}
+    return [held[row["id"]] for row in rows]
+
+
+def test_runs_give_the_scores_of_versions_apart_and_the_same_bytes_in_any_shards(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    rng = np.random.default_rng(2)
+    rows = []
+    for number in range(12):
+        common = " ".join(WORDS[i] for i in rng.integers(20, size=30))
+        texts = [f"{common} {WORDS[20 + version]} " + "red " * (number % 3) for version in range(6)]
+        rows.append({"id": f"d{number}", "versions": texts, "index": int(rng.integers(6))})
+    together = scored(tmp_path, tiny_model_folder, rows, "together")
+    assert scored(tmp_path, tiny_model_folder, rows, "cut", shard_documents=5, shard_bytes=1 << 30) == together
+    names = ["loss", "min_k"]
+    apart = score(tiny_model_folder, [text for row in rows for text in row["versions"]], names)
+    expected = np.stack([apart[name].to_numpy() for name in names], axis=1).reshape(12, 12)
+    np.testing.assert_allclose(together, expected, atol=1e-4, rtol=0)
+    assert together != expected.tolist()  # so that beginnings were shared
