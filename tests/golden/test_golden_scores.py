@@ -23,9 +23,9 @@ COLUMNS = {
 ROUNDING = 0.0 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0.2
 """Added to the magnitude of a score for its relative tolerance.
 
-The golden values were recorded with PyTorch's AVX-512 kernels, whose log_softmax over 49,152 words is too high by 9e-7
-on average in float32; the AVX2 kernels' is too high by 2.5e-6. A mean of standardised log-probabilities moves by at most
-2e-5, which shows where the score is near 0.
+The golden values were recorded with PyTorch's AVX-512 kernels, whose log_softmax over 49,152 words is too high by
+9e-7 on average in float32; the AVX2 kernels' is too high by 2.5e-6. A mean of standardised log-probabilities moves by
+at most 2e-5, which shows where the score is near 0.
 """
 
 DETECTORS = ["loss", "zlib", "lowercase", {"min_k": {"k": SHARES}}, {"min_k_plus_plus": {"k": SHARES}}]
