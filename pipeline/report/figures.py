@@ -167,7 +167,7 @@ def _version_ranks_figure(selection: SelectionFacts, ranks: RankHistogram, versi
         axes.stairs(counts, edges, color=BLUE, linewidth=1.2, label=f"published versions ({m:,})")
         name = f"evenly spread: {m / versions:,.1f} a rank"
         axes.axhline(m / versions, color=ORANGE, linestyle="--", linewidth=1.8, label=name)
-        axes.set_xlabel("rank of the published version among the versions of its document (1: the highest score)")
+        axes.set_xlabel("rank among the versions of a document (1: highest score)")
         axes.set_ylabel("audited documents")
         axes.set_ylim(bottom=0)
         count_axis(axes)
