@@ -73,7 +73,7 @@ class VersionsConfig(Section):
         None,
         description="In the place of `column`: the column with the options of multiple-choice items, a list of texts "
         "in their published order. The versions are the orders of the options. With `window`: `order`, the order of "
-        "the rows of a file.",
+        "the rows.",
     )
     window: Annotated[int, Field(ge=2, le=1000)] | None = Field(
         None,

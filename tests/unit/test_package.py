@@ -19,7 +19,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("pipeline", "ray_jobs", "cluster", "seenset")
-OPTIONAL = {"triton"}  # comes with torch where there is a GPU for it; what needs it is imported only then
+OPTIONAL = {"triton", "ipython"}
+"""What needs them is imported only where they are: triton comes with torch for a GPU, IPython with a notebook."""
 
 
 def imported(path: Path) -> set[str]:
