@@ -53,7 +53,7 @@ BUDGETS = {
     "pipeline.detectors": 1_400,
     "pipeline.stages": 3_350,
     "pipeline.selection": 5_890,
-    "pipeline.audit": 10_740,
+    "pipeline.audit": 10_750,
     "pipeline.report": 4_910,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
